@@ -1,0 +1,37 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check docs bench setup clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
+	touch $@
+
+demo: setup
+	$(BIN)/scalelab run strong-scaling --workload gpt --size tiny --global-batch 8 --ranks 1 2 \
+		--markdown report/strong-scaling.md --json report/strong-scaling.json --csv report/strong-scaling.csv
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,bench]'
+	@status=0; for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || status=1; done; exit $$status
+
+clean:
+	rm -rf .venv site dist report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

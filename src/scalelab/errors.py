@@ -1,0 +1,72 @@
+"""Every error that scalelab raises on purpose.
+
+A message says what happened, which value, and what to do next, in one sentence that fits a terminal line; the
+command line prints it after ``error:`` and exits with the code of its class.
+
+    ScalelabError                 exit 1
+    ├── UsageError                exit 2   a flag or a field has a value that cannot work
+    │   └── UnknownName                    a study, workload, strategy or run that does not exist
+    ├── StoreError                         the directory of a run
+    │   ├── DamagedRun                     a file in it is corrupt, truncated or of a newer schema
+    │   ├── RunBusy                        another process is executing it
+    │   ├── StorageFull                    no space left
+    │   └── NotWritable                    permissions, read-only file system
+    ├── LaunchFailed                       ranks could not be started at all
+    └── NothingMeasured                    every trial of a run failed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ScalelabError(Exception):
+    """An error with a message for the user; its class decides the exit code."""
+
+    exit_code = 1
+
+
+class UsageError(ScalelabError):
+    """A flag or a field has a value that cannot work."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A name that is not among the known ones; the message lists them."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name, names, n=1)
+        guess = f" Did you mean {close[0]!r}?" if close else ""
+        listed = ", ".join(names) if names else "none yet"
+        super().__init__(f"unknown {what} {name!r}.{guess} Known: {listed}.{' ' + hint if hint else ''}")
+
+
+class StoreError(ScalelabError):
+    """Something about the directory of a run."""
+
+
+class DamagedRun(StoreError):
+    """A file of a run is corrupt, truncated or written by a newer version."""
+
+
+class RunBusy(StoreError):
+    """Another process is executing this run."""
+
+
+class StorageFull(StoreError):
+    """No space is left where the run is stored."""
+
+
+class NotWritable(StoreError):
+    """The place of a run cannot be written to."""
+
+
+class LaunchFailed(ScalelabError):
+    """Ranks could not be started at all, so no trial of this kind can run."""
+
+
+class NothingMeasured(ScalelabError):
+    """Every trial of a run failed; the message is the first failure's."""

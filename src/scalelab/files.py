@@ -1,0 +1,68 @@
+"""Writing so that a file is whole or absent, and operating-system errors in the user's words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import DamagedRun, NotWritable, StorageFull
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the file, force it to the disk, then take its place: readers see all of it or none."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file; raises `DamagedRun` naming the file when it is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedRun(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DamagedRun(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise DamagedRun(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
+    return data
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into an error that names the place and the next step."""
+    try:
+        yield
+    except OSError as error:
+        place = _existing_parent(path)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(place).free
+            raise StorageFull(
+                f"no space left for {path} ({free} bytes free): free some, then 'scalelab resume' goes on from here"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another --runs-dir") from error
+        raise
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

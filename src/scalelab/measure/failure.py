@@ -1,0 +1,96 @@
+"""What went wrong on a rank, told apart: memory, a configuration that cannot work, a lost peer, a crash.
+
+A shape error is not an out-of-memory error, and a rank that lost its peer is not the cause. The rules:
+
+- memory: the allocator's own words, `MemoryError`, or CUDA's class, and nothing else;
+- a lost peer: the process group's error classes or its transport's words; another rank is to blame;
+- any other error before a first step has been completed: `invalid`, it would fail the same way again;
+- any other error later: `crashed`.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from scalelab.errors import ScalelabError
+from scalelab.trial import Status
+
+MEMORY_WORDS = re.compile(
+    r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|CUDA out of memory|[Cc]annot allocate memory"
+)
+PEER_WORDS = re.compile(r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|NCCL error|remote process exited")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a rank stopped."""
+
+    status: Status
+    reason: str
+    traceback: str = ""
+    """The user's own frames only; the whole one is in the rank's log."""
+    is_lost_peer: bool = False
+
+
+def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: str) -> Failure:
+    """Which status an error on a rank gives its trial, and why in one sentence."""
+    words = describe(error)
+    own = format_own_frames(error, workload)
+    if is_out_of_memory(error):
+        return Failure(status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory: {words}")
+    if is_lost_peer(error):
+        reason = f"rank {rank} lost another rank: {words}"
+        return Failure(status=Status.CRASHED, reason=reason, is_lost_peer=True)
+    if num_steps_done == 0:
+        return Failure(status=Status.INVALID, reason=words, traceback=own)
+    reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
+    return Failure(status=Status.CRASHED, reason=reason, traceback=own)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and MEMORY_WORDS.search(str(error)) is not None
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    kinds = (torch.distributed.DistBackendError, torch.distributed.DistNetworkError, ConnectionError)
+    if isinstance(error, kinds):
+        return True
+    return isinstance(error, RuntimeError) and PEER_WORDS.search(str(error)) is not None
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line: our own as they are, others with their class."""
+    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, ScalelabError):
+        return first_line
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def format_own_frames(error: BaseException, workload: str) -> str:
+    """The traceback with only the frames of the user's own files, or nothing when there are none.
+
+    Frames between two of the user's, and below the last, are inside torch: they are counted, not shown.
+    """
+    if ":" not in workload:
+        return ""
+    home = str(Path(workload.rpartition(":")[0]).resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [i for i, f in enumerate(frames) if f.filename.startswith(home) and "site-packages" not in f.filename]
+    if not own:
+        return ""
+    lines = ["Traceback (most recent call last):\n"]
+    for position, index in enumerate(own):
+        lines += traceback.format_list([frames[index]])
+        following = own[position + 1] if position + 1 < len(own) else len(frames)
+        hidden = following - index - 1
+        if hidden:
+            lines.append(f"  … {hidden} frame{'s' if hidden > 1 else ''} outside your file\n")
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()

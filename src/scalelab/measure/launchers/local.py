@@ -1,0 +1,153 @@
+"""`LocalLauncher`: the ranks of a trial as processes of this machine, forked from a server that has torch loaded.
+
+The launcher owns the forkserver process and, through process groups, everything a rank starts. A trial ends when all
+its ranks have ended: by themselves, because one failed and the others were given a moment to say what they saw, or
+because the time limit passed, after every rank has written its stacks into its log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scalelab.environment import count_oom_kills, read_load_average, read_stolen_seconds, usable_cores
+from scalelab.errors import StorageFull
+from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
+from scalelab.measure.launchers.server import ServerProcess
+from scalelab.ranks.affinity import assign_cores
+from scalelab.trial import Trial, TrialResult
+
+GRACE_SECONDS = 1.0
+"""How long the other ranks may go on after one has failed, so that they can write what they saw."""
+DUMP_SECONDS = 3.0
+"""How long a rank may take to write its stacks after the time limit."""
+EXIT_STORAGE = 74
+"""A rank that could not write its files; `worker.EXIT_STORAGE`, which cannot be imported without torch."""
+
+
+class LocalLauncher:
+    """Runs trials on this machine. Close it, or use it as a context manager, to end the forkserver."""
+
+    def __init__(self) -> None:
+        self._server: ServerProcess | None = None
+
+    def __enter__(self) -> LocalLauncher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        """Run the trial in fresh processes; whatever interrupts this call, no rank outlives it."""
+        server = self._ready_server()
+        clear_previous(directory)
+        started_at = datetime.now(UTC).isoformat()
+        load, stolen, oom_kills = read_load_average(), read_stolen_seconds(), count_oom_kills()
+        launched = time.perf_counter()
+        pids = server.launch_ranks(_make_request(trial, directory))
+        ends: dict[int, RankEnd] = {}
+        try:
+            self._wait(server, pids, ends, launched + trial.timeout_seconds, directory)
+        except BaseException:
+            self.close()
+            raise
+        wall_seconds = time.perf_counter() - launched
+        if any(end.code == EXIT_STORAGE for end in ends.values()):
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+        return conclude_trial(
+            trial,
+            directory,
+            [ends[pid] for pid in pids],
+            started_at=started_at,
+            launched=launched,
+            wall_seconds=wall_seconds,
+            load_before=load,
+            steal_ratio=_steal_ratio(stolen, read_stolen_seconds()),
+            has_oom_kill=oom_kills is not None and (count_oom_kills() or 0) > oom_kills,
+        )
+
+    def _ready_server(self) -> ServerProcess:
+        if self._server is None or not self._server.is_alive():
+            self.close()
+            self._server = ServerProcess()
+        return self._server
+
+    def _wait(
+        self, server: ServerProcess, pids: list[int], ends: dict[int, RankEnd], deadline: float, directory: Path
+    ) -> None:
+        """Collect the end of every rank, ending them ourselves when one has failed or time is up."""
+        is_ending, is_timed_out = False, False
+        while len(ends) < len(pids):
+            event = server.next_event(deadline - time.perf_counter())
+            if event is None and not server.is_alive():
+                ends.update({pid: RankEnd(code=None, was_killed=False) for pid in pids if pid not in ends})
+                self.close()
+            elif event is None:
+                alive = [pid for pid in pids if pid not in ends]
+                if not is_ending:
+                    is_timed_out = True
+                    dump_stacks(alive, [directory / f"rank{pids.index(pid)}.log" for pid in alive])
+                end_ranks(alive)
+                is_ending, deadline = True, time.perf_counter() + 60
+            else:
+                pid, code = event["pid"], event["code"]
+                ends[pid] = RankEnd(code=code, was_killed=is_ending, is_timed_out=is_timed_out)
+                if code != 0 and not is_ending:
+                    is_ending, deadline = True, min(deadline, time.perf_counter() + GRACE_SECONDS)
+
+
+def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
+    cores = assign_cores(trial.num_ranks, trial.threads_per_rank, usable_cores())
+    return {
+        "directory": str(directory.resolve()),
+        "cores": cores,
+        "port": trial.port,
+        "needs_rendezvous": trial.strategy != "single",
+    }
+
+
+def clear_previous(directory: Path) -> None:
+    """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one."""
+    for pattern in ("rank*.csv", "rank*.json", "rank*.log"):
+        for file in directory.glob(pattern):
+            file.unlink()
+
+
+def dump_stacks(pids: list[int], logs: list[Path]) -> None:
+    """Ask ranks for the stacks of all their threads and wait until they are in the logs."""
+    for pid in pids:
+        _send_signal(pid, signal.SIGUSR1)
+    give_up = time.perf_counter() + DUMP_SECONDS
+    while time.perf_counter() < give_up and not all(has_stack_dump(log) for log in logs):
+        time.sleep(0.02)
+
+
+def end_ranks(pids: list[int]) -> None:
+    """Kill ranks and everything in their process groups."""
+    for pid in pids:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            _send_signal(pid, signal.SIGKILL)
+
+
+def _send_signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])

@@ -1,0 +1,164 @@
+"""From what the ranks left behind to one result: whose failure it was, and what was measured before it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import DamagedRun
+from scalelab.files import read_json
+from scalelab.samples import parse_samples
+from scalelab.trial import RankReport, Status, StepSample, Trial, TrialResult, from_builtins
+
+DUMP_MARK = "most recent call first"
+"""The words with which `faulthandler` heads every thread's stack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How the operating system saw a rank end."""
+
+    code: int | None
+    """None: its server died first and nobody saw."""
+    was_killed: bool
+    """Whether we ended it ourselves because of another rank or the time limit."""
+    is_timed_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """One rank's failure, ranked by how likely it is the cause of the others'."""
+
+    weight: int
+    status: Status
+    reason: str
+    traceback: str = ""
+
+
+def conclude_trial(
+    trial: Trial,
+    directory: Path,
+    ends: Sequence[RankEnd],
+    *,
+    has_oom_kill: bool,
+    launched: float,
+    **measured: Any,
+) -> TrialResult:
+    """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
+    files = [_read_outcome(directory / f"rank{rank}.json") for rank in range(trial.num_ranks)]
+    samples = [s for rank in range(trial.num_ranks) for s in _read_partial(directory / f"rank{rank}.csv")]
+    blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
+    first_start = min((s.start_seconds for s in samples), default=None)
+    result = TrialResult(
+        trial=trial,
+        status=blame.status if blame else Status.COMPLETED,
+        reason=blame.reason if blame else "",
+        traceback=blame.traceback if blame else "",
+        samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
+        ranks=tuple(_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))),
+        first_step_seconds=None if first_start is None else first_start - launched,
+        **measured,
+    )
+    for pattern in ("rank*.csv", "rank*.json"):
+        for file in directory.glob(pattern):
+            file.unlink()
+    return result
+
+
+def find_cause(
+    trial: Trial,
+    ends: Sequence[RankEnd],
+    files: Sequence[dict[str, Any] | None],
+    directory: Path,
+    *,
+    has_oom_kill: bool,
+) -> Blame | None:
+    """The failure to blame, or None when every rank completed."""
+    if any(end.is_timed_out for end in ends):
+        stuck = [rank for rank, end in enumerate(ends) if end.is_timed_out]
+        return Blame(
+            weight=9,
+            status=Status.TIMED_OUT,
+            reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {_name_ranks(stuck)} are in"
+            f" {directory}/rank*.log; --timeout allows more",
+        )
+    blames = [
+        _blame_rank(rank, end, file, directory, has_oom_kill=has_oom_kill)
+        for rank, (end, file) in enumerate(zip(ends, files, strict=True))
+    ]
+    return max((blame for blame in blames if blame), key=lambda blame: blame.weight, default=None)
+
+
+def _blame_rank(
+    rank: int, end: RankEnd, file: dict[str, Any] | None, directory: Path, *, has_oom_kill: bool
+) -> Blame | None:
+    log = directory / f"rank{rank}.log"
+    failure = file.get("failure") if file else None
+    if failure:
+        weight = 1 if failure["is_lost_peer"] else 4
+        return Blame(
+            weight=weight,
+            status=Status(failure["status"]),
+            reason=failure["reason"],
+            traceback=failure["traceback"],
+        )
+    if end.code == 0 and file:
+        return None
+    if end.was_killed:
+        return Blame(weight=0, status=Status.CRASHED, reason=f"rank {rank} was ended because another rank failed")
+    if end.code is None:
+        return Blame(weight=2, status=Status.CRASHED, reason=f"the process that started rank {rank} was killed")
+    if end.code == -signal.SIGKILL and has_oom_kill:
+        reason = f"rank {rank} was killed by the kernel for want of memory"
+        return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=reason)
+    if end.code < 0 and "std::bad_alloc" in _read_tail(log):
+        return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory (bad_alloc)")
+    how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"ended with exit code {end.code}"
+    return Blame(weight=5, status=Status.CRASHED, reason=f"rank {rank} {how}; its log is {log}")
+
+
+def has_stack_dump(log: Path) -> bool:
+    return DUMP_MARK in _read_tail(log, 1 << 20)
+
+
+def _read_outcome(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except DamagedRun:
+        return None
+
+
+def _read_report(rank: int, end: RankEnd, file: dict[str, Any] | None) -> RankReport:
+    report = from_builtins(file["report"], RankReport) if file else RankReport(rank=rank)
+    return replace(report, exit_code=end.code)
+
+
+def _read_partial(path: Path) -> list[StepSample]:
+    """The samples of a rank that may have died while writing: a last line that was cut is dropped."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parse_samples(text[: text.rfind("\n") + 1])
+    except (OSError, ValueError):
+        return []
+
+
+def _read_tail(path: Path, num_bytes: int = 4096) -> str:
+    try:
+        return path.read_bytes()[-num_bytes:].decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(str(rank) for rank in ranks)
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,0 +1,103 @@
+"""The parent's end of the forkserver: start it, ask it for ranks, read its events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from scalelab.environment import installed_version
+from scalelab.errors import LaunchFailed
+
+START_SECONDS = 120.0
+"""How long importing torch may take; on a cold network file system it is minutes."""
+
+
+class ServerProcess:
+    """A running `scalelab.measure.forkserver`. In a session of its own: Ctrl-C reaches only the parent."""
+
+    def __init__(self) -> None:
+        if installed_version("torch") is None:
+            raise LaunchFailed("measuring needs torch, which is not installed: pip install 'scalelab[torch]'")
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scalelab.measure.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self._pending = b""
+        try:
+            ready = self._next_line(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        if ready is None or "ready" not in ready:
+            words = self._read_log()
+            self.close()
+            raise LaunchFailed(f"the process that loads torch did not start: {words or 'no answer'}")
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def launch_ranks(self, request: dict[str, Any]) -> list[int]:
+        """Fork the ranks of one trial and give their process ids."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"launch": request}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise LaunchFailed(f"the process that loads torch has died: {self._read_log()}") from error
+        answer = self._next_line(START_SECONDS)
+        if answer is None:
+            raise LaunchFailed(f"the process that loads torch does not answer: {self._read_log()}")
+        if "refused" in answer:
+            raise LaunchFailed(f"{answer['refused']}: give another --port, or 0 for any free one")
+        return list(answer["launched"]["pids"])
+
+    def next_event(self, seconds: float) -> dict[str, Any] | None:
+        """The next rank that ended, or None when that much time has passed or the server has died."""
+        event = self._next_line(max(0.0, seconds))
+        return None if event is None else event["exited"]
+
+    def close(self) -> None:
+        """Close the pipe; the server then kills the ranks that are left and ends."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _next_line(self, seconds: float) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        deadline = time.perf_counter() + seconds
+        while b"\n" not in self._pending:
+            remaining = max(0.0, deadline - time.perf_counter())
+            ready, _, _ = select.select([self._process.stdout], [], [], remaining)
+            if not ready:
+                return None
+            received = self._process.stdout.read1(65536)  # type: ignore[attr-defined]
+            if not received:
+                self._process.wait()
+                return None
+            self._pending += received
+        line, _, self._pending = self._pending.partition(b"\n")
+        return dict(json.loads(line))
+
+    def _read_log(self) -> str:
+        """The last words of the server, in one line."""
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log if line.strip()]
+        return lines[-1] if lines else ""

@@ -1,0 +1,117 @@
+"""The one timed loop, in its four forms.
+
+Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step
+times. The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's
+noise falls on all alike:
+
+    phases      a clock reading after input, forward, backward and optimizer
+    comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored
+    profiled    torch's profiler
+
+Losses are fetched when a block has ended: reading one earlier would make the host wait for the device.
+`perf_counter` is the host's monotonic clock on Linux, the same for all ranks of a host.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from scalelab.measure.training import SavedState, Training
+from scalelab.trial import Block, StepKind, StepSample
+
+RawStep = tuple[list[float], torch.Tensor]
+"""The clock readings of a step, first to last, and its loss."""
+
+
+def run_block(training: Training, block: Block, rank: int, first_step: int, trace: Path) -> list[StepSample]:
+    """Run one block and give its samples."""
+    if block.kind is StepKind.PHASES:
+        raw = run_phase_steps(training, block.num_steps)
+    elif block.kind is StepKind.COMM_FREE:
+        raw = run_comm_free_steps(training, block.num_steps)
+    elif block.kind is StepKind.PROFILED:
+        raw = run_profiled_steps(training, block.num_steps, trace)
+    else:
+        raw = run_clean_steps(training, block.num_steps)
+    return [
+        _make_sample(rank, first_step + i, block.kind, times, loss) for i, (times, loss) in enumerate(raw)
+    ]
+
+
+def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
+    model, loss_of, optimizer = training.model, training.loss, training.optimizer
+    batches, synchronize = training.batches, training.synchronize
+    raw: list[RawStep] = []
+    for _ in range(num_steps):
+        synchronize()
+        start = perf_counter()
+        loss = loss_of(model, next(batches))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize()
+        raw.append(([start, perf_counter()], loss.detach()))
+    return raw
+
+
+def run_phase_steps(training: Training, num_steps: int) -> list[RawStep]:
+    model, loss_of, optimizer = training.model, training.loss, training.optimizer
+    batches, synchronize = training.batches, training.synchronize
+    raw: list[RawStep] = []
+    for _ in range(num_steps):
+        synchronize()
+        times = [perf_counter()]
+        batch = next(batches)
+        synchronize()
+        times.append(perf_counter())
+        loss = loss_of(model, batch)
+        synchronize()
+        times.append(perf_counter())
+        loss.backward()
+        synchronize()
+        times.append(perf_counter())
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize()
+        times.append(perf_counter())
+        raw.append((times, loss.detach()))
+    return raw
+
+
+def run_comm_free_steps(training: Training, num_steps: int) -> list[RawStep]:
+    """Steps without the gradient exchange; the first one settles after the saving and is not kept."""
+    saved = SavedState(training)
+    no_sync = getattr(training.model, "no_sync", nullcontext)
+    context: AbstractContextManager[None] = no_sync()
+    with context:
+        raw = run_clean_steps(training, num_steps + 1)[1:]
+    saved.restore()
+    return raw
+
+
+def run_profiled_steps(training: Training, num_steps: int, trace: Path) -> list[RawStep]:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    raw: list[RawStep] = []
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        for _ in range(num_steps):
+            raw += run_clean_steps(training, 1)
+            profiler.step()
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(trace))
+    return raw
+
+
+def _make_sample(rank: int, step: int, kind: StepKind, times: list[float], loss: torch.Tensor) -> StepSample:
+    phases = [after - before for before, after in zip(times, times[1:], strict=False)]
+    if kind is not StepKind.PHASES:
+        phases = []
+    input_, forward, backward, optimizer = phases or (None, None, None, None)
+    return StepSample(
+        rank, step, kind, times[0], times[-1] - times[0], input_, forward, backward, optimizer, float(loss)
+    )

@@ -1,0 +1,174 @@
+"""One rank, from its first instruction to its last: it measures and does nothing else.
+
+It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extended after every block, and
+`rank<r>.json`, written last. Both are read by the launcher; what a rank measured before it failed is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from scalelab.files import read_json, write_json
+from scalelab.measure.failure import Failure, classify
+from scalelab.measure.loop import run_block
+from scalelab.measure.training import Training, build_training
+from scalelab.samples import render_samples
+from scalelab.trial import RankReport, StepSample, Trial, from_builtins, to_builtins
+
+EXIT_FAILED = 1
+"""The rank failed and `rank<r>.json` says why."""
+EXIT_STORAGE = 74
+"""The rank could not write its files (EX_IOERR of sysexits.h)."""
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of all its threads into its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What the launcher decides for a rank and the trial does not say."""
+
+    directory: str
+    rank: int
+    cores: tuple[int, ...]
+    local_rank: int
+    port: int = 0
+    listen_fd: int | None = None
+    """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
+
+
+def run_rank(assignment: Assignment) -> int:
+    """Run one rank of the trial and return its exit code."""
+    directory, rank = Path(assignment.directory), assignment.rank
+    faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
+    samples: list[StepSample] = []
+    report = RankReport(rank=rank, host=socket.gethostname(), cores=assignment.cores)
+    trial = from_builtins(read_json(directory / "trial.json"), Trial)
+    failure: Failure | None = None
+    try:
+        report = _measure(trial, assignment, directory, report, samples)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this trial's result
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return EXIT_STORAGE
+        traceback.print_exc()
+        failure = classify(error, rank=rank, num_steps_done=len(samples), workload=trial.workload)
+    sys.stderr.flush()
+    try:
+        write_json(directory / f"rank{rank}.json", {"report": to_builtins(report), "failure": to_builtins(failure)})
+    except OSError:
+        return EXIT_STORAGE
+    return EXIT_FAILED if failure else 0
+
+
+def _measure(
+    trial: Trial, assignment: Assignment, directory: Path, report: RankReport, samples: list[StepSample]
+) -> RankReport:
+    """Set the process up, build the training, run every block; extends `samples` as it goes."""
+    rank = assignment.rank
+    device = prepare_process(trial, assignment)
+    limit_memory(trial, device)
+    report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+    training = build_training(trial, rank, device)
+    report = replace(report, num_parameters=sum(p.numel() for p in training.model.parameters()))
+    if dist.is_initialized():
+        dist.barrier()
+    gc.collect()
+    with (directory / f"rank{rank}.csv").open("w", encoding="utf-8", newline="") as file:
+        file.write(render_samples(()))
+        for number, block in enumerate(trial.plan.blocks):
+            trace = directory / "trace" / f"rank{rank}.json.gz"
+            for part in _split_first(block.num_steps) if number == 0 else (block.num_steps,):
+                found = run_block(training, block._replace(num_steps=part), rank, _next_step(samples), trace)
+                samples += found
+                file.write(render_samples(found).partition("\n")[2])
+                file.flush()
+            if number == 0:
+                report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    end_process_group(training)
+    return replace(report, involuntary_switches=switches)
+
+
+def _split_first(num_steps: int) -> tuple[int, ...]:
+    """The very first step alone, so that an error in it is told from a later one; then the rest."""
+    return (1, num_steps - 1) if num_steps > 1 else (num_steps,)
+
+
+def _next_step(samples: list[StepSample]) -> int:
+    return samples[-1].step + 1 if samples else 0
+
+
+def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
+    """Pin the cores, choose the device and join the process group."""
+    if assignment.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, assignment.cores)
+    torch.set_num_threads(trial.threads_per_rank)
+    device = torch.device("cpu")
+    if trial.device == "cuda":
+        device = torch.device("cuda", assignment.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if trial.strategy != "single":
+        timeout = timedelta(seconds=trial.timeout_seconds)
+        store = dist.TCPStore(
+            "127.0.0.1",
+            assignment.port,
+            trial.num_ranks,
+            assignment.rank == 0,
+            timeout=timeout,
+            master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
+        )
+        backend = "nccl" if trial.device == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout
+        )
+    return device
+
+
+def limit_memory(trial: Trial, device: torch.device) -> None:
+    """Bound what this rank may allocate from here on, so that running out is an error and not a dead machine."""
+    if trial.memory_limit_bytes is None:
+        return
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
+    else:
+        limit = read_data_bytes() + trial.memory_limit_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def read_data_bytes() -> int:
+    """The private writable memory of this process, which `RLIMIT_DATA` bounds (Linux 4.7 and later)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def read_peak_memory(device: torch.device) -> int:
+    """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def end_process_group(training: Training) -> None:
+    """Leave together: a rank that closes its sockets early would look like a lost peer to the others."""
+    if dist.is_initialized():
+        training.synchronize()
+        dist.barrier()
+        dist.destroy_process_group()

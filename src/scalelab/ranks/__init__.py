@@ -1,0 +1,1 @@
+"""Where ranks are: the cores and devices each one owns."""

@@ -1,0 +1,67 @@
+"""`samples.csv`: one line per rank and step, readable by pandas and spreadsheets.
+
+Times are written with `repr`, so that a value read back is the very value measured. An empty field is "not timed".
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from scalelab.errors import DamagedRun
+from scalelab.trial import StepKind, StepSample
+
+COLUMNS = StepSample._fields
+
+
+def render_samples(samples: Iterable[StepSample]) -> str:
+    """The whole file, header first."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(["" if value is None else value for value in sample] for sample in samples)
+    return text.getvalue()
+
+
+def parse_samples(text: str) -> list[StepSample]:
+    """The samples in a file's text; raises `ValueError` on a line that is not one."""
+    rows = csv.reader(io.StringIO(text))
+    header = next(rows, None)
+    if header is None or tuple(header) != COLUMNS:
+        raise ValueError(f"the header is {header}, not {list(COLUMNS)}")
+    return [_parse_row(row) for row in rows]
+
+
+def read_samples(path: Path, checksum: str | None, count: int | None) -> list[StepSample]:
+    """Read a trial's samples, refusing a file that is not the one its result was written with."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedRun(f"{path} cannot be read: {error.strerror}") from error
+    if checksum != sha256_of(data):
+        raise DamagedRun(f"{path} is not the file its result was written with: truncated or changed")
+    try:
+        samples = parse_samples(data.decode("utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise DamagedRun(f"{path} is damaged: {error}") from error
+    if len(samples) != count:
+        raise DamagedRun(f"{path} holds {len(samples)} samples, its result says {count}")
+    return samples
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _parse_row(row: list[str]) -> StepSample:
+    if len(row) != len(COLUMNS):
+        raise ValueError(f"a line has {len(row)} fields, not {len(COLUMNS)}: {row}")
+    rank, step, kind, *numbers = row
+    start, duration, *rest = (float(number) if number else None for number in numbers)
+    if start is None or duration is None or not math.isfinite(duration):
+        raise ValueError(f"a step has no time: {row}")
+    return StepSample(int(rank), int(step), StepKind(kind), start, duration, *rest)

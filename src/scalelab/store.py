@@ -1,0 +1,287 @@
+"""The directory of a run: create, append, read, resume.
+
+    runs/2026-08-22-1403-strong-scaling/
+      run.json            study, its fields, command line, version
+      environment.json
+      trials/ddp-2-r1/    trial.json   samples.csv   rank0.log …   result.json
+      document.json       what every renderer reads
+
+`result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
+checksum of `samples.csv`, so that a file that was cut or changed afterwards is noticed. Plain files, because compute
+nodes share file systems where a database's locks do not work. Two runs at once never touch each other: the directory
+is claimed by creating it. Two processes on one run are kept apart by `running.json`, created exclusively.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from scalelab.environment import Environment
+from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName
+from scalelab.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.samples import read_samples, render_samples, sha256_of
+from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What `run.json` says: which question was asked, how, when and by which version."""
+
+    study: str
+    fields: dict[str, Any]
+    """The study's fields, as its class reads them back."""
+    command: tuple[str, ...]
+    version: str
+    created_at: str
+    """UTC, ISO 8601, to the microsecond."""
+    trials: tuple[str, ...]
+    """Names of the planned trials, in the order in which they run."""
+    schema_version: int = SCHEMA_VERSION
+
+
+class RunStore:
+    """One run's directory."""
+
+    def __init__(self, path: Path, record: RunRecord) -> None:
+        self.path = path
+        self.record = record
+
+    @classmethod
+    def create(
+        cls,
+        runs_dir: Path,
+        *,
+        study: str,
+        fields: dict[str, Any],
+        trials: Sequence[Trial],
+        environment: Environment,
+        command: Sequence[str] = (),
+    ) -> RunStore:
+        """Make the directory of a new run and write down what is planned."""
+        if not trials:
+            raise StoreError(f"study {study!r} planned no trial")
+        now = datetime.now(UTC)
+        record = RunRecord(
+            study=study,
+            fields=fields,
+            command=tuple(command),
+            version=environment.scalelab,
+            created_at=now.isoformat(),
+            trials=tuple(trial.name for trial in trials),
+        )
+        with storage_errors(runs_dir):
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            path = _claim_directory(runs_dir, f"{now.astimezone():%Y-%m-%d-%H%M}-{study}")
+            store = cls(path, record)
+            write_json(path / "environment.json", to_builtins(environment))
+            for trial in trials:
+                store.trial_directory(trial.name).mkdir(parents=True)
+                write_json(store.trial_directory(trial.name) / "trial.json", to_builtins(trial))
+            write_json(path / "run.json", to_builtins(record))
+        return store
+
+    @classmethod
+    def open(cls, path: Path) -> RunStore:
+        """The run in an existing directory."""
+        if not (path / "run.json").is_file():
+            raise StoreError(f"{path} is not a run: it has no run.json")
+        data = read_json(path / "run.json")
+        check_schema(path / "run.json", data)
+        return cls(path, _convert(path / "run.json", data, RunRecord))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def trial_directory(self, trial_name: str) -> Path:
+        return self.path / "trials" / trial_name
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The planned trials, in the order in which they run."""
+        files = [self.trial_directory(name) / "trial.json" for name in self.record.trials]
+        return tuple(_convert(file, read_json(file), Trial) for file in files)
+
+    def environment(self) -> Environment:
+        return _convert(self.path / "environment.json", read_json(self.path / "environment.json"), Environment)
+
+    def has_result(self, trial_name: str) -> bool:
+        return (self.trial_directory(trial_name) / "result.json").is_file()
+
+    def save_result(self, result: TrialResult) -> None:
+        """Write the samples, then `result.json`; after this the trial is never run again."""
+        directory = self.trial_directory(result.trial.name)
+        text = render_samples(result.samples)
+        header = to_builtins(with_samples(result, ()))
+        del header["samples"]
+        header |= {
+            "samples_sha256": sha256_of(text.encode()),
+            "num_samples": len(result.samples),
+            "schema_version": SCHEMA_VERSION,
+        }
+        with storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(directory / "samples.csv", text)
+            write_json(directory / "result.json", header)
+
+    def result(self, trial_name: str) -> TrialResult:
+        """A stored result with its samples; raises `DamagedRun` when a file is not what was written."""
+        directory = self.trial_directory(trial_name)
+        header = read_json(directory / "result.json")
+        check_schema(directory / "result.json", header)
+        checksum, count = header.pop("samples_sha256", None), header.pop("num_samples", None)
+        header.pop("schema_version")
+        bare = _convert(directory / "result.json", header, TrialResult)
+        return with_samples(bare, read_samples(directory / "samples.csv", checksum, count))
+
+    def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
+        """All readable results in the order of the plan, and what could not be read."""
+        found, damaged = [], []
+        for name in self.record.trials:
+            if self.has_result(name):
+                try:
+                    found.append(self.result(name))
+                except DamagedRun as error:
+                    damaged.append(error)
+        return found, damaged
+
+    def set_aside(self, trial_name: str) -> None:
+        """Rename a damaged result, so that the trial runs again and nothing is deleted."""
+        file = self.trial_directory(trial_name) / "result.json"
+        with storage_errors(file):
+            file.replace(file.with_suffix(".json.damaged"))
+
+    def save_document(self, text: str) -> None:
+        with storage_errors(self.path):
+            write_atomically(self.path / "document.json", text)
+
+    def read_document_text(self) -> str | None:
+        try:
+            return (self.path / "document.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DamagedRun(f"{self.path / 'document.json'} cannot be read: {error}") from error
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Hold the run for this process; raises `RunBusy` while another living one holds it."""
+        marker = self.path / "running.json"
+        holder = find_holder(marker)
+        if holder is not None:
+            raise RunBusy(
+                f"run {self.name} is being executed by process {holder['pid']} on {holder['host']}: "
+                f"wait for it, or stop it and remove {marker}"
+            )
+        with storage_errors(marker):
+            marker.unlink(missing_ok=True)
+            try:
+                handle = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                raise RunBusy(f"run {self.name} was taken by another process just now") from None
+            with os.fdopen(handle, "w") as file:
+                json.dump(_own_identity(), file)
+        try:
+            yield
+        finally:
+            marker.unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        return find_holder(self.path / "running.json") is not None
+
+
+def find_runs(runs_dir: Path) -> list[Path]:
+    """The directories of all runs, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    found = [entry for entry in runs_dir.iterdir() if (entry / "run.json").is_file()]
+    return sorted(found, key=lambda path: (_creation_time(path), path.name))
+
+
+def open_run(name: str, runs_dir: Path) -> RunStore:
+    """The run called `name`: `last`, a directory's name or the only one it begins, or a path."""
+    as_path = Path(name)
+    if (as_path / "run.json").is_file():
+        return RunStore.open(as_path)
+    runs = find_runs(runs_dir)
+    if name == "last" and runs:
+        return RunStore.open(runs[-1])
+    by_name = {path.name: path for path in runs}
+    matching = [path for path in runs if path.name.startswith(name)] if name else []
+    if name in by_name:
+        return RunStore.open(by_name[name])
+    if len(matching) == 1:
+        return RunStore.open(matching[0])
+    raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
+
+
+def find_holder(marker: Path) -> dict[str, Any] | None:
+    """Who executes the run: None when nobody does or the process has ended."""
+    try:
+        holder = json.loads(marker.read_text())
+        is_here = holder["host"] == socket.gethostname()
+        if is_here and not _is_same_process(holder["pid"], holder["started"]):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(holder)
+
+
+def check_schema(path: Path, data: dict[str, Any]) -> None:
+    version = data.get("schema_version")
+    if not isinstance(version, int):
+        raise DamagedRun(f"{path} has no schema_version: it was not written by scalelab, or was changed")
+    if version > SCHEMA_VERSION:
+        raise DamagedRun(
+            f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab"
+        )
+
+
+def _convert(path: Path, data: Any, kind: type[Any]) -> Any:
+    try:
+        return from_builtins(data, kind)
+    except ValueError as error:
+        raise DamagedRun(f"{path} is damaged: {error}") from error
+
+
+def _claim_directory(runs_dir: Path, name: str) -> Path:
+    """Create `name`, or `name-2`, `name-3` … when two runs start at once: creating a directory is atomic."""
+    for attempt in range(1, 10_000):
+        path = runs_dir / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise StoreError(f"{runs_dir} has no free name left for {name}")
+
+
+def _creation_time(path: Path) -> str:
+    """When the run was created, from its record; a damaged record sorts by the name's own date."""
+    try:
+        head = (path / "run.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return path.name
+    match = re.search(r'"created_at": "([^"]+)"', head)
+    return match.group(1) if match else path.name
+
+
+def _own_identity() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
+
+
+def _is_same_process(pid: int, started: float) -> bool:
+    try:
+        return abs(psutil.Process(pid).create_time() - started) < 1.0
+    except psutil.Error:
+        return False

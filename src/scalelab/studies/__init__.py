@@ -1,0 +1,1 @@
+"""One question per file: `plan()` gives trials, `conclude(results)` gives a document."""

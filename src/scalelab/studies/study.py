@@ -1,0 +1,201 @@
+"""What every study is, and the fields that studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import tyro
+
+from scalelab.environment import find_gpus, usable_cores
+from scalelab.errors import UsageError
+from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.report.document import Document
+from scalelab.trial import (
+    Option,
+    StepPlan,
+    Trial,
+    TrialResult,
+    check_at_least,
+    check_divisible,
+    check_positive,
+)
+from scalelab.units import parse_bytes, parse_seconds
+from scalelab.workloads.catalogue import find_workload
+from scalelab.workloads.source import OwnWorkload
+
+
+class Study(Protocol):
+    """One question. A frozen keyword-only dataclass whose fields are its flags, its JSON keys and its help."""
+
+    name: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def job(self) -> Job: ...
+
+    def plan(self) -> list[Trial]:
+        """The trials, in the order in which they run; raises `UsageError` on fields that cannot work."""
+        ...
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        """The answer, from whatever has been measured so far."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained, and on what."""
+
+    workload: str = "gpt"
+    """A built-in workload (gpt, mlp), or your own: file.py:build."""
+    options: Annotated[Mapping[str, Option], tyro.conf.Suppress] = field(default_factory=dict)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA where there is a GPU."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """What the model and its floating-point inputs are cast to."""
+    threads_per_rank: int | None = None
+    """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
+    memory_limit: str | None = None
+    """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
+    timeout: str = "10min"
+    """Time limit of one trial, for example 90s or 10min."""
+    seed: int = 0
+    """Of the weights, the data and the dropout."""
+    port: int = 0
+    """Rendezvous port on loopback. 0: any free one."""
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)
+        if self.threads_per_rank is not None:
+            check_at_least("threads_per_rank", self.threads_per_rank, 1)
+        check_positive("timeout", parse_seconds(self.timeout))
+
+    @property
+    def found_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        return "cuda" if find_gpus() else "cpu"
+
+    @property
+    def workload_spec(self) -> str:
+        """The workload as a trial carries it."""
+        found = find_workload(self.workload)
+        return found.spec if isinstance(found, OwnWorkload) else self.workload
+
+    @property
+    def label(self) -> str:
+        """How tables call the workload."""
+        found = find_workload(self.workload)
+        return found.label if isinstance(found, OwnWorkload) else str(found(**self.options).label)
+
+    def flops_per_sample(self) -> float | None:
+        """Floating-point operations per sample and step; None for a workload of the user's own."""
+        found = find_workload(self.workload)
+        return None if isinstance(found, OwnWorkload) else float(found(**self.options).flops_per_sample())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How often it is measured."""
+
+    rounds: int = 8
+    """Launches of every configuration, interleaved with the others'."""
+    steps: int = 30
+    """Clean steps of one launch, warm-up included."""
+    warmup: int | None = None
+    """First steps to drop. None: as many as the data show to be slow."""
+    phase_steps: int = 4
+    """Further steps of one launch with input, forward, backward and optimizer timed."""
+    comm_free_steps: int = 4
+    """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
+    profile_steps: int = 0
+    """Further steps of one launch under torch's profiler; traces are kept."""
+    control: bool = True
+    """Measure the reference twice, as if it were two configurations: they must not differ."""
+
+    def __post_init__(self) -> None:
+        check_at_least("rounds", self.rounds, 1)
+        check_at_least("steps", self.steps, 2)
+        for name in ("phase_steps", "comm_free_steps", "profile_steps"):
+            check_at_least(name, getattr(self, name), 0)
+        if self.warmup is not None:
+            check_at_least("warmup", self.warmup, 0)
+            if self.warmup >= self.steps:
+                raise UsageError(
+                    f"--warmup {self.warmup} leaves nothing of --steps {self.steps}: use fewer warm-up steps,"
+                    f" or --steps {self.warmup + 20}"
+                )
+
+    @property
+    def plan(self) -> StepPlan:
+        """The steps of one launch: a third of the clean ones lead in, the rest is interleaved with the other kinds."""
+        lead_in = min(self.steps - 1, max(self.warmup or 0, self.steps // 3))
+        return StepPlan(
+            lead_in_steps=lead_in,
+            clean_steps=self.steps - lead_in,
+            phase_steps=self.phase_steps,
+            comm_free_steps=self.comm_free_steps,
+            profiled_steps=self.profile_steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One row of a study: what is measured in every round."""
+
+    name: str
+    strategy: str
+    num_ranks: int
+    global_batch: int
+
+
+def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
+    """Every configuration once per round, the rounds one after the other, so that slow drift falls on all alike.
+
+    Every other round runs backwards: what comes first in a round is not always the same.
+    """
+    device = job.found_device
+    num_cores, num_gpus = len(usable_cores()), len(find_gpus())
+    most_ranks = max(configuration.num_ranks for configuration in configurations)
+    threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
+    memory_limit = None if job.memory_limit is None else parse_bytes(job.memory_limit)
+    trials = []
+    for number in range(1, sampling.rounds + 1):
+        for configuration in configurations if number % 2 else reversed(configurations):
+            shares_cores = is_oversubscribed(configuration.num_ranks, threads, num_cores)
+            shares_gpus = device == "cuda" and configuration.num_ranks > num_gpus
+            trials.append(
+                Trial(
+                    configuration=configuration.name,
+                    workload=job.workload_spec,
+                    options=dict(job.options),
+                    strategy=configuration.strategy,
+                    num_ranks=configuration.num_ranks,
+                    global_batch=configuration.global_batch,
+                    round=number,
+                    seed=job.seed,
+                    device=device,
+                    dtype=job.dtype,
+                    threads_per_rank=threads,
+                    is_oversubscribed=shares_gpus if device == "cuda" else shares_cores,
+                    plan=sampling.plan,
+                    timeout_seconds=parse_seconds(job.timeout),
+                    memory_limit_bytes=memory_limit,
+                    port=job.port,
+                )
+            )
+    return trials
+
+
+def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
+    """Refuse numbers of ranks that no trial could have, naming the flag."""
+    if not ranks:
+        raise UsageError("--ranks needs at least one number, for example --ranks 1 2")
+    for num_ranks in ranks:
+        check_at_least("ranks", num_ranks, 1)
+        if global_batch is not None:
+            check_divisible(global_batch, num_ranks)
+    if len(set(ranks)) < len(ranks):
+        raise UsageError(f"--ranks {' '.join(map(str, ranks))} names a number twice: give each once")

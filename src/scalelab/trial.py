@@ -1,0 +1,320 @@
+"""What to run and what it gave: `Trial` and `TrialResult`.
+
+A trial is one configuration run once in fresh processes. It is a frozen record that travels as `trial.json` from the
+planner to the ranks, so everything a rank needs stands in it and nothing else does. A result is what came back: a
+status and the raw samples of every rank and step. A failure is a result too.
+
+    completed       every rank ran every step
+    out_of_memory   a rank asked for more memory than it may have
+    invalid         the configuration cannot work: building it or its first step raised an error
+    crashed         a rank died, or raised an error after it had completed a step
+    timed_out       the time limit passed; every rank's stack is in its log
+    not_run         never started; the reason says why
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from scalelab.errors import UsageError
+
+SCHEMA_VERSION = 1
+"""Raised by one whenever a file of an older version would be misread."""
+
+Option = bool | int | float | str
+"""What a workload's option may be: it must survive JSON and a command line."""
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+DEVICES = ("cpu", "cuda")
+
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out_of_memory"
+    INVALID = "invalid"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    NOT_RUN = "not_run"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same trial would end the same way again, so that repeating it is a waste."""
+        return self in (Status.OUT_OF_MEMORY, Status.INVALID, Status.TIMED_OUT, Status.NOT_RUN)
+
+
+class StepKind(StrEnum):
+    """What a step carries besides the training itself."""
+
+    CLEAN = "clean"
+    """Nothing: two clock readings around it."""
+    PHASES = "phases"
+    """A clock reading after input, forward, backward and optimizer."""
+    COMM_FREE = "comm_free"
+    """No gradient exchange (`no_sync`); the state of the training is restored afterwards."""
+    PROFILED = "profiled"
+    """torch's profiler."""
+    SETTLE = "settle"
+    """An ordinary step after a change of kind, recorded and not used."""
+
+
+class Block(NamedTuple):
+    """A stretch of steps of one kind."""
+
+    kind: StepKind
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Which steps one launch runs: a lead-in of clean steps, then blocks of all kinds, interleaved.
+
+    The counts are totals per launch; `cycles` says over how many turns they are spread. The profiled steps are one
+    block, so that they make one trace.
+    """
+
+    lead_in_steps: int = 10
+    clean_steps: int = 20
+    phase_steps: int = 4
+    comm_free_steps: int = 4
+    profiled_steps: int = 0
+    cycles: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("lead_in_steps", "phase_steps", "comm_free_steps", "profiled_steps"):
+            check_at_least(name, getattr(self, name), 0)
+        check_at_least("clean_steps", self.clean_steps, 1)
+        check_at_least("cycles", self.cycles, 1)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks in the order in which they run."""
+        found = [Block(StepKind.CLEAN, self.lead_in_steps)]
+        for cycle in range(self.cycles):
+            found.append(Block(StepKind.CLEAN, _share(self.clean_steps, self.cycles, cycle)))
+            found.append(Block(StepKind.PHASES, _share(self.phase_steps, self.cycles, cycle)))
+            comm_free = _share(self.comm_free_steps, self.cycles, cycle)
+            if comm_free:
+                found += [Block(StepKind.COMM_FREE, comm_free), Block(StepKind.SETTLE, 1)]
+            if self.profiled_steps and cycle == 0:
+                found += [Block(StepKind.PROFILED, self.profiled_steps), Block(StepKind.SETTLE, 1)]
+        return tuple(block for block in found if block.num_steps)
+
+    @property
+    def num_steps(self) -> int:
+        """All steps of one launch, of every kind."""
+        return sum(block.num_steps for block in self.blocks)
+
+
+def _share(total: int, parts: int, index: int) -> int:
+    """The size of part `index` when `total` steps are spread over `parts` turns."""
+    return total // parts + (1 if index < total % parts else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One configuration, run once in fresh processes."""
+
+    configuration: str
+    """What is compared: trials that differ only in their round share it, for example `ddp-2`."""
+    workload: str
+    """The name of a built-in workload, or `file.py:build`."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """The workload's own options."""
+    strategy: str = "single"
+    num_ranks: int = 1
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    round: int = 1
+    """Which of the interleaved repetitions this is, from 1."""
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads_per_rank: int = 1
+    is_oversubscribed: bool = False
+    """Whether the ranks of this trial must share cores or devices."""
+    plan: StepPlan = field(default_factory=StepPlan)
+    timeout_seconds: float = 600.0
+    memory_limit_bytes: int | None = None
+    """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
+    port: int = 0
+    """The rendezvous port on loopback; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.configuration):
+            raise UsageError(
+                f"configuration {self.configuration!r} cannot name a directory: use letters, digits, '.', '_' and '-'"
+            )
+        for name in ("num_ranks", "global_batch", "round", "threads_per_rank"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("seed", self.seed, 0)
+        check_divisible(self.global_batch, self.num_ranks)
+        check_one_of("device", self.device, DEVICES)
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_positive("timeout", self.timeout_seconds)
+        if self.memory_limit_bytes is not None:
+            check_at_least("memory_limit", self.memory_limit_bytes, 1)
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
+        if self.strategy == "single" and self.num_ranks > 1:
+            raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+
+    @property
+    def name(self) -> str:
+        """The name of the trial's directory."""
+        return f"{self.configuration}-r{self.round}"
+
+    @property
+    def batch_per_rank(self) -> int:
+        return self.global_batch // self.num_ranks
+
+
+class StepSample(NamedTuple):
+    """One step of one rank. A phase that was not timed is None."""
+
+    rank: int
+    step: int
+    """From 0, in the order of the launch, over all kinds."""
+    kind: StepKind
+    start_seconds: float
+    """On the host's monotonic clock, so that the skew between ranks of one host can be read off."""
+    step_seconds: float
+    input_seconds: float | None = None
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    loss: float | None = None
+
+
+PHASES = ("input", "forward", "backward", "optimizer")
+"""The phases of a step, in order; `StepSample` has one `…_seconds` field for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What is known of one rank besides its samples."""
+
+    rank: int
+    host: str = ""
+    exit_code: int | None = None
+    """As the operating system gave it: negative is a signal. None: unknown."""
+    cores: tuple[int, ...] = ()
+    """The cores it was allowed to run on; empty: all."""
+    start_memory_bytes: int | None = None
+    """Resident before the workload was built (CPU), or None."""
+    peak_memory_bytes: int | None = None
+    """The highest it rose to during the lead-in: resident (CPU) or allocated (CUDA)."""
+    num_parameters: int | None = None
+    involuntary_switches: int | None = None
+    """How often the kernel took the core away while the rank wanted to run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """How a trial ended, with the raw samples of every rank and step that it completed."""
+
+    trial: Trial
+    status: Status
+    reason: str = ""
+    """Why it is not `completed`, in one sentence."""
+    traceback: str = ""
+    """The user's own frames, where the user's code raised the error."""
+    samples: tuple[StepSample, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+    started_at: str = ""
+    """UTC, ISO 8601."""
+    wall_seconds: float = 0.0
+    """From the launch to the end of the last process."""
+    first_step_seconds: float | None = None
+    """From the launch to the start of the first step."""
+    load_before: float | None = None
+    """The host's one-minute load average before the launch."""
+    steal_ratio: float | None = None
+    """The share of the host's processor time that its hypervisor gave to others meanwhile."""
+
+    def step_seconds(self, kind: StepKind) -> dict[int, float]:
+        """The time of each complete step of one kind: the maximum over ranks, by step number."""
+        by_step: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if sample.kind is kind:
+                by_step.setdefault(sample.step, []).append(sample.step_seconds)
+        wanted = self.trial.num_ranks
+        return {step: max(times) for step, times in sorted(by_step.items()) if len(times) == wanted}
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step: the mean over ranks, by step number; comm-free steps are no part of the training."""
+        by_step: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if sample.loss is not None and sample.kind is not StepKind.COMM_FREE:
+                by_step.setdefault(sample.step, []).append(sample.loss)
+        return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
+
+    def first_non_finite_loss(self) -> StepSample | None:
+        """The first sample whose loss is NaN or infinite, if there is one."""
+        bad = (s for s in self.samples if s.loss is not None and not math.isfinite(s.loss))
+        return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
+
+
+def with_samples(result: TrialResult, samples: Iterable[StepSample]) -> TrialResult:
+    """The same result with other samples: they are kept in a file of their own."""
+    return replace(result, samples=tuple(samples))
+
+
+def not_run(trial: Trial, reason: str) -> TrialResult:
+    """The result of a trial that was never started."""
+    return TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason)
+
+
+T = TypeVar("T")
+
+
+def to_builtins(record: object) -> Any:
+    """A record as dicts, lists and scalars, ready for JSON."""
+    return msgspec.to_builtins(record, enc_hook=_encode_mapping)
+
+
+def from_builtins(data: object, kind: type[T]) -> T:
+    """The record that `to_builtins` gave; a wrong or missing field raises `ValueError` with its path."""
+    return msgspec.convert(data, kind)
+
+
+def _encode_mapping(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"cannot store a {type(value).__name__}")
+
+
+def flag(name: str) -> str:
+    """The flag that a field is set by."""
+    return "--" + name.replace("_", "-")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UsageError(f"{flag(name)} {value} is too small: use {least} or more")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not value > 0 or math.isinf(value):
+        raise UsageError(f"{flag(name)} {value:g} cannot be: use a finite number above 0")
+
+
+def check_one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{flag(name)} {value!r} is not known: use one of {', '.join(known)}")
+
+
+def check_divisible(global_batch: int, num_ranks: int) -> None:
+    """Every rank must get the same number of samples, or the comparison is not of like with like."""
+    if global_batch % num_ranks:
+        below, above = global_batch // num_ranks * num_ranks, (global_batch // num_ranks + 1) * num_ranks
+        options = f"{below} or {above}" if below else f"{above}"
+        raise UsageError(f"--global-batch {global_batch} cannot be divided over {num_ranks} ranks: use {options}")

@@ -1,0 +1,267 @@
+"""Seconds, bytes, rates and shares: the only place where a number becomes text.
+
+Everything inside scalelab is in base units: seconds, bytes, per second, ratios in [0, 1]. A column of a
+table gets one unit and one number of decimals, so that its numbers can be compared by eye:
+
+    unit       the largest in which the median magnitude is at least 1
+    decimals   with intervals, enough for ± to show one or two significant digits; without, three
+               significant digits of the median magnitude. The smallest entry may ask for one decimal more,
+               and the largest is never printed with more than six digits.
+
+Whether ± deserves a second digit follows the Particle Data Group (Review of Particle Physics, Introduction,
+section 5.3, "Rounding"): two digits up to 354, one from 355 on, since 1 for 1.4 would be wrong by almost
+half. Ratios and shares are read at a glance and get one. A ± that is not zero never prints as zero: it is
+rounded up.
+
+Unknown is None and prints as "–"; so do nan and the infinities. A minus is U+2212, as wide as a digit; five
+digits and more are grouped with the narrow no-break space U+202F.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, Protocol
+
+from scalelab.errors import UsageError
+
+Quantity = Literal["text", "count", "seconds", "bytes", "rate", "ratio", "share", "number"]
+"""What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit."""
+
+UNKNOWN = "–"
+PLUS_MINUS = " ± "
+GROUP_SEPARATOR = "\u202f"
+MAX_DIGITS = 6
+"""More digits than these are noise in any measurement of ours."""
+MAX_DECIMALS = 12
+
+
+class Measured(Protocol):
+    """A value with a half-width, such as `scalelab.analysis.estimate.Estimate`."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def half_width(self) -> float | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """How the numbers of one column are printed."""
+
+    symbol: str = ""
+    """What stands in the column's header; empty: nothing."""
+    factor: float = 1.0
+    """How many base units one of it is: 0.001 for ms."""
+    decimals: int = 0
+
+    @property
+    def suffix(self) -> str:
+        """What every number carries itself: percent is read as part of the number, other units are not."""
+        return " %" if self.symbol == "%" else ""
+
+
+_SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
+    "seconds": (
+        ("ns", 1e-9, 0.0), ("µs", 1e-6, 1e-6), ("ms", 1e-3, 1e-3), ("s", 1.0, 1.0), ("min", 60.0, 120.0),
+        ("h", 3600.0, 7200.0),
+    ),
+    "bytes": (("B", 1.0, 0.0), ("kB", 1e3, 1e3), ("MB", 1e6, 1e6), ("GB", 1e9, 1e9), ("TB", 1e12, 1e12)),
+    "rate": (("", 1.0, 0.0), ("k", 1e3, 1e5), ("M", 1e6, 1e6), ("G", 1e9, 1e9), ("T", 1e12, 1e12)),
+    "share": (("%", 0.01, 0.0),),
+}  # fmt: skip
+"""Symbol, factor and the magnitude from which on it is used, ascending."""
+
+
+def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -> Unit:
+    """One unit and one number of decimals for a whole column; what is unknown in it has no say."""
+    pairs = [_split_measured(value) for value in values]
+    numbers = sorted(abs(number) for number, _ in pairs if number)
+    widths = sorted(width for number, width in pairs if number is not None and width and width > 0)
+    symbol, factor = _choose_scale(quantity, statistics.median_high(numbers or widths or [1.0]))
+    numbers, widths = _scale_all(numbers, factor), _scale_all(widths, factor)
+    if not (numbers or widths) or quantity in ("text", "count") or symbol == "B":
+        return Unit(symbol=symbol, factor=factor)
+    wanted = _decimals_for_widths(quantity, widths) if widths else _decimals_for_values(quantity, numbers)
+    affordable = MAX_DIGITS - _count_integer_digits(max(numbers + widths))
+    return Unit(symbol=symbol, factor=factor, decimals=max(0, min(wanted, affordable, MAX_DECIMALS)))
+
+
+def _split_measured(entry: float | Measured | None) -> tuple[float | None, float | None]:
+    """The value and the half-width of an entry, each None unless it is finite."""
+    if entry is None or isinstance(entry, int | float):
+        return _convert(entry, 1.0), None
+    return _convert(entry.value, 1.0), _convert(entry.half_width, 1.0)
+
+
+def _convert(value: float | None, factor: float) -> float | None:
+    """A value in a unit; None if it is unknown, or leaves the range of a float on the way."""
+    try:
+        converted = math.nan if value is None else value / factor
+    except OverflowError:
+        return None
+    return converted if math.isfinite(converted) else None
+
+
+def _scale_all(values: Iterable[float], factor: float) -> list[float]:
+    """The values in a unit, as far as they are not zero there."""
+    converted = (_convert(value, factor) for value in values)
+    return [value for value in converted if value]
+
+
+def _choose_scale(quantity: Quantity, magnitude: float) -> tuple[str, float]:
+    """The symbol and the factor for a magnitude; it counts as rounded, for 999.9 ms prints as 1 s."""
+    scales = _SCALES.get(quantity, (("", 1.0, 0.0),))
+    symbol, factor, _ = [scale for scale in scales if scale[2] <= _round_to_digits(magnitude)][-1]
+    return symbol, factor
+
+
+def _decimals_for_widths(quantity: Quantity, widths: Sequence[float]) -> int:
+    """Enough for the median width to show one or two digits, and one more if the smallest would show none."""
+    median = statistics.median_low(widths)
+    leading_digits = float(f"{median:.2e}".split("e")[0])
+    digits = 2 if leading_digits < 3.55 and quantity not in ("ratio", "share") else 1
+    decimals = digits - _count_integer_digits(median)
+    return min(max(decimals, 1 - _count_integer_digits(widths[0])), max(decimals, 0) + 1)
+
+
+def _decimals_for_values(quantity: Quantity, values: Sequence[float]) -> int:
+    """Three digits of the median, one more if the smallest would show none; whole percents from 2 % on."""
+    if quantity == "share":
+        return 0 if values[-1] >= 2 else 2 - _count_integer_digits(values[-1])
+    if quantity in ("number", "bytes") and all(float(value).is_integer() for value in values):
+        return 0
+    decimals = 3 - _count_integer_digits(statistics.median_high(values))
+    return min(max(decimals, 1 - _count_integer_digits(values[0])), max(decimals, 0) + 1)
+
+
+def _count_integer_digits(value: float) -> int:
+    """The digits before the point: 3 for 413, 0 for 0.41, -1 for 0.041; 0.9999 counts as 1.00."""
+    return math.floor(math.log10(_round_to_digits(value))) + 1
+
+
+def _round_to_digits(value: float) -> float:
+    """A value as it looks with three significant digits."""
+    return float(f"{value:.2e}")
+
+
+def format_value(value: float | None, unit: Unit) -> str:
+    """A number in a unit, without the unit's symbol unless that is %: "413.0", "96 %"."""
+    number = _convert(value, unit.factor)
+    return UNKNOWN if number is None else _format_number(number, unit.decimals) + unit.suffix
+
+
+def _format_number(number: float, decimals: int) -> str:
+    """A finite number with a fixed number of decimals; what rounds to zero has no sign."""
+    if abs(number) >= 1e15:
+        return f"{number:.2e}".replace("-", "−")
+    digits = f"{abs(number):,.{decimals}f}".replace(",", GROUP_SEPARATOR if abs(number) >= 9999.5 else "")
+    is_negative = number < 0 and any(digit in "123456789" for digit in digits)
+    return "−" + digits if is_negative else digits
+
+
+def format_estimate(estimate: Measured | None, unit: Unit) -> str:
+    """A value with its interval, "413.0 ± 2.0", or the value alone where there is no interval."""
+    if estimate is None:
+        return UNKNOWN
+    number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
+    if number is None or half_width is None:
+        return format_value(estimate.value, unit)
+    width = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
+    return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, width)) + unit.suffix
+
+
+def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
+    """One number or estimate for a sentence, with its unit: "413.0 ± 2.0 ms", "1.92 ± 0.02", "64 MB"."""
+    unit = choose_unit(quantity, [value])
+    if value is None or isinstance(value, int | float):
+        text = format_value(value, unit)
+    else:
+        text = format_estimate(value, unit)
+    return text if text == UNKNOWN or unit.suffix or not unit.symbol else f"{text} {unit.symbol}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time in the unit that suits it: "413 ms"."""
+    return format_quantity("seconds", seconds)
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """A size in decimal units: "1.50 GB"."""
+    return format_quantity("bytes", num_bytes)
+
+
+def format_rate(per_second: float | None, what: str) -> str:
+    """A rate of something: "155 samples/s"."""
+    text = format_quantity("rate", per_second)
+    return text if text == UNKNOWN else f"{text} {what}/s"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """A bare ratio: "1.92"."""
+    return format_quantity("ratio", ratio)
+
+
+def format_count(count: int | None) -> str:
+    """A whole number, its thousands grouped from five digits on."""
+    return format_quantity("count", count)
+
+
+def format_share(share: float | None) -> str:
+    """A ratio in percent, for a sentence: "96 %", and below ten percent with two digits, "3.1 %"."""
+    if share is None or not math.isfinite(share):
+        return UNKNOWN
+    size = abs(share)
+    decimals = 0 if size >= 0.0995 or size == 0 else 1 if size >= 0.00095 else 2
+    return format_value(share, Unit(symbol="%", factor=0.01, decimals=decimals))
+
+
+def format_duration(seconds: float | None) -> str:
+    """A time to wait, in its two largest units: "1 min 20 s", "2 h", "3 d 4 h"; a negative one is unknown."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return UNKNOWN
+    if seconds < 1:
+        return "< 1 s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (symbol, factor), (minor_symbol, minor) in itertools.pairwise(units):
+        count = math.floor(seconds / minor + 0.5) * minor
+        if count >= factor:
+            rest = count % factor // minor
+            return f"{count // factor} {symbol}" + (f" {rest} {minor_symbol}" if rest else "")
+    return f"{math.floor(seconds + 0.5)} s"
+
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+_BYTES = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+_SECONDS = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,24})?)\s*(ns|us|µs|μs|ms|min|m|s|h|d)\s*")
+_SECONDS_PER = {
+    "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6), "μs": Fraction(1, 10**6),
+    "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600),
+    "d": Fraction(86400),
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """A size as a person types it: decimal (512MB, 1.5G) or binary (2GiB), or bare bytes."""
+    match = _BYTES.fullmatch(text.replace(GROUP_SEPARATOR, "").strip())
+    factors = _BINARY if match and match[3] else _DECIMAL
+    if match is None or match[2].lower() not in factors:
+        raise UsageError(f"{text!r} is no number of bytes: use a form such as 512MB, 2GiB, 1.5G or 4096")
+    return round(Fraction(match[1]) * factors[match[2].lower()])
+
+
+def parse_seconds(text: str) -> float:
+    """A time as a person types it: 30s, 10min, 1.5h, 200ms, "1 min 20 s", or bare seconds."""
+    stripped = text.replace(GROUP_SEPARATOR, "").strip()
+    if re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,24})?", stripped):
+        stripped += "s"
+    parts = _SECONDS.findall(stripped)
+    if not parts or _SECONDS.sub("", stripped):
+        raise UsageError(f"{text!r} is no time: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)")
+    return float(sum(Fraction(number) * _SECONDS_PER[symbol] for number, symbol in parts))

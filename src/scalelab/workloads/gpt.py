@@ -1,0 +1,112 @@
+"""`gpt`: a GPT-2 language model on random tokens.
+
+Pre-norm blocks, learned positions, tanh-approximated GELU, the output head sharing the token table; weights drawn
+with standard deviation 0.02, positions 0.01, and the projections into the residual stream scaled down by
+1/sqrt(2·layers) (Radford et al. 2019).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from scalelab.workloads.catalogue import GptOptions, GptShape
+from scalelab.workloads.synthetic import draw_batches
+from scalelab.workloads.workload import BuildContext, Workload
+
+
+class Attention(nn.Module):
+    """Causal self-attention, all heads in one matrix product."""
+
+    def __init__(self, shape: GptShape, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = shape.num_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        merged: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return merged
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then a feed-forward layer four times as wide, each behind a norm and around a shortcut."""
+
+    def __init__(self, shape: GptShape, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape, dropout)
+        self.norm2 = nn.LayerNorm(shape.width)
+        self.up = nn.Linear(shape.width, 4 * shape.width)
+        self.down = nn.Linear(4 * shape.width, shape.width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        hidden = functional.gelu(self.up(self.norm2(x)), approximate="tanh")
+        result: torch.Tensor = x + self.drop(self.down(hidden))
+        return result
+
+
+class Gpt(nn.Module):
+    """Token indices in, logits of the next token out."""
+
+    def __init__(self, shape: GptShape, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.num_layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.apply(_initialise)
+        nn.init.normal_(self.positions.weight, std=0.01)
+        residual_std = 0.02 / math.sqrt(2 * shape.num_layers)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                nn.init.normal_(parameter, std=residual_std)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.tokens(tokens) + self.positions(places))
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.tokens.weight)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
+
+
+def next_token_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    tokens, targets = batch
+    logits = model(tokens)
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def build_gpt(options: GptOptions, context: BuildContext) -> Workload:
+    shape = options.shape
+
+    def draw(generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
+        size = (num_samples, shape.context + 1)
+        tokens = torch.randint(shape.vocabulary, size, generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return Workload(
+        model=Gpt(shape, options.dropout),
+        batches=draw_batches(draw, context),
+        loss=next_token_loss,
+        optimizer=functools.partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1),
+    )

@@ -1,0 +1,128 @@
+"""The user's own workload, read without running it.
+
+The file is parsed, not imported: importing it would import torch, and a mistake in it would be reported before any
+run exists. What `build` takes becomes flags, with the defaults that stand in the file.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalelab.errors import UsageError
+from scalelab.trial import Option
+
+CONTEXT_NAMES = ("batch_size", "rank", "num_ranks", "seed", "device")
+"""Parameters of `build` that scalelab fills in itself, where `build` asks for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOption:
+    """A parameter of the user's `build`."""
+
+    name: str
+    default: Option | None
+    """The literal in the file; None: it has none, so the flag must be given."""
+    is_required: bool
+    kind: type
+    """bool, int, float or str, from the annotation or the default; str where neither says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWorkload:
+    """`file.py:function`, and the options that the function takes."""
+
+    path: Path
+    function: str
+    options: tuple[OwnOption, ...]
+    takes_any_option: bool
+    takes_batch_size: bool
+
+    @property
+    def spec(self) -> str:
+        """The absolute form that a trial carries, so that a run can be resumed from anywhere."""
+        return f"{self.path}:{self.function}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.path.name}:{self.function}"
+
+
+def read_own_workload(name: str) -> OwnWorkload:
+    """What the file declares; raises `UsageError` when it is absent, no Python, or has no such function."""
+    file, colon, function = name.rpartition(":")
+    if not colon:
+        file, function = name, "build"
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UsageError(f"--workload {name}: there is no file {path}")
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        raise UsageError(
+            f"--workload {name}: {path.name} line {error.lineno} is not Python: {error.msg}\n    {(error.text or '').strip()}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--workload {name}: {path} cannot be read: {error}") from error
+    definition = _find_function(tree, function)
+    if definition is None:
+        if function not in _assigned_names(tree):
+            raise UsageError(
+                f"--workload {name}: {path.name} has no function {function!r}; it must return model, batches and loss"
+                f" (found: {', '.join(_function_names(tree)) or 'no function'})"
+            )
+        return OwnWorkload(
+            path=path, function=function, options=(), takes_any_option=True, takes_batch_size=True
+        )
+    return _read_signature(path, definition)
+
+
+def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return found[-1] if found else None
+
+
+def _function_names(tree: ast.Module) -> list[str]:
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def _assigned_names(tree: ast.Module) -> set[str]:
+    """Names that the module binds by assignment or import: `build` may come from elsewhere."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name) for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _read_signature(path: Path, definition: ast.FunctionDef) -> OwnWorkload:
+    arguments = definition.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pairs = [
+        *zip(positional, [*missing, *arguments.defaults], strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    names = {argument.arg for argument, _ in pairs}
+    return OwnWorkload(
+        path=path,
+        function=definition.name,
+        options=tuple(_read_option(a, default) for a, default in pairs if a.arg not in CONTEXT_NAMES),
+        takes_any_option=arguments.kwarg is not None,
+        takes_batch_size="batch_size" in names or arguments.kwarg is not None,
+    )
+
+
+def _read_option(argument: ast.arg, default: ast.expr | None) -> OwnOption:
+    try:
+        literal = ast.literal_eval(default) if default is not None else None
+    except ValueError:
+        literal = None
+    value = literal if isinstance(literal, bool | int | float | str) else None
+    annotated = argument.annotation.id if isinstance(argument.annotation, ast.Name) else ""
+    kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+    kind = kinds.get(annotated, type(value) if value is not None else str)
+    return OwnOption(name=argument.arg, default=value, is_required=default is None, kind=kind)
