@@ -10,8 +10,8 @@ table gets one unit and one number of decimals, so that its numbers can be compa
 
 Whether ± deserves a second digit follows the Particle Data Group (Review of Particle Physics, Introduction,
 section 5.3, "Rounding"): two digits up to 354, one from 355 on, since 1 for 1.4 would be wrong by almost
-half. Ratios and shares are read at a glance and get one. A ± that is not zero never prints as zero: it is
-rounded up.
+half. It gets none where that would mean more than two decimals of a ratio, or a fraction of a percent. A ±
+that is not zero never prints as zero: it is rounded up.
 
 Unknown is None and prints as "–"; so do nan and the infinities. A minus is U+2212, as wide as a digit; five
 digits and more are grouped with the narrow no-break space U+202F.
@@ -77,6 +77,9 @@ _SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
 }  # fmt: skip
 """Symbol, factor and the magnitude from which on it is used, ascending."""
 
+_USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
+"""Beyond these, a second digit of ± is not worth the reading."""
+
 
 def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -> Unit:
     """One unit and one number of decimals for a whole column; what is unknown in it has no say."""
@@ -124,9 +127,9 @@ def _choose_scale(quantity: Quantity, magnitude: float) -> tuple[str, float]:
 def _decimals_for_widths(quantity: Quantity, widths: Sequence[float]) -> int:
     """Enough for the median width to show one or two digits, and one more if the smallest would show none."""
     median = statistics.median_low(widths)
-    leading_digits = float(f"{median:.2e}".split("e")[0])
-    digits = 2 if leading_digits < 3.55 and quantity not in ("ratio", "share") else 1
-    decimals = digits - _count_integer_digits(median)
+    one_digit = 1 - _count_integer_digits(median)
+    deserves_two = float(f"{median:.2e}".split("e")[0]) < 3.55
+    decimals = max(one_digit, min(one_digit + deserves_two, _USUAL_DECIMALS.get(quantity, MAX_DECIMALS)))
     return min(max(decimals, 1 - _count_integer_digits(widths[0])), max(decimals, 0) + 1)
 
 

@@ -16,6 +16,7 @@ Nothing here may compute with torch before forking: its thread pools do not surv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -107,11 +108,11 @@ class ForkServer:
             os.close(self._events.fileno())
             become_rank(assignment)
             code = run_rank(assignment)
-        except BaseException:  # noqa: BLE001 - the child must never return into the server
-            traceback.print_exc()
-        finally:
             sys.stdout.flush()
-            sys.stderr.flush()
+        except BaseException:  # noqa: BLE001 - the child must never return into the server
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
             os._exit(code)
 
     def _reap(self) -> None:

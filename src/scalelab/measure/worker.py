@@ -6,6 +6,7 @@ It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extende
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import faulthandler
 import gc
@@ -34,6 +35,8 @@ EXIT_FAILED = 1
 """The rank failed and `rank<r>.json` says why."""
 EXIT_STORAGE = 74
 """The rank could not write its files (EX_IOERR of sysexits.h)."""
+KEPT_ALIVE: list[Training] = []
+"""What must not be destroyed before the process ends; see `leave_together`."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 
@@ -63,11 +66,10 @@ def run_rank(assignment: Assignment) -> int:
         report = _measure(trial, assignment, directory, report, samples)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this trial's result
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            traceback.print_exc()
             return EXIT_STORAGE
-        traceback.print_exc()
         failure = classify(error, rank=rank, num_steps_done=len(samples), workload=trial.workload)
-    sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     try:
         write_json(directory / f"rank{rank}.json", {"report": to_builtins(report), "failure": to_builtins(failure)})
     except OSError:
@@ -100,7 +102,7 @@ def _measure(
             if number == 0:
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    end_process_group(training)
+    leave_together(training)
     return replace(report, involuntary_switches=switches)
 
 
@@ -166,9 +168,13 @@ def read_peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def end_process_group(training: Training) -> None:
-    """Leave together: a rank that closes its sockets early would look like a lost peer to the others."""
+def leave_together(training: Training) -> None:
+    """Wait for the others, so that closing sockets looks to nobody like a lost peer; then keep everything alive.
+
+    Nothing is destroyed: the destructor of a gloo group joins its threads while it holds the interpreter's lock, and
+    now and then a thread needs that lock to let go of its last piece of work. The process ends a moment later anyway.
+    """
+    training.synchronize()
+    KEPT_ALIVE.append(training)
     if dist.is_initialized():
-        training.synchronize()
         dist.barrier()
-        dist.destroy_process_group()

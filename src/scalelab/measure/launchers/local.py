@@ -41,6 +41,10 @@ class LocalLauncher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Load torch now; otherwise the first trial does."""
+        self._ready_server()
+
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -127,8 +131,12 @@ def dump_stacks(pids: list[int], logs: list[Path]) -> None:
     for pid in pids:
         _send_signal(pid, signal.SIGUSR1)
     give_up = time.perf_counter() + DUMP_SECONDS
-    while time.perf_counter() < give_up and not all(has_stack_dump(log) for log in logs):
-        time.sleep(0.02)
+    sizes: list[int] = []
+    while time.perf_counter() < give_up:
+        before, sizes = sizes, [log.stat().st_size for log in logs]
+        if sizes == before and all(has_stack_dump(log) for log in logs):
+            return
+        time.sleep(0.05)
 
 
 def end_ranks(pids: list[int]) -> None:

@@ -1,0 +1,84 @@
+"""Laws of scaling are fitted to one number per size; this is where those numbers come from and how the fit
+is done.
+
+All our laws are linear in their coefficients once written the right way round, so a fit is a small
+least-squares problem, solved exactly. Residuals are relative: an error of 1 % counts the same at one rank
+and at sixteen, as the noise of a step time is proportional to it.
+
+The number of a size is the centre of its launches' medians, over the rounds that all sizes completed: then
+a drift of the machine moves all sizes alike and leaves the law's shape alone. Each round is also fitted on
+its own, which is what the intervals of the coefficients come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+import numpy as np
+
+from scalelab.analysis.location import estimate_location
+from scalelab.analysis.rounds import Floats, Rounds, pair_medians
+from scalelab.analysis.stats import estimate_median
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeTable:
+    """The measured numbers by size."""
+
+    num_ranks: Floats
+    """The sizes, ascending."""
+    centres: Floats
+    """One number per size."""
+    per_round: Floats
+    """A row per complete round, a column per size; no rows where the sizes share no rounds."""
+
+    @property
+    def largest_ranks(self) -> int:
+        """Where measurement ends and extrapolation begins."""
+        return int(self.num_ranks[-1])
+
+
+def tabulate_sizes(series: Mapping[int, Rounds]) -> SizeTable:
+    """The numbers that a law is fitted to; sizes that gave nothing are left out."""
+    sizes = sorted(size for size, rounds in series.items() if any(len(steps) for steps in rounds))
+    paired = pair_medians([series[size] for size in sizes]) if sizes else np.empty((0, 0))
+    if paired.shape[1]:
+        centres = [np.exp(estimate_location(np.log(medians)).value) for medians in paired]
+    else:
+        centres = [estimate_median(series[size]).value for size in sizes]
+    return SizeTable(
+        num_ranks=np.array(sizes, dtype=np.float64),
+        centres=np.array(centres, dtype=np.float64),
+        per_round=paired.T,
+    )
+
+
+def solve_relative(columns: Floats, target: Floats) -> Floats:
+    """The coefficients, of either sign, with the least squares of relative residuals of columns · c ≈ target."""
+    scaled = columns / target[:, np.newaxis]
+    coefficients: Floats = np.linalg.lstsq(scaled, np.ones(len(target)), rcond=None)[0]
+    return coefficients
+
+
+def solve_non_negative(columns: Floats, target: Floats) -> Floats:
+    """The same under the condition that no coefficient is negative.
+
+    The problem of Lawson & Hanson ("Solving Least Squares Problems", 1974, chapter 23). With three columns
+    at most, its solution is the best of the seven ways to leave some out that come out non-negative.
+    """
+    best = np.zeros(columns.shape[1])
+    indices = range(columns.shape[1])
+    for kept in chain.from_iterable(combinations(indices, count) for count in range(1, len(indices) + 1)):
+        candidate = np.zeros(columns.shape[1])
+        candidate[list(kept)] = solve_relative(columns[:, kept], target)
+        is_better = measure_residual(columns, candidate, target) < measure_residual(columns, best, target)
+        if np.all(candidate >= 0) and is_better:
+            best = candidate
+    return best
+
+
+def measure_residual(columns: Floats, coefficients: Floats, target: Floats) -> float:
+    """The root mean square of the relative residuals."""
+    return float(np.sqrt(np.mean((columns @ coefficients / target - 1) ** 2)))

@@ -1,0 +1,85 @@
+"""`scalelab`: choose the verb, run it, turn errors into one line and an exit code.
+
+    0  ok                        3    some trials failed; the rest is kept and reported
+    1  an error with a name      124  a time limit passed
+    2  usage                     130  interrupted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from scalelab import __version__
+from scalelab.errors import ScalelabError, UnknownName
+
+VERBS = {
+    "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
+    "list": ("scalelab.cli.list_runs", "The runs there are, and the studies and workloads to run."),
+    "show": ("scalelab.cli.show", "A run's answer again, in any format."),
+    "compare": ("scalelab.cli.compare", "Two runs side by side: faster, slower, no difference or unresolved."),
+    "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
+    "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
+    "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
+}
+
+EPILOGUE = """\
+First steps:
+  scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch 64 --ranks 1 2
+  scalelab run weak-scaling --workload my_model.py:build --ranks 1 2
+  scalelab show last --markdown report.md
+Every verb, and every study behind run, has its own --help."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the `scalelab` command."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    try:
+        code = run_verb(arguments)
+        sys.stdout.flush()
+    except ScalelabError as error:
+        report_error(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        code = 130
+    except BrokenPipeError:
+        # The reader of our output has left (`| head`): there is nobody to tell.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def run_verb(arguments: list[str]) -> int:
+    """Load the verb's file and call it; gives the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print_help()
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"scalelab {__version__}")  # noqa: T201
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        raise UnknownName("command", verb, VERBS, "See scalelab --help.")
+    module = importlib.import_module(VERBS[verb][0])
+    return int(module.main(rest))
+
+
+def print_help() -> None:
+    """The verbs, each with its sentence: nothing of them is loaded for this."""
+    lines = ["usage: scalelab COMMAND [OPTIONS]", ""]
+    lines += ["How does my PyTorch training scale, why, and what would it take to go further?", "", "Commands:"]
+    lines += [f"  {verb:<12}{sentence}" for verb, (_, sentence) in VERBS.items()]
+    lines += ["", "  -h, --help    this text", "  -V, --version", "", EPILOGUE]
+    print("\n".join(lines))  # noqa: T201
+
+
+def report_error(error: ScalelabError) -> None:
+    """The user's own traceback first, where there is one, then the sentence."""
+    for note in getattr(error, "__notes__", ()):
+        print(f"{note}\n", file=sys.stderr)  # noqa: T201
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201

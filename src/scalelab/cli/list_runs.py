@@ -1,0 +1,92 @@
+"""`scalelab list`: the runs there are, newest last, and what can be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from scalelab.cli.output import RunsDir
+from scalelab.errors import StoreError
+from scalelab.store import RunStore, find_runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListRuns:
+    """The runs there are, newest last."""
+
+    runs_dir: RunsDir = Path("runs")
+    limit: int = 20
+    """How many of the newest runs to list; 0: all."""
+    json: bool = False
+    """One JSON object per run instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLine:
+    """What the listing says of one run."""
+
+    name: str
+    study: str
+    workload: str
+    num_done: int
+    num_trials: int
+    state: str
+
+
+def main(args: Sequence[str]) -> int:
+    wanted = tyro.cli(ListRuns, args=args, prog="scalelab list")
+    paths = find_runs(wanted.runs_dir)
+    shown = paths[-wanted.limit :] if wanted.limit else paths
+    lines = [describe_run(path) for path in shown]
+    if wanted.json:
+        for line in lines:
+            print(json.dumps(vars(line)))  # noqa: T201
+        return 0
+    if not lines:
+        print(f"No runs in {wanted.runs_dir} yet  ·  scalelab run strong-scaling")  # noqa: T201
+        return 0
+    print_runs(lines, num_hidden=len(paths) - len(shown))
+    return 0
+
+
+def describe_run(path: Path) -> RunLine:
+    """One line for one run; a damaged run is a line too."""
+    try:
+        store = RunStore.open(path)
+    except StoreError:
+        return RunLine(name=path.name, study="–", workload="–", num_done=0, num_trials=0, state="damaged")
+    trials = store.record.trials
+    done = sum(store.has_result(name) for name in trials)
+    state = "running" if store.is_running() else "complete" if done == len(trials) else "interrupted"
+    job = store.record.fields.get("job", {})
+    workload = str(job.get("workload", "–")) if isinstance(job, dict) else "–"
+    return RunLine(
+        name=path.name,
+        study=store.record.study,
+        workload=Path(workload).name,
+        num_done=done,
+        num_trials=len(trials),
+        state=state,
+    )
+
+
+def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("run", "study", "workload", "trials", "state"):
+        table.add_column(header, justify="right" if header == "trials" else "left", overflow="fold")
+    for line in lines:
+        trials = f"{line.num_done}/{line.num_trials}"
+        cells = (line.name, line.study, line.workload, trials, line.state)
+        table.add_row(*(escape(cell) for cell in cells))
+    console = Console(highlight=False)
+    console.print(table)
+    if num_hidden:
+        console.print(f"… and {num_hidden} older  ·  scalelab list --limit 0")
+    console.print(f"\nscalelab show {escape(lines[-1].name)}", soft_wrap=True)

@@ -1,0 +1,65 @@
+"""A workload's options as flags: declared ones for built-in workloads, those of `build` for the user's own."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab.errors import UsageError
+from scalelab.trial import Option
+from scalelab.workloads.catalogue import find_workload
+from scalelab.workloads.source import OwnWorkload
+
+
+def find_flag_value(args: Sequence[str], flag: str) -> str | None:
+    """The value of a flag before the flags are parsed: which others there are depends on it."""
+    value = None
+    for index, argument in enumerate(args):
+        if argument == flag and index + 1 < len(args):
+            value = args[index + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
+
+
+def make_options_class(workload: str) -> tuple[type[Any], bool]:
+    """A dataclass whose fields are the workload's options, and whether it takes any others too."""
+    found = find_workload(workload)
+    if not isinstance(found, OwnWorkload):
+        return found, False
+    fields: list[Any] = []
+    for option in found.options:
+        if option.is_required:
+            fields.append((option.name, option.kind))
+        elif option.default is None:
+            fields.append((option.name, option.kind | None, None))
+        else:
+            fields.append((option.name, option.kind, option.default))
+    made = dataclasses.make_dataclass("OwnOptions", fields, frozen=True, kw_only=True)
+    made.__doc__ = f"Parameters of {found.label}."
+    return made, found.takes_any_option
+
+
+def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:
+    """The options that a trial carries: what was parsed, and free `--name value` pairs for `**options`."""
+    options = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(parsed)}
+    options = {name: value for name, value in options.items() if value is not None}
+    rest = list(extra)
+    while rest:
+        flag = rest.pop(0)
+        name, equals, value = flag.partition("=")
+        if not name.startswith("--") or not (equals or rest):
+            raise UsageError(f"{flag} is not a flag with a value: options of your build() are --name value")
+        options[name.removeprefix("--").replace("-", "_")] = _read_literal(value if equals else rest.pop(0))
+    return options
+
+
+def _read_literal(text: str) -> Option:
+    """A number or a truth where the text is one; otherwise the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, bool | int | float | str) else text

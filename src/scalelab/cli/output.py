@@ -1,0 +1,69 @@
+"""Where a document goes: the terminal, or files and standard output in other formats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from scalelab.errors import UsageError
+from scalelab.files import storage_errors, write_atomically
+from scalelab.report.document import Document
+from scalelab.report.exports import render_csv, render_json
+from scalelab.report.markdown import render_markdown
+from scalelab.report.terminal import render_terminal
+
+RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are kept.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the answer goes besides the terminal: a path, or - for standard output instead of the terminal's table."""
+
+    markdown: str | None = None
+    """Markdown, for a pull request."""
+    json: str | None = None
+    """JSON: the whole document with raw numbers."""
+    csv: str | None = None
+    """CSV: every cell of every table with its interval, one per line."""
+
+    @property
+    def wanted(self) -> dict[str, tuple[str, Callable[[Document], str]]]:
+        """The formats asked for: target and renderer by flag."""
+        every = {
+            "--markdown": (self.markdown, render_markdown),
+            "--json": (self.json, render_json),
+            "--csv": (self.csv, render_csv),
+        }
+        return {flag: (target, render) for flag, (target, render) in every.items() if target is not None}
+
+    def check(self) -> None:
+        """Refuse, before anything is measured, targets that cannot be written."""
+        targets = [target for target, _ in self.wanted.values()]
+        if targets.count("-") > 1:
+            raise UsageError("only one of --markdown, --json and --csv can go to standard output (-)")
+        for flag, (target, _) in self.wanted.items():
+            if target != "-" and Path(target).is_dir():
+                raise UsageError(f"{flag} {target} is a directory: give the name of a file in it")
+            if target != "-":
+                with storage_errors(Path(target)):
+                    Path(target).parent.mkdir(parents=True, exist_ok=True)
+
+
+def write_outputs(document: Document, output: Output) -> None:
+    """Print the document, unless a format goes to standard output, and write the files asked for."""
+    to_stdout = [render for target, render in output.wanted.values() if target == "-"]
+    if to_stdout:
+        sys.stdout.write(to_stdout[0](document))
+    else:
+        render_terminal(document, Console(highlight=False))
+    for _, (target, render) in output.wanted.items():
+        if target != "-":
+            with storage_errors(Path(target)):
+                write_atomically(Path(target), render(document))
+            print(f"Wrote {target}", file=sys.stderr)  # noqa: T201

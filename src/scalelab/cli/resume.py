@@ -1,0 +1,50 @@
+"""`scalelab resume`: go on with a run that was interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from scalelab.cli.finish import report_run
+from scalelab.cli.output import Output, RunsDir
+from scalelab.cli.progress import ProgressReporter
+from scalelab.environment import read_environment
+from scalelab.experiment import RUNS_DIR, __version__, execute_run
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.store import RunStore, open_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run that was interrupted: trials that have a result are not run again."""
+
+    run: Annotated[str, tyro.conf.Positional] = "last"
+    """Its name, the beginning of its name, its path, or last."""
+    runs_dir: RunsDir = RUNS_DIR
+    output: Output = field(default_factory=Output)
+
+
+def main(args: Sequence[str]) -> int:
+    resume = tyro.cli(Resume, args=args, prog="scalelab resume", config=(tyro.conf.OmitArgPrefixes,))
+    resume.output.check()
+    store = open_run(resume.run, resume.runs_dir)
+    warn_of_other_host(store)
+    with ProgressReporter() as progress:
+        document = execute_run(store, LocalLauncher(), progress)
+    return report_run(store, document, resume.output)
+
+
+def warn_of_other_host(store: RunStore) -> None:
+    """A run that goes on elsewhere mixes two machines' times."""
+    before, now = store.environment(), read_environment(__version__)
+    changes = [
+        f"{name} was {getattr(before, name)}, is {getattr(now, name)}"
+        for name in ("host", "processor", "num_cores", "torch")
+        if getattr(before, name) != getattr(now, name)
+    ]
+    if changes:
+        print(f"warning: this is not what the run began on: {'; '.join(changes)}", file=sys.stderr)  # noqa: T201

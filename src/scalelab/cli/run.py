@@ -1,0 +1,99 @@
+"""`scalelab run STUDY`: plan, run, conclude, save, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from scalelab.cli.finish import report_run
+from scalelab.cli.options import find_flag_value, make_options_class, read_options
+from scalelab.cli.output import Output, RunsDir
+from scalelab.cli.progress import ProgressReporter
+from scalelab.errors import UsageError
+from scalelab.experiment import RUNS_DIR, execute_run, start_run
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.store import find_runs
+from scalelab.studies.catalogue import STUDIES, find_study
+from scalelab.studies.expectation import expect_seconds, render_plan
+from scalelab.studies.study import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How it is executed."""
+
+    runs_dir: RunsDir = RUNS_DIR
+    dry_run: bool = False
+    """Only list the trials and the time that they should take."""
+    output: Output = field(default_factory=Output)
+
+
+def main(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print_studies()
+        return 0 if args else 2
+    if args[0].startswith("-"):
+        raise UsageError(f"the study comes first: scalelab run STUDY {args[0]} …; studies: {', '.join(STUDIES)}")
+    study, execution = parse_study(args[0], args[1:])
+    trials = study.plan()
+    if execution.dry_run:
+        expected = expect_seconds(study, trials, find_runs(execution.runs_dir))
+        sys.stdout.write(render_plan(trials, expected))
+        return 0
+    execution.output.check()
+    store = start_run(study, execution.runs_dir, ["scalelab", "run", *args])
+    with ProgressReporter() as progress:
+        document = execute_run(store, LocalLauncher(), progress)
+    return report_run(store, document, execution.output)
+
+
+def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
+    """The study with its workload's options, and how to execute it, from the flags."""
+    kind = find_study(name)
+    default: str = kind().job.workload
+    workload = find_flag_value(args, "--workload") or default
+    options_class, takes_any_option = make_options_class(workload)
+    command = make_command_class(kind, options_class, workload)
+    parsed = tyro.cli(
+        command,
+        args=args,
+        prog=f"scalelab run {name}",
+        description=f"{kind.question}\n\n{kind.__doc__}",
+        config=(tyro.conf.OmitArgPrefixes,),
+        return_unknown_args=takes_any_option,
+    )
+    answer: Any = parsed
+    extra: list[str] = []
+    if takes_any_option:
+        answer, extra = parsed
+    options = read_options(answer.options, extra)
+    job = dataclasses.replace(answer.study.job, options=options)
+    return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def make_command_class(kind: type[Any], options_class: type[Any], workload: str) -> type[Any]:
+    """The flags of one command: the study's, its workload's and those of the execution."""
+    options_help = f"Options of the workload {Path(workload).name}."
+    return dataclasses.make_dataclass(
+        "Command",
+        [
+            ("study", kind),
+            ("options", Annotated[options_class, tyro.conf.arg(help=options_help)]),
+            ("execution", Execution),
+        ],
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def print_studies() -> None:
+    lines = ["usage: scalelab run STUDY [OPTIONS]", "", "Studies:"]
+    lines += [f"  {name:<18}{kind.question}" for name, kind in STUDIES.items()]
+    lines += ["", "scalelab run STUDY --help lists its flags and those of its --workload."]
+    print("\n".join(lines))  # noqa: T201

@@ -1,0 +1,44 @@
+"""`scalelab show`: a run's answer again, in any format, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.report.document import Document, read_document
+from scalelab.store import RunStore, open_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """A run's answer again, in any format."""
+
+    run: Annotated[str, tyro.conf.Positional] = "last"
+    """Its name, the beginning of its name, its path, or last."""
+    runs_dir: RunsDir = Path("runs")
+    refresh: bool = False
+    """Derive the answer again from the raw samples."""
+    output: Output = field(default_factory=Output)
+
+
+def main(args: Sequence[str]) -> int:
+    show = tyro.cli(Show, args=args, prog="scalelab show", config=(tyro.conf.OmitArgPrefixes,))
+    show.output.check()
+    store = open_run(show.run, show.runs_dir)
+    write_outputs(read_answer(store, refresh=show.refresh), show.output)
+    return 0
+
+
+def read_answer(store: RunStore, *, refresh: bool) -> Document:
+    """The stored document; derived from the samples when there is none yet, or when asked to."""
+    text = None if refresh else store.read_document_text()
+    if text is not None:
+        return read_document(text)
+    from scalelab.experiment import conclude_run  # loads the analysis: only when it is needed
+
+    return conclude_run(store)

@@ -1,0 +1,141 @@
+"""A run from beginning to end: plan, store, measure, conclude. The command line and Python callers share it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scalelab import __version__
+from scalelab.environment import Environment, read_environment
+from scalelab.errors import DamagedRun, NothingMeasured
+from scalelab.measure.launchers.launcher import Launcher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.scheduler import Event, Listener, run_trials
+from scalelab.report.document import Caution, Document
+from scalelab.report.exports import render_json
+from scalelab.store import RunStore
+from scalelab.studies.catalogue import find_study
+from scalelab.studies.study import Study
+from scalelab.trial import Status, TrialResult, from_builtins, to_builtins
+from scalelab.units import format_bytes
+
+RUNS_DIR = Path("runs")
+
+
+def run_study(
+    study: Study,
+    *,
+    runs_dir: Path = RUNS_DIR,
+    launcher: Launcher | None = None,
+    listener: Listener | None = None,
+) -> tuple[RunStore, Document]:
+    """Measure a study into a new run and answer its question."""
+    store = start_run(study, runs_dir, sys.argv)
+    return store, execute_run(store, launcher or LocalLauncher(), listener or ignore_event)
+
+
+def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
+    """Make the directory of a new run, with all its trials planned."""
+    return RunStore.create(
+        runs_dir,
+        study=study.name,
+        fields=to_builtins(study),
+        trials=study.plan(),
+        environment=read_environment(__version__),
+        command=command,
+    )
+
+
+def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Document:
+    """Run what has no result yet and write the document; raises `NothingMeasured` when every trial failed."""
+    with store.claim():
+        try:
+            results = run_trials(store, launcher, listener)
+        finally:
+            launcher.close()
+        document = conclude_run(store)
+        store.save_document(render_json(document))
+    check_something_measured(results)
+    return document
+
+
+def conclude_run(store: RunStore) -> Document:
+    """The document of whatever has been measured so far, with what could not be read as cautions."""
+    study = read_study(store)
+    results, damaged = store.results()
+    document = study.conclude(results)
+    missing = len(store.record.trials) - len(results)
+    cautions = [
+        Caution(message=str(error), next_step=f"scalelab resume {store.name} measures it again")
+        for error in damaged
+    ]
+    if missing > len(damaged):
+        cautions.append(
+            Caution(
+                message=f"{missing - len(damaged)} of {len(store.record.trials)} trials have not been run yet",
+                next_step=f"scalelab resume {store.name}",
+            )
+        )
+    return replace(
+        document,
+        cautions=(*cautions, *document.cautions),
+        environment=describe_environment(store.environment(), store),
+    )
+
+
+def read_study(store: RunStore) -> Study:
+    """The study that a run was made by."""
+    kind: type[Any] = find_study(store.record.study)
+    try:
+        study: Study = from_builtins(store.record.fields, kind)
+    except ValueError as error:
+        raise DamagedRun(f"{store.path / 'run.json'} is damaged: {error}") from error
+    return study
+
+
+def check_something_measured(results: Sequence[TrialResult]) -> None:
+    failed = [result for result in results if result.status is not Status.COMPLETED]
+    if len(failed) < len(results):
+        return
+    first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
+    workload = first.trial.workload
+    label = f"{Path(workload.rpartition(':')[0]).name}:{workload.rpartition(':')[2]}" if ":" in workload else workload
+    words = f"--workload {label}: no trial completed; {first.trial.configuration} was {first.status}: {first.reason}"
+    error = NothingMeasured(words)
+    if first.status is Status.TIMED_OUT:
+        error.exit_code = 124
+    if first.traceback:
+        error.add_note(first.traceback)
+    raise error
+
+
+def describe_environment(environment: Environment, store: RunStore) -> tuple[tuple[str, str], ...]:
+    """What the measurement was taken on, in words."""
+    commit = environment.git_commit
+    changed = " with uncommitted changes" if environment.git_is_dirty else ""
+    gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
+    cores = f"{environment.num_cores} of {environment.num_machine_cores} usable"
+    load = environment.load_average
+    rows = [
+        ("run", store.name),
+        ("command", " ".join([Path(store.record.command[0]).name, *store.record.command[1:]]) if store.record.command else "–"),
+        ("measured", store.record.created_at[:19].replace("T", " ") + " UTC"),
+        ("host", f"{environment.host}, {environment.system}"),
+        ("processor", f"{environment.processor or '–'}, {cores}"),
+        ("memory", format_bytes(environment.memory_bytes)),
+        ("GPUs", gpus or "none"),
+        ("load before", "–" if load is None else f"{load:.2f}"),
+        ("torch", environment.torch or "–"),
+        ("Python", environment.python),
+        ("scalelab", environment.scalelab),
+        ("git", f"{commit[:12]}{changed}" if commit else "–"),
+    ]
+    rows += sorted(environment.variables.items())
+    return tuple(rows)
+
+
+def ignore_event(event: Event) -> None:
+    """For callers that do not want to hear of progress."""

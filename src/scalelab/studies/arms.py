@@ -1,0 +1,116 @@
+"""Results grouped by configuration, with their warm-up taken off: what every study's analysis starts from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.rounds import Rounds
+from scalelab.analysis.stats import estimate_median
+from scalelab.analysis.warmup import Warmup, find_warmup
+from scalelab.trial import PHASES, Status, StepKind, Trial, TrialResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """All rounds of one configuration. A round that gave nothing is an empty list and keeps its place."""
+
+    trial: Trial
+    """The first round's; the others differ only in the round."""
+    results: tuple[TrialResult, ...]
+    clean: Rounds
+    """Step times after warm-up, the maximum over ranks."""
+    comm_free: Rounds
+    warmup: Warmup
+    is_warmup_forced: bool
+
+    @property
+    def configuration(self) -> str:
+        return self.trial.configuration
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        return name_configuration(self.trial)
+
+    @property
+    def failure(self) -> TrialResult | None:
+        """The first round that did not complete, if there is one."""
+        return next((result for result in self.results if result.status is not Status.COMPLETED), None)
+
+    @property
+    def is_measured(self) -> bool:
+        return any(len(steps) for steps in self.clean)
+
+    @property
+    def step(self) -> Estimate:
+        return estimate_median(self.clean)
+
+    def phase(self, name: str) -> Estimate | None:
+        """The median of one phase over steps and ranks, or None when phases were not timed."""
+        index = PHASES.index(name)
+        rounds = []
+        for result in self.results:
+            timed = (s[5 + index] for s in result.samples if s.kind is StepKind.PHASES)
+            rounds.append([seconds for seconds in timed if seconds is not None])
+        return estimate_median(rounds) if any(rounds) else None
+
+    @property
+    def start_skew_seconds(self) -> float | None:
+        """How far apart the ranks begin a clean step: the median over steps; None with one rank."""
+        if self.trial.num_ranks == 1:
+            return None
+        skews = []
+        for result in self.results:
+            starts: dict[int, list[float]] = {}
+            for sample in result.samples:
+                if sample.kind is StepKind.CLEAN:
+                    starts.setdefault(sample.step, []).append(sample.start_seconds)
+            skews += [max(times) - min(times) for times in starts.values()]
+        return statistics.median(skews) if skews else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The highest of any rank in any round."""
+        found = [rank.peak_memory_bytes for result in self.results for rank in result.ranks]
+        return max((peak for peak in found if peak is not None), default=None)
+
+
+def name_configuration(trial: Trial) -> str:
+    """The plain loop by its name; a strategy with its number of ranks."""
+    if trial.configuration == "control":
+        return "plain loop again"
+    return "plain loop" if trial.strategy == "single" else f"{trial.strategy} × {trial.num_ranks}"
+
+
+def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dict[str, Arm]:
+    """One arm per configuration, in the order in which they first ran."""
+    grouped: dict[str, list[TrialResult]] = {}
+    for result in sorted(results, key=lambda result: result.trial.round):
+        grouped.setdefault(result.trial.configuration, []).append(result)
+    last_round = max((result.trial.round for result in results), default=0)
+    return {name: _make_arm(found, last_round, forced_warmup) for name, found in grouped.items()}
+
+
+def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | None) -> Arm:
+    by_round = {result.trial.round: result for result in results}
+    clean: list[list[float]] = [[] for _ in range(last_round)]
+    comm_free: list[list[float]] = [[] for _ in range(last_round)]
+    for number, result in by_round.items():
+        if result.status is Status.COMPLETED:
+            clean[number - 1] = list(result.step_seconds(StepKind.CLEAN).values())
+            comm_free[number - 1] = list(result.step_seconds(StepKind.COMM_FREE).values())
+    if forced_warmup is None:
+        warmup = find_warmup([steps for steps in clean if steps])
+    else:
+        warmup = Warmup(num_steps=forced_warmup, is_settled=True)
+    return Arm(
+        trial=results[0].trial,
+        results=tuple(results),
+        clean=[steps[warmup.num_steps :] for steps in clean],
+        comm_free=comm_free,
+        warmup=warmup,
+        is_warmup_forced=forced_warmup is not None,
+    )

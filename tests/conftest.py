@@ -1,0 +1,54 @@
+"""What every test is held to: it leaves no environment variable, thread, process or process group behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.trial import StepPlan
+
+OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Fail the test that leaks, not the one that trips over it later."""
+    variables, threads = dict(os.environ), set(threading.enumerate())
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    directory = Path.cwd()
+    yield
+    changed = {
+        name
+        for name in variables.keys() ^ os.environ.keys() | {n for n in variables if variables[n] != os.environ.get(n)}
+        if name not in OWN_VARIABLES
+    }
+    assert not changed, f"the test changed environment variables: {changed}"
+    new_threads = {t for t in threading.enumerate() if t not in threads and not t.daemon}
+    assert not new_threads, f"the test left threads: {new_threads}"
+    new_children = [c for c in psutil.Process().children(recursive=True) if c.pid not in children]
+    alive = psutil.wait_procs(new_children, timeout=5)[1]
+    assert not alive, f"the test left processes: {alive}"
+    assert Path.cwd() == directory, "the test changed the working directory"
+    distributed = sys.modules.get("torch.distributed")
+    assert distributed is None or not distributed.is_initialized(), "the test left a process group"
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[LocalLauncher]:
+    """One launcher for all tests: loading torch takes seconds, a trial a tenth of one."""
+    with LocalLauncher() as shared:
+        shared.start()
+        yield shared
+
+
+@pytest.fixture
+def short_plan() -> StepPlan:
+    """A launch of every kind of step that takes milliseconds."""
+    return StepPlan(lead_in_steps=2, clean_steps=4, phase_steps=2, comm_free_steps=2, profiled_steps=0, cycles=2)

@@ -1,0 +1,165 @@
+"""What can go wrong with real ranks, and what the result says of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalelab.errors import StorageFull
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.trial import Status, StepKind
+from tests.measure.trials import launch, make_trial, write_step_workload, write_workload
+
+pytestmark = pytest.mark.ranks
+
+
+def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank=1, step=4)
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.CRASHED
+    assert "rank 1 was killed by SIGKILL" in result.reason
+    # Blocks are written when they end: lead-in and clean steps were complete, the block of the fifth step was not.
+    assert {s.step for s in result.samples if s.rank == 1} == {0, 1, 2, 3}
+    assert launch(launcher, make_trial(), tmp_path / "u").status is Status.COMPLETED
+
+
+def test_a_rank_that_hangs_times_out_with_every_stack_in_the_logs(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "time.sleep(3600)", rank=1, step=2)
+    result = launch(launcher, make_trial(workload=spec, timeout_seconds=2.0), tmp_path / "t")
+    assert result.status is Status.TIMED_OUT
+    assert "not finished after 2 s" in result.reason
+    assert "--timeout" in result.reason
+    stuck, waiting = ((tmp_path / f"t/rank{rank}.log").read_text() for rank in (1, 0))
+    assert "own.py" in stuck
+    assert "in endless" in stuck
+    assert "backward" in waiting
+
+
+def test_a_rank_out_of_memory_is_told_from_every_other_failure(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "hoard = torch.ones(400_000_000)", rank=1, step=3)
+    trial = make_trial(workload=spec, memory_limit_bytes=500_000_000)
+    result = launch(launcher, trial, tmp_path / "t")
+    assert result.status is Status.OUT_OF_MEMORY, result.reason
+    assert result.reason.startswith("rank 1 ran out of memory")
+    assert launch(launcher, make_trial(workload=spec), tmp_path / "u").status is Status.COMPLETED
+
+
+def test_a_model_too_large_for_its_limit_is_out_of_memory(launcher: LocalLauncher, tmp_path: Path) -> None:
+    trial = make_trial(options={"dim": 4096, "depth": 4}, memory_limit_bytes=300_000_000)
+    assert launch(launcher, trial, tmp_path).status is Status.OUT_OF_MEMORY
+
+
+def test_a_model_that_does_not_fit_its_data_is_invalid_with_the_users_own_frames(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    spec = write_workload(
+        tmp_path, "model = nn.Linear(5, 3)\ndef loss(model, batch):\n    return model(batch[0]).sum()"
+    )
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "shapes cannot be multiplied" in result.reason
+    lines = result.traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "own.py" in lines[1]
+    assert "return model(batch[0]).sum()" in lines[2]
+    assert "scalelab" not in result.traceback
+
+
+def test_an_error_in_build_is_the_users_own_traceback(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, "nothing_of_the_sort")
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert result.reason == "NameError: name 'nothing_of_the_sort' is not defined"
+    assert len(result.traceback.splitlines()) <= 5
+
+
+def test_an_error_after_the_first_step_is_a_crash(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "raise ValueError('a bad sample')", rank=0, step=5)
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.CRASHED
+    assert "rank 0 raised an error" in result.reason
+    assert "ValueError: a bad sample" in result.reason
+
+
+def test_batches_that_end_are_explained(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, "batches = (batch for batch in batches)")
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert "endless generator" in result.reason
+
+
+def test_a_batch_of_the_wrong_size_is_invalid(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, "batches = [(torch.ones(7, 4), torch.zeros(7, 3))]")
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "a batch of 7 samples" in result.reason
+    assert "take batch_size" in result.reason
+
+
+def test_a_loss_that_is_not_finite_is_kept_and_named(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(
+        tmp_path, "def loss(model, batch):\n    return (model(batch[0]).sum() * float('nan')).sum()"
+    )
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.COMPLETED
+    bad = result.first_non_finite_loss()
+    assert bad is not None
+    assert (bad.rank, bad.step) == (0, 0)
+
+
+def test_processes_that_a_rank_started_end_with_it(launcher: LocalLauncher, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    spec = write_workload(
+        tmp_path,
+        f"""
+        if rank == 0:
+            import subprocess
+            child = subprocess.Popen(["sleep", "3600"])
+            open({str(pid_file)!r}, "w").write(str(child.pid))
+        """,
+    )
+    assert launch(launcher, make_trial(workload=spec), tmp_path / "t").status is Status.COMPLETED
+    pid = int(pid_file.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_server_kills_its_ranks_and_the_next_trial_starts_another(tmp_path: Path) -> None:
+    with LocalLauncher() as own:
+        spec = write_step_workload(tmp_path, "os.kill(os.getppid(), signal.SIGKILL)", rank=0, step=3)
+        result = launch(own, make_trial(workload=spec), tmp_path / "t")
+        assert result.status is Status.CRASHED
+        assert "the process that started rank" in result.reason
+        assert launch(own, make_trial(), tmp_path / "u").status is Status.COMPLETED
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 kB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small tmpfs needs root and mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_no_failure_of_the_trial(launcher: LocalLauncher, tmp_path: Path, full_disk: Path) -> None:
+    spec = write_workload(
+        tmp_path,
+        f"""
+        try:
+            with open({str(full_disk / "ballast")!r} + str(rank), "wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(b"x" * 4096)
+        except OSError:
+            pass
+        """,
+    )
+    with pytest.raises(StorageFull, match="resume"):
+        launch(launcher, make_trial(workload=spec), full_disk / "t")
+    assert launch(launcher, make_trial(), tmp_path / "u").step_seconds(StepKind.CLEAN)

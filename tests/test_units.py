@@ -1,0 +1,257 @@
+"""A number becomes text once, and reads the same everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.errors import UsageError
+from scalelab.units import (
+    GROUP_SEPARATOR,
+    UNKNOWN,
+    Quantity,
+    choose_unit,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_estimate,
+    format_quantity,
+    format_rate,
+    format_ratio,
+    format_seconds,
+    format_share,
+    format_value,
+    parse_bytes,
+    parse_seconds,
+)
+
+quantities = st.sampled_from([name for name in get_args(Quantity) if name != "text"])
+magnitudes = st.floats(1e-6, 1e6)
+
+
+def around(value: float, half_width: float) -> Estimate:
+    return Estimate(value=value, low=value - half_width, high=value + half_width)
+
+
+@st.composite
+def draw_estimates(draw: st.DrawFn) -> Estimate:
+    value = draw(magnitudes) * draw(st.sampled_from((1, -1)))
+    return around(value, abs(value) * draw(st.floats(1e-3, 0.5)))
+
+
+def format_column(quantity: Quantity, entries: list[Estimate | float | None]) -> list[str]:
+    unit = choose_unit(quantity, entries)
+    return [
+        format_estimate(entry, unit) if isinstance(entry, Estimate) else format_value(entry, unit)
+        for entry in entries
+    ]
+
+
+def count_decimals(number: str) -> int:
+    return len(number.removesuffix(" %").partition(".")[2])
+
+
+def test_a_column_of_times_has_one_unit_and_one_number_of_decimals() -> None:
+    steps: list[Estimate | float | None] = [around(0.413, 0.002), around(0.2147, 0.0014)]
+    assert choose_unit("seconds", steps).symbol == "ms"
+    assert format_column("seconds", steps) == ["413.0 ± 2.0", "214.7 ± 1.4"]
+
+
+def test_the_reference_row_has_no_interval_and_the_same_decimals() -> None:
+    assert format_column("ratio", [1.0, around(1.9236, 0.0203)]) == ["1.00", "1.92 ± 0.02"]
+
+
+def test_shares_are_whole_percents_unless_all_of_them_are_small() -> None:
+    assert format_column("share", [1.0, 0.9618]) == ["100 %", "96 %"]
+    assert format_column("share", [0.0, 0.031]) == ["0 %", "3 %"]
+    assert format_column("share", [0.0, 0.018, -0.003]) == ["0.0 %", "1.8 %", "−0.3 %"]
+
+
+def test_an_interval_of_a_share_is_in_percent_too() -> None:
+    assert format_column("share", [around(0.9618, 0.004), -0.03]) == ["96.2 ± 0.4 %", "−3.0 %"]
+
+
+def test_a_lopsided_interval_prints_its_longer_arm() -> None:
+    assert format_quantity("seconds", Estimate(value=0.2147, low=0.2143, high=0.2271)) == "215 ± 12 ms"
+
+
+def test_a_zero_with_an_interval_shows_the_interval() -> None:
+    assert format_column("seconds", [around(0.0, 0.0002)]) == ["0 ± 200"]
+    assert format_column("share", [around(0.0, 0.004)]) == ["0.0 ± 0.4 %"]
+
+
+def test_a_tiny_interval_is_rounded_up_and_an_exact_one_is_zero() -> None:
+    column = format_column("seconds", [around(0.413, 1e-9), around(0.413, 0.02), around(0.2, 0.03)])
+    assert column[0] == "413.0 ± 0.1"
+    assert format_column("ratio", [around(1.5, 0.0)]) == ["1.50 ± 0.00"]
+
+
+def test_whole_numbers_without_a_unit_have_no_decimals() -> None:
+    assert format_column("number", [3, 40]) == ["3", "40"]
+    assert format_column("bytes", [1_000_000, 64_000_000]) == ["1", "64"]
+
+
+def test_five_digits_are_grouped_and_four_are_not() -> None:
+    assert format_count(1234) == "1234"
+    assert format_count(1_234_567) == GROUP_SEPARATOR.join(("1", "234", "567"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"), (3e-9, "3.00 ns"), (2.5e-5, "25.0 µs"), (0.413, "413 ms"), (0.99999, "1.00 s"),
+        (75.0, "75.0 s"), (200.0, "3.33 min"), (9000.0, "2.50 h"), (-0.2, "−200 ms"),
+    ],
+)  # fmt: skip
+def test_a_time_has_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (64e6, "64 MB"), (2.147e9, "2.15 GB")],
+)
+def test_a_size_is_decimal(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.9618, "96 %"), (0.031, "3.1 %"), (0.04, "4.0 %"), (0.0, "0 %"), (-0.031, "−3.1 %"),
+        (0.0999, "10 %"), (0.0005, "0.05 %"), (1.04, "104 %"),
+    ],
+)  # fmt: skip
+def test_a_share_in_a_sentence_has_two_digits(share: float, text: str) -> None:
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "< 1 s"), (45, "45 s"), (59.6, "1 min"), (80, "1 min 20 s"), (3599.7, "1 h"),
+        (7500, "2 h 5 min"), (86399.9, "1 d"), (273600, "3 d 4 h"), (-1, UNKNOWN),
+    ],
+)  # fmt: skip
+def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_rate_says_of_what() -> None:
+    assert format_rate(154.96, "samples") == "155 samples/s"
+    assert format_rate(2.5e6, "tokens") == "2.50 M tokens/s"
+    assert format_ratio(1.9236) == "1.92"
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
+def test_unknown_is_a_dash_everywhere(unknown: float | None) -> None:
+    for write in (format_seconds, format_bytes, format_ratio, format_share, format_duration):
+        assert write(unknown) == UNKNOWN
+    assert format_rate(unknown, "samples") == UNKNOWN
+    assert format_count(None) == UNKNOWN
+    assert format_estimate(None, choose_unit("seconds", [])) == UNKNOWN
+
+
+def test_an_infinite_interval_is_none() -> None:
+    assert format_column("ratio", [Estimate(value=2.0, low=0.0, high=math.inf)]) == ["2.00"]
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert format_column("share", [-0.001, 0.5]) == ["0 %", "50 %"]
+
+
+@given(quantities, st.lists(draw_estimates() | st.floats() | st.none(), max_size=6))
+def test_any_column_prints_without_nan_and_inf(
+    quantity: Quantity, entries: list[Estimate | float | None]
+) -> None:
+    for text in format_column(quantity, entries):
+        assert text
+        assert "nan" not in text
+        assert "inf" not in text
+
+
+@given(quantities, st.lists(draw_estimates() | magnitudes, min_size=1, max_size=8))
+def test_all_numbers_of_a_column_have_the_same_decimals(
+    quantity: Quantity, entries: list[Estimate | float | None]
+) -> None:
+    numbers = [number for text in format_column(quantity, entries) for number in text.split(" ± ")]
+    assert len({count_decimals(number) for number in numbers}) == 1
+
+
+@given(quantities, st.lists(draw_estimates(), min_size=1, max_size=8))
+def test_an_interval_never_prints_as_zero(quantity: Quantity, entries: list[Estimate | float | None]) -> None:
+    for text in format_column(quantity, entries):
+        assert set(text.partition(" ± ")[2]) & set("123456789")
+
+
+@given(st.sampled_from(["seconds", "ratio", "number"]), st.floats(1e-3, 9e3), st.floats(1e-3, 0.5))
+def test_a_single_interval_shows_one_or_two_significant_digits(
+    quantity: Quantity, value: float, relative: float
+) -> None:
+    (text,) = format_column(quantity, [around(value, value * relative)])
+    width = text.partition(" ± ")[2]
+    significant = width.replace(".", "").lstrip("0")
+    assert 1 <= len(significant) <= 2 or (count_decimals(width) == 0 and len(significant) <= 4)
+
+
+@given(st.floats(1e-9, 1e7))
+def test_a_time_survives_being_written_and_read(seconds: float) -> None:
+    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
+
+
+@given(st.integers(0, 10**14))
+def test_a_size_survives_being_written_and_read(num_bytes: int) -> None:
+    assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=6e-3)
+
+
+@given(st.floats(1, 1e6))
+def test_a_duration_survives_being_written_and_read(seconds: float) -> None:
+    assert parse_seconds(format_duration(seconds)) == pytest.approx(seconds, rel=0.03, abs=0.51)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("512MB", 512_000_000), ("2GiB", 2**31), ("1.5G", 1_500_000_000), ("4096", 4096), ("64 kB", 64_000),
+        ("1Ki", 1024), ("10b", 10), ("1.5tib", 3 * 2**39), (" 7 MB ", 7_000_000),
+    ],
+)  # fmt: skip
+def test_a_size_is_read_in_decimal_and_in_binary_units(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("10min", 600),
+        ("90", 90),
+        ("1.5h", 5400),
+        ("200ms", 0.2),
+        ("2m", 120),
+        ("1 min 20 s", 80),
+    ],
+)
+def test_a_time_is_read_with_and_without_a_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "-1GB", "1e9", "nan", "inf", "12iB", "3 apples", "1,5G", "9" * 400]
+)
+def test_a_size_that_cannot_be_read_is_named_with_the_accepted_forms(text: str) -> None:
+    with pytest.raises(UsageError, match=r"512MB, 2GiB, 1\.5G") as caught:
+        parse_bytes(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-5s", "1e3", "nan", "10 parsecs", "1min 5", "5s,3s", "9" * 400])
+def test_a_time_that_cannot_be_read_is_named_with_the_accepted_forms(text: str) -> None:
+    with pytest.raises(UsageError, match=r"30s, 10min, 1\.5h, 200ms or 90") as caught:
+        parse_seconds(text)
+    assert repr(text) in str(caught.value)
