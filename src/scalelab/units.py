@@ -120,7 +120,8 @@ def _scale_all(values: Iterable[float], factor: float) -> list[float]:
 def _choose_scale(quantity: Quantity, magnitude: float) -> tuple[str, float]:
     """The symbol and the factor for a magnitude; it counts as rounded, for 999.9 ms prints as 1 s."""
     scales = _SCALES.get(quantity, (("", 1.0, 0.0),))
-    symbol, factor, _ = [scale for scale in scales if scale[2] <= _round_to_digits(magnitude)][-1]
+    rounded = float(f"{magnitude:.2e}")
+    symbol, factor, _ = [scale for scale in scales if scale[2] <= rounded][-1]
     return symbol, factor
 
 
@@ -128,7 +129,7 @@ def _decimals_for_widths(quantity: Quantity, widths: Sequence[float]) -> int:
     """Enough for the median width to show one or two digits, and one more if the smallest would show none."""
     median = statistics.median_low(widths)
     one_digit = 1 - _count_integer_digits(median)
-    deserves_two = float(f"{median:.2e}".split("e")[0]) < 3.55
+    deserves_two = _split_digits(median)[0] < 3.55
     decimals = max(one_digit, min(one_digit + deserves_two, _USUAL_DECIMALS.get(quantity, MAX_DECIMALS)))
     return min(max(decimals, 1 - _count_integer_digits(widths[0])), max(decimals, 0) + 1)
 
@@ -145,12 +146,13 @@ def _decimals_for_values(quantity: Quantity, values: Sequence[float]) -> int:
 
 def _count_integer_digits(value: float) -> int:
     """The digits before the point: 3 for 413, 0 for 0.41, -1 for 0.041; 0.9999 counts as 1.00."""
-    return math.floor(math.log10(_round_to_digits(value))) + 1
+    return _split_digits(value)[1] + 1
 
 
-def _round_to_digits(value: float) -> float:
-    """A value as it looks with three significant digits."""
-    return float(f"{value:.2e}")
+def _split_digits(value: float) -> tuple[float, int]:
+    """A value as it looks with three significant digits: 4.13 and the exponent 2 for 413."""
+    digits, exponent = f"{value:.2e}".split("e")
+    return float(digits), int(exponent)
 
 
 def format_value(value: float | None, unit: Unit) -> str:

@@ -59,3 +59,14 @@ def find_true_median(rng: np.random.Generator, *, within: float = 0.065, between
     Not quite 1: a symmetric shift of a skewed noise moves its median.
     """
     return float(np.median(simulate_rounds(rng, 1.0, 20_000, 20, within=within, between=between)))
+
+
+def simulate_pair(
+    rng: np.random.Generator, ratio: float, num_rounds: int = 12, num_steps: int = 20
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Two configurations of medians `ratio` and 1, launched side by side under the same drift."""
+    drift = simulate_drift(rng, num_rounds)
+    return (
+        simulate_rounds(rng, ratio, num_rounds, num_steps, drift=drift),
+        simulate_rounds(rng, 1.0, num_rounds, num_steps, drift=drift),
+    )

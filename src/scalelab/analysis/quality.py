@@ -1,8 +1,7 @@
-"""How good a measurement is, in numbers: outliers, drift and noise. What to say about them is the report's
-business.
+"""How good a measurement is, in numbers: outliers, drift and noise.
 
 Everything here is relative to a median and robust: a spike must not hide another, and must not look like
-noise.
+noise. What to say about the numbers is the report's business.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ OUTLIER_DEVIATIONS = 3.5
 OUTLIER_RATIO = 1.5
 """And it must be half as long again as the median: a tight series has harmless outliers."""
 
-DRIFT_CHANCE = 0.01
-"""How often a series without a trend may be taken for one with; reached by six values or more."""
+DRIFT_CHANCE = 0.02
+"""How often a series without a trend may be taken for one with it; five values can reach that."""
 
 SMALLEST_DRIFT = 0.03
 """A trend that changes times by less than 3 % from first to last is not worth a warning."""
@@ -43,8 +42,7 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A trend of the step time; a change is relative, from first to last, and None where there is no
-    trend."""
+    """A trend of the step time: relative changes from first to last, None where there is no trend."""
 
     change_over_rounds: float | None
     change_within_launches: float | None
@@ -104,8 +102,10 @@ def _measure_spread(values: Floats) -> float:
 
 
 def _find_trend(values: Floats) -> float | None:
-    """The relative change from first to last by the median of all slopes (Theil 1950, Sen 1968), if
-    significant."""
+    """The relative change from first to last, where it is both significant and large enough.
+
+    The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968).
+    """
     if len(values) < 2:
         return None
     first, second = np.triu_indices(len(values), k=1)

@@ -1,13 +1,12 @@
-"""Laws of scaling are fitted to one number per size; this is where those numbers come from and how the fit
-is done.
+"""What a law of scaling is fitted to, one number per size, and how.
 
 All our laws are linear in their coefficients once written the right way round, so a fit is a small
 least-squares problem, solved exactly. Residuals are relative: an error of 1 % counts the same at one rank
 and at sixteen, as the noise of a step time is proportional to it.
 
-The number of a size is the centre of its launches' medians, over the rounds that all sizes completed: then
-a drift of the machine moves all sizes alike and leaves the law's shape alone. Each round is also fitted on
-its own, which is what the intervals of the coefficients come from.
+The number of a size is the centre of its launches' medians, over the rounds that all sizes completed. What
+a round does to all sizes alike is taken off first, so a machine that drifts leaves the shape of the law
+alone. Each round is also fitted on its own: that is where the intervals of the coefficients come from.
 """
 
 from __future__ import annotations
@@ -45,21 +44,25 @@ def tabulate_sizes(series: Mapping[int, Rounds]) -> SizeTable:
     sizes = sorted(size for size, rounds in series.items() if any(len(steps) for steps in rounds))
     paired = pair_medians([series[size] for size in sizes]) if sizes else np.empty((0, 0))
     if paired.shape[1]:
-        centres = [np.exp(estimate_location(np.log(medians)).value) for medians in paired]
+        centres = _find_centres(paired)
     else:
-        centres = [estimate_median(series[size]).value for size in sizes]
-    return SizeTable(
-        num_ranks=np.array(sizes, dtype=np.float64),
-        centres=np.array(centres, dtype=np.float64),
-        per_round=paired.T,
-    )
+        centres = np.array([estimate_median(series[size]).value for size in sizes])
+    return SizeTable(num_ranks=np.array(sizes, dtype=np.float64), centres=centres, per_round=paired.T)
+
+
+def _find_centres(paired: Floats) -> Floats:
+    """The centre of each row over the rounds, on the log scale, free of what a round does to all rows."""
+    logs = np.log(paired)
+    levels = logs.mean(axis=0)
+    shape = np.array([estimate_location(row).value for row in logs - levels])
+    centres: Floats = np.exp(shape + estimate_location(levels).value)
+    return centres
 
 
 def solve_relative(columns: Floats, target: Floats) -> Floats:
-    """The coefficients, of either sign, with the least squares of relative residuals of columns · c ≈ target."""
+    """The coefficients c, of either sign, that make columns · c ≈ target with the least relative squares."""
     scaled = columns / target[:, np.newaxis]
-    coefficients: Floats = np.linalg.lstsq(scaled, np.ones(len(target)), rcond=None)[0]
-    return coefficients
+    return np.asarray(np.linalg.lstsq(scaled, np.ones(len(target)), rcond=None)[0], dtype=np.float64)
 
 
 def solve_non_negative(columns: Floats, target: Floats) -> Floats:

@@ -70,9 +70,8 @@ def fit_usl(throughputs: Mapping[int, Rounds]) -> UslFit | None:
     if coefficients[0] <= 0:
         return None
     free = solve_relative(columns, target)
-    per_round = np.array([solve_relative(columns, values) for values in sizes / table.per_round]).reshape(
-        -1, 3
-    )
+    rounds = [solve_relative(columns, values) for values in sizes / table.per_round]
+    per_round = np.array(rounds).reshape(-1, 3)
     return UslFit(
         contention=_estimate_loss(1, coefficients, free, per_round),
         coherency=_estimate_loss(2, coefficients, free, per_round),

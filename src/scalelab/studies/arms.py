@@ -24,7 +24,8 @@ class Arm:
     """Step times after warm-up, the maximum over ranks."""
     comm_free: Rounds
     warmup: Warmup
-    is_warmup_forced: bool
+    num_clean_steps: int
+    """Clean steps of one launch, warm-up included."""
 
     @property
     def configuration(self) -> str:
@@ -112,5 +113,5 @@ def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | 
         clean=[steps[warmup.num_steps :] for steps in clean],
         comm_free=comm_free,
         warmup=warmup,
-        is_warmup_forced=forced_warmup is not None,
+        num_clean_steps=max((len(steps) for steps in clean), default=0),
     )

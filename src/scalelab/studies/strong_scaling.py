@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from scalelab.report.document import Document
-from scalelab.studies.scaling import ScalingAnswer, conclude_scaling
-from scalelab.studies.study import Configuration, Job, Sampling, check_ranks, plan_rounds
+from scalelab.studies.scaling import ScalingAnswer, plan_scaling
+from scalelab.studies.scaling_document import conclude_scaling
+from scalelab.studies.study import Job, Sampling, check_ranks
 from scalelab.trial import Trial, TrialResult, check_at_least
 
 
@@ -38,21 +39,15 @@ class StrongScaling:
         check_ranks(self.ranks, self.global_batch)
 
     def plan(self) -> list[Trial]:
-        sizes = sorted({1, *self.ranks})
-        configurations = [Configuration(name="single-1", strategy="single", num_ranks=1, global_batch=self.global_batch)]
-        if self.sampling.control:
-            configurations.append(
-                Configuration(name="control", strategy="single", num_ranks=1, global_batch=self.global_batch)
-            )
-        configurations += [
-            Configuration(
-                name=f"{self.strategy}-{n}", strategy=self.strategy, num_ranks=n, global_batch=self.global_batch
-            )
-            for n in sizes
-        ]
-        return plan_rounds(self.job, self.sampling, configurations)
+        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda _: self.global_batch)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=True)
-        setting = f"global batch {self.global_batch}"
-        return conclude_scaling(answer, self.question, "Strong scaling", self.job, self.sampling, setting)
+        warmup = self.sampling.warmup
+        return conclude_scaling(
+            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=True),
+            title="Strong scaling",
+            question=self.question,
+            job=self.job,
+            sampling=self.sampling,
+            batch=f"global batch {self.global_batch}",
+        )

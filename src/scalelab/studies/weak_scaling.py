@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from scalelab.report.document import Document
-from scalelab.studies.scaling import ScalingAnswer, conclude_scaling
-from scalelab.studies.study import Configuration, Job, Sampling, check_ranks, plan_rounds
+from scalelab.studies.scaling import ScalingAnswer, plan_scaling
+from scalelab.studies.scaling_document import conclude_scaling
+from scalelab.studies.study import Job, Sampling, check_ranks
 from scalelab.trial import Trial, TrialResult, check_at_least
 
 
@@ -36,18 +37,15 @@ class WeakScaling:
         check_ranks(self.ranks)
 
     def plan(self) -> list[Trial]:
-        batch = self.batch_per_rank
-        names = ["single-1", "control"] if self.sampling.control else ["single-1"]
-        configurations = [
-            Configuration(name=name, strategy="single", num_ranks=1, global_batch=batch) for name in names
-        ]
-        configurations += [
-            Configuration(name=f"{self.strategy}-{n}", strategy=self.strategy, num_ranks=n, global_batch=batch * n)
-            for n in sorted({1, *self.ranks})
-        ]
-        return plan_rounds(self.job, self.sampling, configurations)
+        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda n: self.batch_per_rank * n)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=False)
-        setting = f"batch {self.batch_per_rank} per rank"
-        return conclude_scaling(answer, self.question, "Weak scaling", self.job, self.sampling, setting)
+        warmup = self.sampling.warmup
+        return conclude_scaling(
+            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=False),
+            title="Weak scaling",
+            question=self.question,
+            job=self.job,
+            sampling=self.sampling,
+            batch=f"batch {self.batch_per_rank} per rank",
+        )

@@ -1,0 +1,4 @@
+"""placeholder"""
+from dataclasses import dataclass
+@dataclass(frozen=True, kw_only=True)
+class Doctor: ...

@@ -1,0 +1,1 @@
+"""One document, thin renderers."""

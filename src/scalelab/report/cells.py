@@ -1,0 +1,78 @@
+"""From the raw cells of a table to text: what every format that a person reads has in common.
+
+Every column gets one unit, in its header, and its ± stand below each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalelab.report.document import Cell, Column, Table
+from scalelab.report.text import Align, clean_text, measure_text
+from scalelab.units import PLUS_MINUS, UNKNOWN, Unit, choose_unit, format_estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumn:
+    """A column as text."""
+
+    header: str
+    align: Align
+    cells: tuple[str, ...]
+    marks: tuple[str, ...]
+    """The footnote sign beside each number, or an empty text; a word has its sign in its cell."""
+    is_prose: bool
+    """Whether the cells are words, which may be broken into lines."""
+
+    @property
+    def mark_width(self) -> int:
+        """What the marks take beside the column, so that its numbers stay below each other."""
+        return max(map(measure_text, self.marks), default=0)
+
+
+def format_columns(table: Table) -> tuple[TextColumn, ...]:
+    """The columns of a table, ready to be set."""
+    return tuple(
+        _format_column(column, [row[index] for row in table.rows])
+        for index, column in enumerate(table.columns)
+    )
+
+
+def list_notes(table: Table) -> tuple[str, ...]:
+    """What is printed below a table: its notes, then what its columns mean."""
+    meanings = (f"{column.header}: {column.note}" for column in table.columns if column.note)
+    return tuple(clean_text(note) for note in (*table.notes, *meanings))
+
+
+def _format_column(column: Column, cells: Sequence[Cell]) -> TextColumn:
+    is_prose = column.quantity == "text"
+    unit = choose_unit("number" if is_prose else column.quantity, [cell.estimate for cell in cells])
+    header = clean_text(column.header)
+    formatted = tuple(_format_cell(cell, unit) for cell in cells)
+    texts = formatted if is_prose else _align_widths(formatted)
+    marks = tuple(clean_text(cell.mark) for cell in cells)
+    if column.align == "left":
+        texts, marks = tuple(map("".join, zip(texts, marks, strict=True))), ("",) * len(cells)
+    return TextColumn(
+        header=f"{header} [{unit.symbol}]" if unit.symbol and not unit.suffix else header,
+        align=column.align,
+        cells=texts,
+        marks=marks,
+        is_prose=is_prose,
+    )
+
+
+def _format_cell(cell: Cell, unit: Unit) -> str:
+    if isinstance(cell.value, str):
+        return clean_text(cell.value)
+    if isinstance(cell.value, bool):
+        return "yes" if cell.value else "no"
+    return UNKNOWN if cell.estimate is None else format_estimate(cell.estimate, unit)
+
+
+def _align_widths(texts: Sequence[str]) -> tuple[str, ...]:
+    """The same texts with what follows ± padded, so that the signs stand below each other."""
+    parts = [text.partition(PLUS_MINUS) for text in texts]
+    widest = max((len(after) for _, sign, after in parts if sign), default=0)
+    return tuple(before + sign + (after.rjust(widest) if sign else "") for before, sign, after in parts)

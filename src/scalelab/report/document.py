@@ -1,0 +1,163 @@
+"""A report before it has a format: headings, tables, charts, findings, warnings.
+
+A study concludes with a `Document`; every renderer is a function of it and of nothing else. The numbers in
+it are raw, in base units (seconds, bytes, per second, ratios in [0, 1]); how many digits they get is decided
+when they are printed. It is stored as `document.json`, so that a report can be rendered again where nothing
+can be measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.errors import DamagedRun
+from scalelab.report.text import Align
+from scalelab.trial import from_builtins
+from scalelab.units import Quantity
+
+SCHEMA_VERSION = 1
+"""Raised by one whenever a document of an older version would be misread."""
+
+Value = bool | int | float | str | None
+"""What a cell may hold; None is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What one column of a table holds."""
+
+    key: str
+    """Its name in exports: stable, in words of the code, for example `step_seconds`."""
+    header: str
+    """Its name for a reader, without the unit: that is chosen when it is printed."""
+    quantity: Quantity = "text"
+    align: Align = "right"
+    note: str = ""
+    """What the column means, where its header does not say enough; it is printed below the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One entry of a table: a raw number with its interval, or a word such as `out of memory`."""
+
+    value: Value = None
+    low: float | None = None
+    high: float | None = None
+    mark: str = ""
+    """A footnote sign such as †; one of the table's notes explains it."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The number with its interval; None if the cell holds a word, a truth or nothing."""
+        if self.value is None or isinstance(self.value, bool | str):
+            return None
+        return Estimate(value=self.value, low=self.low, high=self.high)
+
+
+def make_cell(source: Value | Estimate, *, mark: str = "") -> Cell:
+    """A cell from an estimate or a plain value."""
+    if isinstance(source, Estimate):
+        return Cell(value=source.value, low=source.low, high=source.high, mark=mark)
+    return Cell(value=source, mark=mark)
+
+
+def make_row(*sources: Value | Estimate | Cell) -> tuple[Cell, ...]:
+    """A row of cells from estimates, plain values and cells."""
+    return tuple(source if isinstance(source, Cell) else make_cell(source) for source in sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of cells; the first column names the row."""
+
+    title: str = ""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    """Printed below the table: what ± means, what a mark means."""
+
+    def __post_init__(self) -> None:
+        keys = [column.key for column in self.columns]
+        if not keys or len(set(keys)) < len(keys):
+            raise ValueError(f"table {self.title!r} needs columns with different keys, not {keys}")
+        for number, row in enumerate(self.rows, start=1):
+            if len(row) != len(keys):
+                raise ValueError(
+                    f"table {self.title!r}: row {number} has {len(row)} cells for {len(keys)} columns"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A figure as a Vega-Lite specification; formats without figures leave it out."""
+
+    title: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the report; without a heading it belongs to the title above it."""
+
+    heading: str = ""
+    paragraphs: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """What is wrong with the measurement, and what to do about it."""
+
+    message: str
+    next_step: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    question: str = ""
+    setting: str = ""
+    """What was measured, in one line: workload, strategy, data type, backend, batch, steps."""
+    sections: tuple[Section, ...] = ()
+    summary: tuple[str, ...] = ()
+    """The findings in words; the first is the main one."""
+    cautions: tuple[Caution, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    """Name and value of what the numbers depend on: hardware, software, versions."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def headline(self) -> str:
+        """The title and what it asks."""
+        return f"{self.title}: {self.question}" if self.question else self.title
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of all sections; the first is the main one."""
+        return tuple(table for section in self.sections for table in section.tables)
+
+
+def read_document(text: str) -> Document:
+    """The document that `render_json` wrote."""
+    try:
+        data = json.loads(text)
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise DamagedRun(
+                f"the document has schema version {version}, this scalelab reads up to {SCHEMA_VERSION}: "
+                "upgrade scalelab to read it"
+            )
+        if not isinstance(version, int) or version < 1:
+            raise ValueError("it has no schema_version")
+        return from_builtins(data, Document)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRun(
+            f"the document cannot be read ({error}): render it again from its run, or restore the file"
+        ) from error

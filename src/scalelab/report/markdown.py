@@ -1,0 +1,84 @@
+"""A document as GitHub-flavoured Markdown.
+
+A page is read from its top, a terminal from its bottom: here the summary and the warnings stand before the
+tables. What the document says is text, not markup: everything in it that Markdown or HTML would interpret is
+escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from scalelab.report.cells import format_columns, list_notes
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.text import Align, clean_text, measure_text, pad_text
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*_#|~$&<>]|\[(?=\^)|\](?=[(\[:])")
+_BLOCK_START = re.compile(r"^(?:[-+=\[]|([0-9]+)(?=[.)](?: |$)))")
+
+
+def render_markdown(document: Document) -> str:
+    """The whole document, its environment last."""
+    return "\n\n".join(block for block in _list_blocks(document) if block) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """A text that Markdown shows as it is, on one line."""
+    inline = _SPECIAL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), clean_text(text))
+    return _BLOCK_START.sub(lambda match: f"{match[0]}\\" if match[1] else f"\\{match[0]}", inline)
+
+
+def _list_blocks(document: Document) -> Iterator[str]:
+    """The blocks that stand apart by an empty line; an empty one is left out."""
+    yield _set_heading(1, document.headline)
+    yield escape_markdown(document.setting)
+    if document.summary:
+        yield "## Summary"
+        yield "\n".join(f"- {escape_markdown(finding)}" for finding in document.summary)
+    if document.cautions:
+        yield "## Warnings"
+        yield "\n".join(
+            f"- {escape_markdown(caution.message)} → {escape_markdown(caution.next_step)}"
+            for caution in document.cautions
+        )
+    for section in document.sections:
+        yield from _list_section_blocks(section)
+    if document.environment:
+        yield "## Environment"
+        yield _set_grid(("what", "value"), document.environment, ("left", "left"))
+
+
+def _list_section_blocks(section: Section) -> Iterator[str]:
+    yield _set_heading(2, section.heading)
+    yield from map(escape_markdown, section.paragraphs)
+    for table in section.tables:
+        yield _set_heading(3, table.title)
+        yield _set_table(table)
+        yield from map(escape_markdown, list_notes(table))
+
+
+def _set_heading(level: int, text: str) -> str:
+    escaped = escape_markdown(text)
+    return f"{'#' * level} {escaped}" if escaped else ""
+
+
+def _set_table(table: Table) -> str:
+    columns = format_columns(table)
+    texts = [[cell + mark for cell, mark in zip(c.cells, c.marks, strict=True)] for c in columns]
+    rows = [[column[row] for column in texts] for row in range(len(table.rows))]
+    return _set_grid([column.header for column in columns], rows, [column.align for column in columns])
+
+
+def _set_grid(header: Sequence[str], rows: Sequence[Sequence[str]], aligns: Sequence[Align]) -> str:
+    """A table whose columns are aligned in the source as well."""
+    cells = [[escape_markdown(text) for text in row] for row in (header, *rows)]
+    widths = [max(3, *map(measure_text, column)) for column in zip(*cells, strict=True)]
+    rules = [
+        ":" + "-" * (width - 1) if align == "left" else "-" * (width - 1) + ":"
+        for width, align in zip(widths, aligns, strict=True)
+    ]
+    padded = ([*map(pad_text, row, widths, aligns)] for row in cells)
+    lines = [f"| {' | '.join(row)} |" for row in padded]
+    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])

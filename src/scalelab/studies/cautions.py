@@ -1,0 +1,146 @@
+"""Warnings about the measurement itself, each with the step that would improve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from scalelab.analysis.quality import find_drift, find_outliers, measure_noise
+from scalelab.report.document import Caution
+from scalelab.studies.arms import Arm
+from scalelab.trial import Status, TrialResult
+from scalelab.units import format_share
+
+MOST_NAMED = 3
+"""How many outliers are named; the others are counted."""
+MOST_OUTLIERS = 0.02
+"""A share of outliers below this is what any shared machine has."""
+NOISY_WITHIN = 0.15
+NOISY_BETWEEN = 0.05
+"""Relative spreads above which a host is called noisy: of steps within a launch, of launches' medians."""
+STOLEN = 0.02
+"""A share of processor time taken by the hypervisor that moves step times by as much."""
+
+
+def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
+    """Everything that makes the numbers less certain than their intervals say."""
+    every = list(arms)
+    found = [caution for arm in every for caution in _look_at_arm(arm)]
+    return (*_look_at_host(every), *found)
+
+
+def _look_at_arm(arm: Arm) -> Iterator[Caution]:
+    yield from _name_failure(arm)
+    yield from _name_non_finite(arm)
+    if not arm.is_measured:
+        return
+    yield from _name_warmup(arm)
+    yield from _name_outliers(arm)
+    yield from _name_drift(arm)
+
+
+def _name_failure(arm: Arm) -> Iterator[Caution]:
+    failure = arm.failure
+    if failure is None:
+        return
+    num_failed = sum(result.status is not Status.COMPLETED for result in arm.results)
+    which = "" if not arm.is_measured else f" in {num_failed} of {len(arm.results)} rounds"
+    advice = {
+        Status.OUT_OF_MEMORY: "use a smaller batch or model, or a higher --memory-limit",
+        Status.TIMED_OUT: "look at the stacks in its rank*.log, or raise --timeout",
+        Status.INVALID: "correct the workload or its options",
+    }
+    next_step = advice.get(failure.status, f"look at rank*.log in trials/{failure.trial.name}")
+    yield Caution(message=f"{arm.label} {failure.status.replace('_', ' ')}{which}: {failure.reason}", next_step=next_step)
+
+
+def _name_non_finite(arm: Arm) -> Iterator[Caution]:
+    for result in arm.results:
+        bad = result.first_non_finite_loss()
+        if bad is not None:
+            yield Caution(
+                message=f"{arm.label}: the loss of rank {bad.rank} is {bad.loss} from step {bad.step} of round"
+                f" {result.trial.round} on; its times are those of a training that has failed",
+                next_step="lower the learning rate or check the data before trusting this row",
+            )
+            return
+
+
+def _name_warmup(arm: Arm) -> Iterator[Caution]:
+    num_steps = arm.num_clean_steps
+    if not arm.warmup.is_settled:
+        yield Caution(
+            message=f"{arm.label} is still warming up at step {arm.warmup.num_steps} of {num_steps}",
+            next_step=f"run more steps: --steps {4 * num_steps}",
+        )
+    if len([steps for steps in arm.clean if len(steps)]) == 1:
+        yield Caution(
+            message=f"{arm.label} was launched once: its interval does not include how launches differ",
+            next_step="use --rounds 8",
+        )
+
+
+def _name_outliers(arm: Arm) -> Iterator[Caution]:
+    outliers = find_outliers(arm.clean)
+    num_steps = sum(len(steps) for steps in arm.clean)
+    if len(outliers) <= MOST_OUTLIERS * num_steps:
+        return
+    worst = sorted(outliers, key=lambda outlier: -outlier.ratio)[:MOST_NAMED]
+    named = ", ".join(
+        f"step {outlier.step + arm.warmup.num_steps} of round {outlier.round + 1} ({outlier.ratio:.1f}×)"
+        for outlier in worst
+    )
+    yield Caution(
+        message=f"{arm.label}: {len(outliers)} of {num_steps} steps took over 1.5 times the median, worst {named}",
+        next_step="close other programs; the median ignores them, a mean would not",
+    )
+
+
+def _name_drift(arm: Arm) -> Iterator[Caution]:
+    drift = find_drift(arm.clean)
+    if drift is None:
+        return
+    if drift.change_over_rounds is not None:
+        yield Caution(
+            message=f"{arm.label}: steps drifted by {format_share(drift.change_over_rounds)} from the first round to"
+            " the last",
+            next_step="compare ratios, which are taken round by round; let the machine cool down or idle first",
+        )
+    if drift.change_within_launches is not None:
+        yield Caution(
+            message=f"{arm.label}: steps drift by {format_share(drift.change_within_launches)} within a launch",
+            next_step="use more --steps, and --warmup if the slow part is at the beginning",
+        )
+
+
+def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
+    results = [result for arm in arms for result in arm.results]
+    noises = [(arm, measure_noise(arm.clean)) for arm in arms if arm.is_measured and not arm.trial.is_oversubscribed]
+    between = max(((n.between_ratio or 0.0, arm.label) for arm, n in noises), default=(0.0, ""))
+    within = max(((n.within_ratio or 0.0, arm.label) for arm, n in noises), default=(0.0, ""))
+    if between[0] > NOISY_BETWEEN:
+        yield Caution(
+            message=f"noisy host: launches of {between[1]} differ by {format_share(between[0])} (standard deviation)",
+            next_step="close other programs, or raise --rounds",
+        )
+    if within[0] > NOISY_WITHIN:
+        yield Caution(
+            message=f"noisy host: steps of {within[1]} differ by {format_share(within[0])} (standard deviation)",
+            next_step="close other programs, or raise --steps",
+        )
+    yield from _name_load(results)
+
+
+def _name_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
+    first = min(results, key=lambda result: result.started_at, default=None)
+    if first is not None and first.load_before is not None and first.load_before > 1.0:
+        yield Caution(
+            message=f"noisy host: its load was {first.load_before:.1f} before the first trial",
+            next_step="wait until other programs have ended",
+        )
+    stolen = [result.steal_ratio for result in results if result.steal_ratio is not None]
+    if stolen and sum(stolen) / len(stolen) > STOLEN:
+        mean = sum(stolen) / len(stolen)
+        yield Caution(
+            message=f"noisy host: its hypervisor gave {format_share(mean)} of the processor time to others",
+            next_step="measure on a dedicated machine, or raise --rounds",
+        )

@@ -1,0 +1,116 @@
+"""How long a study should take, before it runs: from runs like it, or from the arithmetic of its workload.
+
+An earlier run of the same configuration is the best guide. Without one, a built-in workload's operations are divided
+by the speed of a matrix product measured now, on one core, which is right within a factor of about three: training
+also reads, writes, launches and waits. A workload of the user's own has neither, and then the time is unknown.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scalelab.environment import usable_cores
+from scalelab.errors import StoreError
+from scalelab.files import read_json
+from scalelab.studies.study import Study
+from scalelab.trial import Status, Trial, to_builtins
+from scalelab.units import format_duration
+
+START_SECONDS = 4.0
+"""Loading torch, once per study."""
+LAUNCH_SECONDS = 0.2
+"""Starting and ending the ranks of one trial."""
+RUNS_LOOKED_AT = 20
+MATRIX_SIZE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Seconds that a study should take, and where the guess comes from."""
+
+    seconds: float | None
+    source: str
+
+
+def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation:
+    """From earlier runs if they cover every configuration, else from arithmetic, else unknown."""
+    known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
+    if all(trial.configuration in known for trial in trials):
+        total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
+        return Expectation(seconds=total, source="as earlier runs of the same trials took")
+    flops_per_sample = study.job.flops_per_sample()
+    if flops_per_sample is None:
+        bound = sum(trial.timeout_seconds for trial in trials)
+        return Expectation(
+            seconds=None, source=f"unknown before a first trial; at most {format_duration(bound)}, by --timeout"
+        )
+    speed = measure_matmul_speed()
+    total = START_SECONDS
+    for trial in trials:
+        crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / _count_cores())
+        work = flops_per_sample * trial.batch_per_rank * trial.plan.num_steps
+        total += LAUNCH_SECONDS + crowding * work / (speed * trial.threads_per_rank)
+    return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
+
+
+def find_earlier_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> dict[str, float]:
+    """The median duration of each configuration in earlier runs where nothing but the round differed."""
+    wanted = {_fingerprint(trial): trial.configuration for trial in trials}
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for file in run.glob("trials/*/result.json"):
+            try:
+                result = read_json(file)
+            except StoreError:
+                continue
+            configuration = wanted.get(_fingerprint_stored(result.get("trial")))
+            if configuration and result.get("status") == Status.COMPLETED:
+                found.setdefault(configuration, []).append(float(result["wall_seconds"]))
+    return {configuration: statistics.median(seconds) for configuration, seconds in found.items()}
+
+
+def measure_matmul_speed() -> float:
+    """Floating-point operations per second of a matrix product on this machine, on one core."""
+    left = np.ones((MATRIX_SIZE, MATRIX_SIZE), dtype=np.float32)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        left @ left  # noqa: B018 - the time is what is wanted
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * MATRIX_SIZE**3 / best / _count_cores()
+
+
+def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
+    """The trials, one per line, and the time they should take."""
+    width = max(len(trial.name) for trial in trials)
+    lines = []
+    for number, trial in enumerate(trials, start=1):
+        crowded = ", oversubscribed" if trial.is_oversubscribed else ""
+        lines.append(
+            f"{number:4}  {trial.name:<{width}}  {trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]},"
+            f" batch {trial.batch_per_rank} per rank, {trial.plan.num_steps} steps{crowded}"
+        )
+    lines += ["", f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run."]
+    return "\n".join(lines) + "\n"
+
+
+def _count_cores() -> int:
+    return len(usable_cores())
+
+
+def _fingerprint(trial: Trial) -> str:
+    return _fingerprint_stored(to_builtins(trial))
+
+
+def _fingerprint_stored(trial: object) -> str:
+    """What decides how long a trial takes: everything in it but its name, its round and its limits."""
+    if not isinstance(trial, dict):
+        return ""
+    ignored = ("configuration", "round", "timeout_seconds", "port", "seed")
+    return repr(sorted((key, repr(value)) for key, value in trial.items() if key not in ignored))

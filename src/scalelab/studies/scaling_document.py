@@ -1,0 +1,57 @@
+"""A scaling study's answer as a document."""
+
+from __future__ import annotations
+
+from scalelab.report.document import Caution, Document, Section
+from scalelab.studies.cautions import find_cautions
+from scalelab.studies.scaling import ScalingAnswer
+from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
+from scalelab.studies.scaling_words import summarise_scaling
+from scalelab.studies.study import Job, Sampling
+
+
+def conclude_scaling(
+    answer: ScalingAnswer, *, title: str, question: str, job: Job, sampling: Sampling, batch: str
+) -> Document:
+    """Main table, where the time goes, the laws; the findings; what to be careful about."""
+    sections = [Section(tables=(make_main_table(answer),))]
+    if answer.spread or answer.plain:
+        sections.append(Section(heading="Where the time goes", tables=(make_time_table(answer),)))
+    laws = make_law_table(answer)
+    if laws is not None:
+        sections.append(Section(heading="Laws of scaling", tables=(laws,)))
+    return Document(
+        title=title,
+        question=question,
+        setting=describe_setting(answer, job, sampling, batch),
+        sections=tuple(sections),
+        summary=summarise_scaling(answer),
+        cautions=(*find_cautions(answer.arms.values()), *_warn_of_extrapolation(answer)),
+    )
+
+
+def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:
+    """What was measured, in one line."""
+    arms = list(answer.arms.values())
+    device = arms[0].trial.device if arms else job.found_device
+    threads = arms[0].trial.threads_per_rank if arms else job.threads_per_rank
+    backend = "nccl" if device == "cuda" else "gloo"
+    found = sorted({arm.warmup.num_steps for arm in arms if arm.is_measured})
+    dropped = f"{found[0]}–{found[-1]}" if len(found) > 1 else str(found[0]) if found else "–"
+    how = "as told" if sampling.warmup is not None else "as found"
+    cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
+    launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
+    return " · ".join([job.label, answer.strategy, job.dtype, backend, batch, cores, launches])
+
+
+def _warn_of_extrapolation(answer: ScalingAnswer) -> tuple[Caution, ...]:
+    usl = answer.usl
+    if usl is None or usl.peak_ranks is None or usl.peak_ranks <= usl.largest_ranks:
+        return ()
+    return (
+        Caution(
+            message=f"the peak at {usl.peak_ranks:.0f} ranks lies beyond the {usl.largest_ranks} that were measured:"
+            " it is an extrapolation",
+            next_step="measure more ranks before relying on it",
+        ),
+    )

@@ -1,0 +1,165 @@
+"""A scaling study in words with numbers: is it linear, where does efficiency drop, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import karp_flatt
+from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.studies.arms import Arm
+from scalelab.studies.scaling import ScalingAnswer
+from scalelab.units import Quantity, format_quantity, format_share
+
+WORTH_EXPLAINING = 0.02
+"""An efficiency closer to 1 than this needs no cause."""
+
+
+def summarise_scaling(answer: ScalingAnswer) -> tuple[str, ...]:
+    """The findings, the main one first."""
+    return tuple(_find_sentences(answer))
+
+
+def _find_sentences(answer: ScalingAnswer) -> Iterator[str]:
+    several = [arm for arm in answer.spread if arm.trial.num_ranks > 1]
+    fair = [arm for arm in several if not arm.trial.is_oversubscribed]
+    best = (fair or several)[-1:]
+    for arm in best:
+        yield from _describe_speedup(answer, arm)
+        yield from _describe_linearity(answer, fair)
+        yield from _explain_loss(answer, arm)
+        yield from _compare_methods(answer, arm)
+    yield from _describe_law(answer)
+    yield from _describe_machinery(answer)
+    yield from _describe_oversubscribed(answer)
+    yield from _describe_control(answer)
+
+
+def _describe_speedup(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
+    base = answer.base
+    speedup, efficiency = answer.speedup(arm, base), answer.efficiency(arm, base)
+    if base is None or speedup is None or efficiency is None:
+        return
+    where = "the plain loop on 1 rank" if base is answer.plain else f"{base.label}"
+    n, ratio = arm.trial.num_ranks, _say("ratio", speedup)
+    if answer.is_strong:
+        yield f"{answer.strategy} on {n} ranks ran {ratio} times as fast as {where}: {_say('share', efficiency)} of ideal."
+    else:
+        yield (
+            f"{answer.strategy} on {n} ranks did {ratio} times the work per second of {where}:"
+            f" {_say('share', efficiency)} of ideal."
+        )
+
+
+def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[str]:
+    """Whether the time per rank's work stays the same, and where it grows most."""
+    efficiencies = [(arm, answer.efficiency(arm, answer.one_rank)) for arm in fair]
+    known = [(arm, value) for arm, value in efficiencies if value is not None]
+    if not known:
+        return
+    last, efficiency = known[-1]
+    verdict = judge(efficiency.map(lambda ratio: 1 / ratio))
+    n = last.trial.num_ranks
+    words = {
+        Verdict.NO_DIFFERENCE: f"Scaling is linear up to {n} ranks: efficiency is within 5 % of 100 %",
+        Verdict.SLOWER: f"Scaling is not linear: at {n} ranks efficiency over {answer.strategy} × 1 is",
+        Verdict.FASTER: f"Scaling is better than linear: at {n} ranks efficiency over {answer.strategy} × 1 is",
+        Verdict.UNRESOLVED: f"Whether scaling is linear is unresolved: at {n} ranks efficiency is",
+    }[verdict]
+    value = "" if verdict is Verdict.NO_DIFFERENCE else f" {_say('share', efficiency)}"
+    drop = _find_largest_drop(known) if verdict is Verdict.SLOWER and len(known) > 1 else ""
+    yield f"{words}{value}{drop}."
+
+
+def _find_largest_drop(known: list[tuple[Arm, Estimate]]) -> str:
+    steps = [(1, 1.0), *((arm.trial.num_ranks, value.value) for arm, value in known)]
+    (low, before), (high, after) = max(pairwise(steps), key=lambda pair: pair[0][1] - pair[1][1])
+    return f"; it drops most from {low} to {high} ranks, {format_share(before)} to {format_share(after)}"
+
+
+def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
+    """The excess over the ideal step, split into exchange that is exposed and computation that does not shrink."""
+    excess, exposed, unshrunk = answer.excess(arm), answer.exposed(arm), answer.unshrunk(arm)
+    efficiency = answer.efficiency(arm, answer.one_rank)
+    if excess is None or exposed is None or unshrunk is None or efficiency is None:
+        return
+    if efficiency.value > 1 - WORTH_EXPLAINING:
+        return
+    n = arm.trial.num_ranks
+    ideal = f"1/{n} of the {answer.strategy} × 1 step" if answer.is_strong else f"the {answer.strategy} × 1 step"
+    larger = "exposed gradient exchange" if exposed.seconds.value > unshrunk.value else "computation"
+    yield (
+        f"Why: at {n} ranks a step is {_say('seconds', excess)} longer than {ideal}: {_say('seconds', exposed.seconds)}"
+        f" is exposed gradient exchange, {_say('seconds', unshrunk)} is computation that does not"
+        f" {'shrink with the batch' if answer.is_strong else 'run as fast beside others'}; mostly {larger}."
+    )
+    optimizer = arm.phase("optimizer")
+    if answer.is_strong and optimizer is not None and unshrunk.value > 0:
+        fixed = optimizer.map(lambda seconds: seconds * (1 - 1 / n))
+        yield (
+            f"The optimizer updates every parameter on every rank: {_say('seconds', optimizer)} a step, which alone"
+            f" accounts for {_say('seconds', fixed)} of what does not shrink."
+        )
+
+
+def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
+    excess, exposed = answer.excess(arm), answer.exposed(arm)
+    if excess is None or exposed is None or excess.low is None or exposed.seconds.low is None:
+        return
+    assert excess.high is not None
+    assert exposed.seconds.high is not None
+    overlap = excess.low <= exposed.seconds.high and exposed.seconds.low <= excess.high
+    verdict = "agree" if overlap else "disagree, because subtraction also counts what is not communication"
+    yield (
+        f"Communication at {arm.trial.num_ranks} ranks: {_say('seconds', exposed.seconds)} by ablation"
+        f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; they {verdict}."
+    )
+
+
+def _describe_law(answer: ScalingAnswer) -> Iterator[str]:
+    fit = answer.amdahl or answer.gustafson
+    if fit is None:
+        return
+    serial = fit.serial_fraction
+    if answer.is_strong:
+        last = answer.fair[-1]
+        speedup = answer.speedup(last, answer.one_rank)
+        point = karp_flatt(speedup, last.trial.num_ranks) if speedup else None
+        flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {_say('share', point)})" if point else ""
+        yield f"{_say('share', serial)} of the one-rank step does not shrink with ranks by Amdahl's law{flatt}."
+    else:
+        yield f"{_say('share', serial)} of the step is serial by Gustafson's law."
+    if answer.usl is not None:
+        peak = answer.usl.peak_ranks
+        top = f"; throughput would peak near {peak:.0f} ranks" if peak else "; the data show no peak"
+        yield (
+            f"Universal scalability law: contention {_say('share', answer.usl.contention)}, coherency"
+            f" {_say('share', answer.usl.coherency)}{top}."
+        )
+
+
+def _describe_machinery(answer: ScalingAnswer) -> Iterator[str]:
+    """What the strategy costs before there is anybody to talk to."""
+    if answer.plain is None or answer.one_rank is None:
+        return
+    ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
+    who = f"{answer.strategy} on 1 rank against the plain loop"
+    yield f"{who}: {_say('ratio', ratio)} times the step time, {judge(ratio)}."
+
+
+def _describe_oversubscribed(answer: ScalingAnswer) -> Iterator[str]:
+    crowded = [arm for arm in answer.spread if arm.trial.is_oversubscribed]
+    if crowded:
+        listed = ", ".join(str(arm.trial.num_ranks) for arm in crowded)
+        yield f"{listed} ranks had to share cores: their rows say how sharing hurts, not how the job scales."
+
+
+def _describe_control(answer: ScalingAnswer) -> Iterator[str]:
+    ratio = answer.control_ratio
+    if ratio is not None:
+        yield f"Control: the plain loop measured twice differs by a factor of {_say('ratio', ratio)}, {judge(ratio)}."
+
+
+def _say(quantity: Quantity, value: Estimate) -> str:
+    return format_quantity(quantity, value)

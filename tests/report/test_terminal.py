@@ -1,0 +1,142 @@
+"""A terminal shows the example of the house style, at any width, and obeys no text."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from rich.console import Console
+from tests.report.samples import (
+    HOSTILE_TEXTS,
+    build_hostile_document,
+    build_strong_scaling,
+    build_troubled_scaling,
+    build_wide_table,
+    draw_documents,
+)
+
+from scalelab.report.cells import format_columns
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.terminal import render_terminal
+from scalelab.report.text import clean_text, measure_text
+
+EXAMPLE = """\
+Strong scaling: how much faster does the same job get with more ranks?
+  gpt-tiny · ddp · float32 · gloo · global batch 64 · 30 steps after 5 warm-up
+
+  ranks     step [ms]   samples/s       speedup   efficiency   exposed comm   Amdahl
+ ───────────────────────────────────────────────────────────────────────────────────
+      1   413.0 ± 2.0         155          1.00        100 %            0 %     1.00
+      2   214.7 ± 1.4         298   1.92 ± 0.02         96 %            3 %     1.92
+                                                     ± is a 95 % confidence interval
+
+Summary
+  ddp on 2 ranks ran 1.92 ± 0.02 times faster than on 1 rank.
+  4.0 % of the step does not shrink with ranks (Karp–Flatt); 3.1 % is exposed all-reduce.
+"""
+
+TROUBLED_ROWS = """\
+                                                              exposed
+  ranks       step [ms]   samples/s      speedup  efficiency     comm  Amdahl
+ ────────────────────────────────────────────────────────────────────────────
+      1        413 ±  2         155         1.00       100 %      0 %    1.00
+      2        215 ± 12         298  1.92 ± 0.12        96 %     −1 %    1.92
+      4   out of memory           –            –           –        –    3.57
+      8†       191 ± 12†        334  2.16 ± 0.15        27 %     42 %    6.24
+                                              ± is a 95 % confidence interval
+                                                      † more ranks than cores
+"""
+
+
+def render(document: Document, width: int = 120, *, is_terminal: bool = False, no_color: bool = False) -> str:
+    file = io.StringIO()
+    colors: Literal["truecolor"] | None = "truecolor" if is_terminal else None
+    console = Console(
+        file=file, width=width, force_terminal=is_terminal, no_color=no_color, color_system=colors
+    )
+    render_terminal(document, console)
+    return file.getvalue()
+
+
+def wrap_table(table: Table) -> Document:
+    return Document(title="Wide", sections=(Section(tables=(table,)),))
+
+
+def test_the_example_of_the_house_style_looks_as_it_should() -> None:
+    assert render(build_strong_scaling()) == EXAMPLE
+
+
+def test_failures_marks_and_negative_shares_keep_the_columns_straight() -> None:
+    assert TROUBLED_ROWS in render(build_troubled_scaling(), width=80)
+
+
+def test_every_warning_comes_with_its_next_step() -> None:
+    text = render(build_troubled_scaling(), width=80)
+    assert text.endswith(
+        "Warnings\n"
+        "  8 ranks shared 4 cores, so that their row says nothing about scaling.\n"
+        "    → measure it on a machine with 8 cores, or leave it out: --ranks 1 2 4\n"
+        "  The load of this machine was 3.1 before the run.\n"
+        "    → stop other programs and repeat\n"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize(
+    "document", [build_strong_scaling(), build_troubled_scaling(), wrap_table(build_wide_table())]
+)
+def test_every_number_is_whole_at_any_width(document: Document, width: int) -> None:
+    text = render(document, width)
+    assert "…" not in text
+    assert max(map(measure_text, text.splitlines())) <= width
+    for table in document.tables:
+        for column in format_columns(table):
+            assert column.is_prose or all(cell in text for cell in column.cells)
+
+
+def test_a_table_that_is_too_wide_repeats_its_first_column() -> None:
+    text = render(wrap_table(build_wide_table()), width=80)
+    assert text.count("strategy") == text.count("fsdp-grad-op") == text.count("──\n") > 1
+
+
+@settings(max_examples=50)
+@given(draw_documents())
+def test_any_document_fits_a_terminal_of_80_columns(document: Document) -> None:
+    lines = render(document, width=80).split("\n")
+    assert max(map(measure_text, lines)) <= 80
+    assert all(line == line.rstrip(" ") for line in lines)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE_TEXTS)
+def test_text_of_users_is_shown_and_never_obeyed(hostile: str) -> None:
+    text = render(build_hostile_document(hostile), width=200)
+    assert clean_text(hostile) in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
+
+
+def test_colours_change_no_word() -> None:
+    coloured = render(build_troubled_scaling(), is_terminal=True)
+    assert "\x1b[1m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render(build_troubled_scaling())
+
+
+def test_no_color_means_no_escape_codes_at_all() -> None:
+    text = render(build_troubled_scaling(), is_terminal=True, no_color=True)
+    assert text == render(build_troubled_scaling())
+    assert "\x1b" not in text
+
+
+def test_a_table_without_rows_still_shows_its_header() -> None:
+    table = build_wide_table()
+    assert "strategy" in render(wrap_table(Table(columns=table.columns, rows=())), width=80)
+
+
+@pytest.mark.parametrize("width", [1, 5, 12])
+def test_even_an_absurdly_narrow_terminal_gets_the_whole_story(width: int) -> None:
+    squeezed = "".join(render(build_troubled_scaling(), width=width).split())
+    assert "…" not in squeezed
+    assert "Strongscaling:howmuchfaster" in squeezed
+    assert squeezed.endswith("stopotherprogramsandrepeat")
