@@ -47,8 +47,7 @@ def draw_estimates(draw: st.DrawFn) -> Estimate:
 def format_column(quantity: Quantity, entries: list[Estimate | float | None]) -> list[str]:
     unit = choose_unit(quantity, entries)
     return [
-        format_estimate(entry, unit) if isinstance(entry, Estimate) else format_value(entry, unit)
-        for entry in entries
+        format_estimate(entry, unit) if isinstance(entry, Estimate) else format_value(entry, unit) for entry in entries
     ]
 
 
@@ -166,9 +165,7 @@ def test_what_rounds_to_zero_has_no_sign() -> None:
 
 
 @given(quantities, st.lists(draw_estimates() | st.floats() | st.none(), max_size=6))
-def test_any_column_prints_without_nan_and_inf(
-    quantity: Quantity, entries: list[Estimate | float | None]
-) -> None:
+def test_any_column_prints_without_nan_and_inf(quantity: Quantity, entries: list[Estimate | float | None]) -> None:
     for text in format_column(quantity, entries):
         assert text
         assert "nan" not in text
@@ -241,9 +238,7 @@ def test_a_time_is_read_with_and_without_a_unit(text: str, seconds: float) -> No
     assert parse_seconds(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "MB", "-1GB", "1e9", "nan", "inf", "12iB", "3 apples", "1,5G", "9" * 400]
-)
+@pytest.mark.parametrize("text", ["", "MB", "-1GB", "1e9", "nan", "inf", "12iB", "3 apples", "1,5G", "9" * 400])
 def test_a_size_that_cannot_be_read_is_named_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(UsageError, match=r"512MB, 2GiB, 1\.5G") as caught:
         parse_bytes(text)

@@ -124,7 +124,11 @@ def find_gpus() -> tuple[Gpu, ...]:
     """The NVIDIA devices that this process may use, as the driver lists them."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=index,name,memory.total,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
     listing = _run(query)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = None if visible is None else {part.strip() for part in visible.split(",")}
@@ -152,6 +156,15 @@ def read_stolen_seconds() -> tuple[float, float] | None:
         return None
     times = psutil.cpu_times()
     return times.steal, sum(times)
+
+
+def read_cpu_quota() -> float | None:
+    """How many cores' worth of time this process's control group may use at once; None: no limit is known."""
+    try:
+        quota, _, period = Path("/sys/fs/cgroup/cpu.max").read_text().strip().partition(" ")
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def count_oom_kills() -> int | None:

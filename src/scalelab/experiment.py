@@ -69,8 +69,7 @@ def conclude_run(store: RunStore) -> Document:
     document = study.conclude(results)
     missing = len(store.record.trials) - len(results)
     cautions = [
-        Caution(message=str(error), next_step=f"scalelab resume {store.name} measures it again")
-        for error in damaged
+        Caution(message=str(error), next_step=f"scalelab resume {store.name} measures it again") for error in damaged
     ]
     if missing > len(damaged):
         cautions.append(
@@ -121,7 +120,10 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
     load = environment.load_average
     rows = [
         ("run", store.name),
-        ("command", " ".join([Path(store.record.command[0]).name, *store.record.command[1:]]) if store.record.command else "–"),
+        (
+            "command",
+            " ".join([Path(store.record.command[0]).name, *store.record.command[1:]]) if store.record.command else "–",
+        ),
         ("measured", store.record.created_at[:19].replace("T", " ") + " UTC"),
         ("host", f"{environment.host}, {environment.system}"),
         ("processor", f"{environment.processor or '–'}, {cores}"),

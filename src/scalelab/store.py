@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -32,6 +32,8 @@ from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName
 from scalelab.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.samples import read_samples, render_samples, sha256_of
 from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,8 @@ class RunStore:
         return tuple(_convert(file, read_json(file), Trial) for file in files)
 
     def environment(self) -> Environment:
-        return _convert(self.path / "environment.json", read_json(self.path / "environment.json"), Environment)
+        file = self.path / "environment.json"
+        return _convert(file, read_json(file), Environment)
 
     def has_result(self, trial_name: str) -> bool:
         return (self.trial_directory(trial_name) / "result.json").is_file()
@@ -242,12 +245,10 @@ def check_schema(path: Path, data: dict[str, Any]) -> None:
     if not isinstance(version, int):
         raise DamagedRun(f"{path} has no schema_version: it was not written by scalelab, or was changed")
     if version > SCHEMA_VERSION:
-        raise DamagedRun(
-            f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab"
-        )
+        raise DamagedRun(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab")
 
 
-def _convert(path: Path, data: Any, kind: type[Any]) -> Any:
+def _convert(path: Path, data: Any, kind: type[T]) -> T:
     try:
         return from_builtins(data, kind)
     except ValueError as error:

@@ -8,6 +8,8 @@ percentile at 1.2 times the median, medians of 20 steps that vary by 3 % between
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,3 +72,11 @@ def simulate_pair(
         simulate_rounds(rng, ratio, num_rounds, num_steps, drift=drift),
         simulate_rounds(rng, 1.0, num_rounds, num_steps, drift=drift),
     )
+
+
+def simulate_sizes(
+    rng: np.random.Generator, law: Callable[[int], float], sizes: Iterable[int], num_rounds: int = 12
+) -> dict[int, list[list[float]]]:
+    """One configuration per size, its median given by a law, launched side by side under the same drift."""
+    drift = simulate_drift(rng, num_rounds)
+    return {size: simulate_rounds(rng, law(size), num_rounds, drift=drift) for size in sizes}

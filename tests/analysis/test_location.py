@@ -45,14 +45,14 @@ def test_students_quantile_is_the_tabulated_one() -> None:
 
 
 def test_the_signed_rank_table_is_what_counting_all_signs_gives() -> None:
-    sums = [sum(rank for rank, sign in zip(range(1, 7), signs, strict=True) if sign)
-            for signs in itertools.product((False, True), repeat=6)]  # fmt: skip
+    choices = itertools.product((0, 1), repeat=6)
+    sums = [sum(rank * chosen for rank, chosen in enumerate(choice, start=1)) for choice in choices]
     counted = [np.mean([total <= limit for total in sums]) for limit in range(22)]
     assert _tabulate_signed_rank(6) == pytest.approx(counted)
 
 
 def test_eight_numbers_have_limits_between_the_published_ranks() -> None:
-    """The critical value of the two-sided 5 % test with n = 8 is 3: the limits lie past the fourth average."""
+    """The two-sided 5 % test with n = 8 has the critical value 3: the limits lie past the fourth average."""
     assert 3 <= _find_position(8) < 4
 
 
@@ -84,8 +84,7 @@ def test_shifting_and_stretching_the_numbers_does_the_same_to_the_estimate(
     assert [changed.low, changed.value, changed.high] == pytest.approx(expected, abs=1e-6)
 
 
-@given(VALUES, st.randoms())
+@given(VALUES)
 @settings(deadline=None)
-def test_the_order_of_the_numbers_does_not_matter(values: list[float], random: object) -> None:
-    shuffled = sorted(values)
-    assert estimate_location(shuffled).value == pytest.approx(estimate_location(values).value, abs=1e-9)
+def test_the_order_of_the_numbers_does_not_matter(values: list[float]) -> None:
+    assert estimate_location(values[::-1]).value == pytest.approx(estimate_location(values).value, abs=1e-9)

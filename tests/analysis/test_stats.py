@@ -71,9 +71,7 @@ def test_the_interval_of_a_median_holds_it(rounds: list[list[float]]) -> None:
 
 @given(ROUNDS, st.sampled_from([0.25, 2.0, 1024.0]))
 @settings(deadline=None)
-def test_a_change_of_unit_changes_a_median_and_its_interval_alike(
-    rounds: list[list[float]], unit: float
-) -> None:
+def test_a_change_of_unit_changes_a_median_and_its_interval_alike(rounds: list[list[float]], unit: float) -> None:
     estimate, changed = (
         estimate_median(rounds),
         estimate_median([[unit * t for t in part] for part in rounds]),
@@ -168,9 +166,7 @@ def test_one_round_gives_a_derived_number_no_interval() -> None:
         (1.001, 1.015, 1.06, Verdict.UNRESOLVED),
     ],
 )
-def test_a_verdict_needs_both_certainty_and_size(
-    low: float, value: float, high: float, verdict: Verdict
-) -> None:
+def test_a_verdict_needs_both_certainty_and_size(low: float, value: float, high: float, verdict: Verdict) -> None:
     assert judge(Estimate(value=value, low=low, high=high)) is verdict
 
 
@@ -180,9 +176,7 @@ def test_a_ratio_without_interval_is_unresolved() -> None:
 
 @given(st.floats(0.5, 2), st.floats(0, 0.5), st.floats(0, 0.5))
 @settings(deadline=None)
-def test_slower_turned_round_is_faster_outside_the_border_region(
-    value: float, below: float, above: float
-) -> None:
+def test_slower_turned_round_is_faster_outside_the_border_region(value: float, below: float, above: float) -> None:
     ratio = Estimate(value=value, low=value * math.exp(-below), high=value * math.exp(above))
     opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
     if abs(math.log(value)) > 0.03 and judge(ratio) in opposite:

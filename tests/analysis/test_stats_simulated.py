@@ -12,13 +12,13 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_median, estimate_ratio, judge
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
+pytestmark = pytest.mark.slow
+
 NUM_REPLICATIONS = 4000
 """The share of 95 % is then known to ±0.7 points, two standard errors."""
 
 
-def measure_coverage(
-    simulate: Callable[[], Estimate], truth: float, replications: int = NUM_REPLICATIONS
-) -> float:
+def measure_coverage(simulate: Callable[[], Estimate], truth: float, replications: int = NUM_REPLICATIONS) -> float:
     covered = 0
     for _ in range(replications):
         estimate = simulate()
@@ -28,10 +28,7 @@ def measure_coverage(
     return covered / replications
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (4, 30), (3, 30), (2, 30), (1, 30)]
-)
+@pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (4, 30), (3, 30), (2, 30), (1, 30)])
 def test_the_median_of_independent_skewed_steps_is_covered(num_rounds: int, num_steps: int) -> None:
     rng = np.random.default_rng(num_rounds)
     share = measure_coverage(
@@ -40,7 +37,6 @@ def test_the_median_of_independent_skewed_steps_is_covered(num_rounds: int, num_
     assert 0.93 <= share <= 0.97
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (3, 30)])
 @pytest.mark.parametrize(("within", "between"), [(0.065, 0.025), (0.04, 0.035)])
 def test_the_median_is_covered_where_launches_differ(
@@ -49,26 +45,19 @@ def test_the_median_is_covered_where_launches_differ(
     rng = np.random.default_rng(num_rounds)
     truth = find_true_median(rng, within=within, between=between)
     share = measure_coverage(
-        lambda: estimate_median(
-            simulate_rounds(rng, 1.0, num_rounds, num_steps, within=within, between=between)
-        ),
+        lambda: estimate_median(simulate_rounds(rng, 1.0, num_rounds, num_steps, within=within, between=between)),
         truth,
-        replications=2000,
     )
     assert 0.93 <= share <= 0.97
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rounds", [12, 8, 5, 3])
 def test_the_ratio_is_covered_on_a_machine_that_drifts(num_rounds: int) -> None:
     rng = np.random.default_rng(num_rounds)
-    share = measure_coverage(
-        lambda: estimate_ratio(*simulate_pair(rng, 1.2, num_rounds)), truth=1.2, replications=2000
-    )
+    share = measure_coverage(lambda: estimate_ratio(*simulate_pair(rng, 1.2, num_rounds)), truth=1.2)
     assert 0.93 <= share <= 0.97
 
 
-@pytest.mark.slow
 def test_the_ratio_of_series_of_unequal_length_is_covered() -> None:
     rng = np.random.default_rng(0)
     share = measure_coverage(
@@ -79,7 +68,6 @@ def test_the_ratio_of_series_of_unequal_length_is_covered() -> None:
     assert 0.93 <= share <= 0.97
 
 
-@pytest.mark.slow
 def test_the_ratio_is_covered_when_some_launches_are_hit_by_other_work() -> None:
     rng = np.random.default_rng(0)
 
@@ -100,31 +88,26 @@ def count_verdicts(ratio: float, num_rounds: int, replications: int = 1000) -> d
     return {verdict: count / replications for verdict, count in Counter(verdicts).items()}
 
 
-@pytest.mark.slow
 def test_a_configuration_against_itself_is_no_difference() -> None:
     assert count_verdicts(1.0, num_rounds=12)[Verdict.NO_DIFFERENCE] >= 0.95
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rounds", [8, 10])
 def test_fewer_rounds_leave_more_unresolved_and_not_more_wrong(num_rounds: int) -> None:
     shares = count_verdicts(1.0, num_rounds)
     assert shares.get(Verdict.FASTER, 0.0) + shares.get(Verdict.SLOWER, 0.0) <= 0.05
 
 
-@pytest.mark.slow
 def test_five_percent_slower_is_found() -> None:
     shares = count_verdicts(1.05, num_rounds=12)
     assert shares[Verdict.SLOWER] >= 0.95
     assert shares.get(Verdict.NO_DIFFERENCE, 0.0) <= 0.03
 
 
-@pytest.mark.slow
 def test_five_percent_faster_is_found() -> None:
     assert count_verdicts(1 / 1.05, num_rounds=12)[Verdict.FASTER] >= 0.95
 
 
-@pytest.mark.slow
 def test_a_slow_wander_of_the_machine_shortens_the_interval_of_a_median() -> None:
     """A known limit, stated in `stats.py`; the ratio of two configurations does not have it."""
     rng = np.random.default_rng(0)

@@ -102,9 +102,7 @@ def test_a_batch_of_the_wrong_size_is_invalid(launcher: LocalLauncher, tmp_path:
 
 
 def test_a_loss_that_is_not_finite_is_kept_and_named(launcher: LocalLauncher, tmp_path: Path) -> None:
-    spec = write_workload(
-        tmp_path, "def loss(model, batch):\n    return (model(batch[0]).sum() * float('nan')).sum()"
-    )
+    spec = write_workload(tmp_path, "def loss(model, batch):\n    return (model(batch[0]).sum() * float('nan')).sum()")
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
     assert result.status is Status.COMPLETED
     bad = result.first_non_finite_loss()

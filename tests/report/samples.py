@@ -131,9 +131,7 @@ def build_wide_table() -> Table:
         )
         for strategy in ("ddp", "fsdp-full", "fsdp-grad-op")
     ]
-    return Table(
-        columns=(Column(key="strategy", header="strategy", align="left"), *columns), rows=tuple(rows)
-    )
+    return Table(columns=(Column(key="strategy", header="strategy", align="left"), *columns), rows=tuple(rows))
 
 
 def build_hostile_document(text: str) -> Document:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
@@ -24,6 +23,7 @@ from scalelab.report.document import (
     read_document,
 )
 from scalelab.report.exports import render_json
+from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents
 
 COLUMN = Column(key="speedup", header="speedup", quantity="ratio")
 

@@ -9,6 +9,10 @@ import math
 
 import pytest
 from hypothesis import given, settings
+
+from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.exports import CSV_HEADER, render_csv, render_json
+from scalelab.report.text import clean_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,
@@ -16,10 +20,6 @@ from tests.report.samples import (
     build_troubled_scaling,
     draw_documents,
 )
-
-from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.exports import CSV_HEADER, render_csv, render_json
-from scalelab.report.text import clean_text
 
 
 def refuse_constant(name: str) -> None:

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+
+from scalelab.report.document import Document
+from scalelab.report.markdown import escape_markdown, render_markdown
+from scalelab.report.text import clean_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,
@@ -15,10 +19,6 @@ from tests.report.samples import (
     build_troubled_scaling,
     draw_documents,
 )
-
-from scalelab.report.document import Document
-from scalelab.report.markdown import escape_markdown, render_markdown
-from scalelab.report.text import clean_text
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 marked_up = st.text("ab1 .)|`*_~<>&#[]()!-+=\\^:$\n\"'", max_size=30)

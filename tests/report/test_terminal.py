@@ -9,6 +9,11 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from rich.console import Console
+
+from scalelab.report.cells import format_columns
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.terminal import render_terminal
+from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,
@@ -17,11 +22,6 @@ from tests.report.samples import (
     build_wide_table,
     draw_documents,
 )
-
-from scalelab.report.cells import format_columns
-from scalelab.report.document import Document, Section, Table
-from scalelab.report.terminal import render_terminal
-from scalelab.report.text import clean_text, measure_text
 
 EXAMPLE = """\
 Strong scaling: how much faster does the same job get with more ranks?
@@ -54,9 +54,7 @@ TROUBLED_ROWS = """\
 def render(document: Document, width: int = 120, *, is_terminal: bool = False, no_color: bool = False) -> str:
     file = io.StringIO()
     colors: Literal["truecolor"] | None = "truecolor" if is_terminal else None
-    console = Console(
-        file=file, width=width, force_terminal=is_terminal, no_color=no_color, color_system=colors
-    )
+    console = Console(file=file, width=width, force_terminal=is_terminal, no_color=no_color, color_system=colors)
     render_terminal(document, console)
     return file.getvalue()
 
@@ -85,9 +83,7 @@ def test_every_warning_comes_with_its_next_step() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize(
-    "document", [build_strong_scaling(), build_troubled_scaling(), wrap_table(build_wide_table())]
-)
+@pytest.mark.parametrize("document", [build_strong_scaling(), build_troubled_scaling(), wrap_table(build_wide_table())])
 def test_every_number_is_whole_at_any_width(document: Document, width: int) -> None:
     text = render(document, width)
     assert "…" not in text

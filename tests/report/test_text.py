@@ -7,9 +7,9 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.samples import HOSTILE_TEXTS
 
 from scalelab.report.text import clean_text, measure_text, pad_text, wrap_text
+from tests.report.samples import HOSTILE_TEXTS
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`scalelab`: choose the verb, run it, turn errors into one line and an exit code.
 
-    0  ok                        3    some trials failed; the rest is kept and reported
-    1  an error with a name      124  a time limit passed
-    2  usage                     130  interrupted
+0  ok                        3    some trials failed; the rest is kept and reported
+1  an error with a name      124  a time limit passed
+2  usage                     130  interrupted
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
     "list": ("scalelab.cli.list_runs", "The runs there are, and the studies and workloads to run."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),
-    "compare": ("scalelab.cli.compare", "Two runs side by side: faster, slower, no difference or unresolved."),
+    "compare": (
+        "scalelab.cli.compare",
+        "Two runs side by side: faster, slower, no difference or unresolved.",
+    ),
     "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
     "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
@@ -72,7 +75,11 @@ def run_verb(arguments: list[str]) -> int:
 def print_help() -> None:
     """The verbs, each with its sentence: nothing of them is loaded for this."""
     lines = ["usage: scalelab COMMAND [OPTIONS]", ""]
-    lines += ["How does my PyTorch training scale, why, and what would it take to go further?", "", "Commands:"]
+    lines += [
+        "How does my PyTorch training scale, why, and what would it take to go further?",
+        "",
+        "Commands:",
+    ]
     lines += [f"  {verb:<12}{sentence}" for verb, (_, sentence) in VERBS.items()]
     lines += ["", "  -h, --help    this text", "  -V, --version", "", EPILOGUE]
     print("\n".join(lines))  # noqa: T201

@@ -1,4 +1,47 @@
-"""placeholder"""
-from dataclasses import dataclass
+"""`scalelab compare A B`: two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.errors import UsageError
+from scalelab.experiment import RUNS_DIR
+from scalelab.store import RunStore, open_run
+from scalelab.studies.arms import group_arms
+from scalelab.studies.comparison import RunSide, compare_runs
+from scalelab.trial import to_builtins
+
+
 @dataclass(frozen=True, kw_only=True)
-class Compare: ...
+class Compare:
+    """Two runs side by side: for every configuration that both measured, is B faster than A?"""
+
+    a: Annotated[str, tyro.conf.Positional]
+    """The run to compare with: its name, the beginning of its name, its path, or last."""
+    b: Annotated[str, tyro.conf.Positional]
+    """The run in question."""
+    runs_dir: RunsDir = RUNS_DIR
+    output: Output = field(default_factory=Output)
+
+
+def main(args: Sequence[str]) -> int:
+    compare = tyro.cli(Compare, args=args, prog="scalelab compare", config=(tyro.conf.OmitArgPrefixes,))
+    compare.output.check()
+    before, after = (open_run(name, compare.runs_dir) for name in (compare.a, compare.b))
+    if before.path.resolve() == after.path.resolve():
+        raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two")
+    write_outputs(compare_runs(read_side(before), read_side(after)), compare.output)
+    return 0
+
+
+def read_side(store: RunStore) -> RunSide:
+    """A run as the comparison takes it."""
+    results, _ = store.results()
+    sampling = store.record.fields.get("sampling", {})
+    warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
+    return RunSide(name=store.name, arms=group_arms(results, warmup), environment=to_builtins(store.environment()))

@@ -1,4 +1,199 @@
-"""placeholder"""
+"""`scalelab doctor`: what this machine can measure, and what would disturb it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from scalelab import __version__
+from scalelab.analysis.quality import measure_noise
+from scalelab.cli.output import RunsDir
+from scalelab.environment import Environment, read_cpu_quota, read_environment
+from scalelab.errors import ScalelabError
+from scalelab.experiment import RUNS_DIR
+from scalelab.files import write_json
+from scalelab.measure.launchers.launcher import Launcher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.units import format_bytes, format_seconds, format_share
+
+NUM_NOISE_LAUNCHES = 6
+LOW_SPACE_BYTES = 500_000_000
+
+
+class Grade(StrEnum):
+    """How a check came out; the sign is what the terminal shows."""
+
+    OK = "ok"
+    WARNING = "!"
+    FAILED = "✗"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Doctor: ...
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    grade: Grade
+    detail: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """What this machine can measure, and what would disturb it."""
+
+    runs_dir: RunsDir = RUNS_DIR
+    quick: bool = False
+    """Only look; start no ranks."""
+
+
+def main(args: Sequence[str]) -> int:
+    doctor = tyro.cli(Doctor, args=args, prog="scalelab doctor")
+    console = Console(highlight=False)
+    checks = []
+    for check in examine(doctor, LocalLauncher()):
+        checks.append(check)
+        print_check(console, check)
+    failed = [check.name for check in checks if check.grade is Grade.FAILED]
+    words = f"Not ready: {', '.join(failed)}" if failed else "Ready  ·  scalelab run strong-scaling --ranks 1 2"
+    console.print(f"\n{escape(words)}", soft_wrap=True)
+    return 1 if failed else 0
+
+
+def print_check(console: Console, check: Check) -> None:
+    colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
+    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(check.detail)}", soft_wrap=True)
+    if check.next_step:
+        console.print(f"{'':15}→ {escape(check.next_step)}", soft_wrap=True)
+
+
+def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
+    """All checks, the quick ones first."""
+    environment = read_environment(__version__)
+    yield from look_at_machine(environment)
+    yield look_at_storage(doctor.runs_dir)
+    if environment.torch is None:
+        yield Check(
+            name="torch",
+            grade=Grade.FAILED,
+            detail="not installed; runs can be shown and compared, not measured",
+            next_step="pip install 'scalelab[torch]'",
+        )
+        return
+    yield Check(name="torch", grade=Grade.OK, detail=environment.torch)
+    if not doctor.quick:
+        try:
+            yield from try_ranks(launcher)
+        except ScalelabError as error:
+            yield Check(name="ranks", grade=Grade.FAILED, detail=str(error))
+        finally:
+            launcher.close()
+
+
+def look_at_machine(environment: Environment) -> Iterator[Check]:
+    yield Check(name="scalelab", grade=Grade.OK, detail=f"{environment.scalelab} on Python {environment.python}")
+    usable = f"{environment.num_cores} of {environment.num_machine_cores} cores"
+    cores = f"{environment.processor or 'unknown processor'}, {usable}"
+    quota = read_cpu_quota()
+    if quota is not None and quota < environment.num_cores:
+        yield Check(
+            name="processor",
+            grade=Grade.WARNING,
+            detail=f"{cores}, but a quota allows only {quota:g} of them at a time",
+            next_step=f"keep ranks × --threads-per-rank at {max(1, int(quota))} or fewer",
+        )
+    else:
+        yield Check(name="processor", grade=Grade.OK, detail=cores)
+    governor = environment.frequency_governor
+    if governor not in (None, "performance"):
+        yield Check(
+            name="frequency",
+            grade=Grade.WARNING,
+            detail=f"the governor is {governor}: clock rates change with load",
+            next_step="cpupower frequency-set -g performance",
+        )
+    load = environment.load_average
+    is_busy = load is not None and load > 0.5 * environment.num_cores
+    yield Check(
+        name="load",
+        grade=Grade.WARNING if is_busy else Grade.OK,
+        detail="unknown" if load is None else f"{load:.2f} over the last minute",
+        next_step="wait until other programs have ended" if is_busy else "",
+    )
+    yield Check(name="memory", grade=Grade.OK, detail=format_bytes(environment.memory_bytes))
+    gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
+    yield Check(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the processor, with gloo")
+
+
+def look_at_storage(runs_dir: Path) -> Check:
+    place = runs_dir.resolve()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        return Check(
+            name="runs",
+            grade=Grade.FAILED,
+            detail=f"{runs_dir} cannot be written",
+            next_step="choose another --runs-dir",
+        )
+    free = shutil.disk_usage(place).free
+    is_low = free < LOW_SPACE_BYTES
+    return Check(
+        name="runs",
+        grade=Grade.WARNING if is_low else Grade.OK,
+        detail=f"{runs_dir}, {format_bytes(free)} free",
+        next_step="free some space" if is_low else "",
+    )
+
+
+def try_ranks(launcher: Launcher) -> Iterator[Check]:
+    """Start two real ranks, then measure how much launches and steps of one small job differ."""
+    started = time.perf_counter()
+    pair = launch_once(launcher, num_ranks=2)
+    if pair.status is not Status.COMPLETED:
+        yield Check(name="ranks", grade=Grade.FAILED, detail=f"two ranks with gloo: {pair.status}, {pair.reason}")
+        return
+    loading = time.perf_counter() - started - pair.wall_seconds
+    first = format_seconds(pair.first_step_seconds)
+    yield Check(
+        name="ranks",
+        grade=Grade.OK,
+        detail=f"two ranks with gloo over loopback, first step after {first} (torch loaded in {loading:.1f} s)",
+    )
+    results = [launch_once(launcher, num_ranks=1) for _ in range(NUM_NOISE_LAUNCHES)]
+    noise = measure_noise([list(result.step_seconds(StepKind.CLEAN).values())[8:] for result in results])
+    within, between = noise.within_ratio or 0.0, noise.between_ratio or 0.0
+    is_noisy = between > 0.05 or within > 0.15
+    yield Check(
+        name="noise",
+        grade=Grade.WARNING if is_noisy else Grade.OK,
+        detail=f"steps differ by {format_share(within)}, launches by {format_share(between)} (standard deviation)",
+        next_step="close other programs, or raise --rounds" if is_noisy else "",
+    )
+
+
+def launch_once(launcher: Launcher, num_ranks: int) -> TrialResult:
+    """A launch of a small job that takes a fraction of a second."""
+    trial = Trial(
+        configuration=f"doctor-{num_ranks}",
+        workload="mlp",
+        options={"dim": 256, "depth": 2},
+        strategy="ddp" if num_ranks > 1 else "single",
+        num_ranks=num_ranks,
+        plan=StepPlan(lead_in_steps=8, clean_steps=30, phase_steps=0, comm_free_steps=0),
+        timeout_seconds=60.0,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        write_json(Path(directory) / "trial.json", to_builtins(trial))
+        return launcher.launch(trial, Path(directory))

@@ -21,5 +21,5 @@ def report_run(store: RunStore, document: Document, output: Output) -> int:
             print(f"\n{result.traceback}", file=sys.stderr)  # noqa: T201
             break
     next_command = f"scalelab show {store.name} --markdown report.md"
-    print(f"\nSaved to {store.path}  ·  {next_command}", file=stream)  # noqa: T201
+    print(f"\nSaved to {store.path}  ·  {next_command}", file=stream)
     return 3 if failed else 0

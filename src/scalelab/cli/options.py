@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +42,23 @@ def make_options_class(workload: str) -> tuple[type[Any], bool]:
     made = dataclasses.make_dataclass("OwnOptions", fields, frozen=True, kw_only=True)
     made.__doc__ = f"Parameters of {found.label}."
     return made, found.takes_any_option
+
+
+def explain_unknown_flag(flag: str, command: type[Any], help_command: str) -> str:
+    """What is wrong with a flag that nothing takes, and which one may have been meant."""
+    known = [f"--{name.replace('_', '-')}" for name in _list_fields(command)]
+    close = difflib.get_close_matches(flag, known, n=1)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    return f"unknown option {flag}.{guess} See {help_command}"
+
+
+def _list_fields(kind: Any) -> list[str]:
+    """The names of all fields of a dataclass and of the dataclasses in it."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is not typing.ClassVar:
+            names += _list_fields(hint) if dataclasses.is_dataclass(hint) else [name]
+    return names
 
 
 def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:

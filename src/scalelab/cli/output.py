@@ -62,7 +62,7 @@ def write_outputs(document: Document, output: Output) -> None:
         sys.stdout.write(to_stdout[0](document))
     else:
         render_terminal(document, Console(highlight=False))
-    for _, (target, render) in output.wanted.items():
+    for target, render in output.wanted.values():
         if target != "-":
             with storage_errors(Path(target)):
                 write_atomically(Path(target), render(document))

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import tyro
 
+from scalelab import __version__
 from scalelab.cli.finish import report_run
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.progress import ProgressReporter
 from scalelab.environment import read_environment
-from scalelab.experiment import RUNS_DIR, __version__, execute_run
+from scalelab.experiment import RUNS_DIR, execute_run
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RunStore, open_run
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.cli.finish import report_run
-from scalelab.cli.options import find_flag_value, make_options_class, read_options
+from scalelab.cli.options import explain_unknown_flag, find_flag_value, make_options_class, read_options
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.progress import ProgressReporter
 from scalelab.errors import UsageError
@@ -60,18 +60,17 @@ def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
     command = make_command_class(kind, options_class, workload)
-    parsed = tyro.cli(
+    parse: Any = tyro.cli
+    answer, extra = parse(
         command,
         args=args,
         prog=f"scalelab run {name}",
         description=f"{kind.question}\n\n{kind.__doc__}",
         config=(tyro.conf.OmitArgPrefixes,),
-        return_unknown_args=takes_any_option,
+        return_unknown_args=True,
     )
-    answer: Any = parsed
-    extra: list[str] = []
-    if takes_any_option:
-        answer, extra = parsed
+    if extra and not takes_any_option:
+        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab run {name} --workload {workload} --help"))
     options = read_options(answer.options, extra)
     job = dataclasses.replace(answer.study.job, options=options)
     return dataclasses.replace(answer.study, job=job), answer.execution

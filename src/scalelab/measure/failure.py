@@ -24,7 +24,9 @@ from scalelab.trial import Status
 MEMORY_WORDS = re.compile(
     r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|CUDA out of memory|[Cc]annot allocate memory"
 )
-PEER_WORDS = re.compile(r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|NCCL error|remote process exited")
+PEER_WORDS = re.compile(
+    r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|NCCL error|remote process exited"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,11 @@ def become_rank(assignment: Assignment) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log = os.open(Path(assignment.directory) / f"rank{assignment.rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    log = os.open(
+        Path(assignment.directory) / f"rank{assignment.rank}.log",
+        os.O_CREAT | os.O_WRONLY | os.O_APPEND,
+        0o644,
+    )
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)

@@ -15,6 +15,7 @@ Losses are fetched when a block has ended: reading one earlier would make the ho
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
@@ -37,9 +38,7 @@ def run_block(training: Training, block: Block, rank: int, first_step: int, trac
         raw = run_profiled_steps(training, block.num_steps, trace)
     else:
         raw = run_clean_steps(training, block.num_steps)
-    return [
-        _make_sample(rank, first_step + i, block.kind, times, loss) for i, (times, loss) in enumerate(raw)
-    ]
+    return [_make_sample(rank, first_step + i, block.kind, times, loss) for i, (times, loss) in enumerate(raw)]
 
 
 def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
@@ -108,7 +107,7 @@ def run_profiled_steps(training: Training, num_steps: int, trace: Path) -> list[
 
 
 def _make_sample(rank: int, step: int, kind: StepKind, times: list[float], loss: torch.Tensor) -> StepSample:
-    phases = [after - before for before, after in zip(times, times[1:], strict=False)]
+    phases = [after - before for before, after in pairwise(times)]
     if kind is not StepKind.PHASES:
         phases = []
     input_, forward, backward, optimizer = phases or (None, None, None, None)

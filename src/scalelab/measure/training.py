@@ -55,9 +55,9 @@ class BatchStream:
 
     def _start_again(self) -> Any:
         self._epoch += 1
-        sampler = getattr(self._batches, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self._epoch)
+        set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._epoch)
         self._iterator = iter(self._batches)
         try:
             return next(self._iterator)

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.files import read_json, write_json
 from scalelab.measure.failure import Failure, classify
@@ -126,7 +127,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         torch.cuda.set_device(device)
     if trial.strategy != "single":
         timeout = timedelta(seconds=trial.timeout_seconds)
-        store = dist.TCPStore(
+        store = TCPStore(
             "127.0.0.1",
             assignment.port,
             trial.num_ranks,
@@ -135,9 +136,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
             master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
         )
         backend = "nccl" if trial.device == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout
-        )
+        dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
     return device
 
 

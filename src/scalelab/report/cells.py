@@ -34,8 +34,7 @@ class TextColumn:
 def format_columns(table: Table) -> tuple[TextColumn, ...]:
     """The columns of a table, ready to be set."""
     return tuple(
-        _format_column(column, [row[index] for row in table.rows])
-        for index, column in enumerate(table.columns)
+        _format_column(column, [row[index] for row in table.rows]) for index, column in enumerate(table.columns)
     )
 
 

@@ -86,9 +86,7 @@ class Table:
             raise ValueError(f"table {self.title!r} needs columns with different keys, not {keys}")
         for number, row in enumerate(self.rows, start=1):
             if len(row) != len(keys):
-                raise ValueError(
-                    f"table {self.title!r}: row {number} has {len(row)} cells for {len(keys)} columns"
-                )
+                raise ValueError(f"table {self.title!r}: row {number} has {len(row)} cells for {len(keys)} columns")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,7 @@ def arrange_columns(sizes: Sequence[ColumnSize], available: int) -> tuple[Part, 
         for groups in (_group_columns(sizes, limit) for limit in range(available + 1))
         if len(groups) == num_parts
     )
-    return tuple(
-        _fit_columns(sizes, group, available) or _squeeze_columns(sizes, group, available) for group in groups
-    )
+    return tuple(_fit_columns(sizes, group, available) or _squeeze_columns(sizes, group, available) for group in groups)
 
 
 def _group_columns(sizes: Sequence[ColumnSize], limit: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.rounds import Rounds
 from scalelab.analysis.stats import estimate_median
 from scalelab.analysis.warmup import Warmup, find_warmup
-from scalelab.trial import PHASES, Status, StepKind, Trial, TrialResult
+from scalelab.trial import Status, StepKind, Trial, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,9 @@ class Arm:
 
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
-        index = PHASES.index(name)
-        rounds = []
+        rounds: list[list[float]] = []
         for result in self.results:
-            timed = (s[5 + index] for s in result.samples if s.kind is StepKind.PHASES)
+            timed = (getattr(s, f"{name}_seconds") for s in result.samples if s.kind is StepKind.PHASES)
             rounds.append([seconds for seconds in timed if seconds is not None])
         return estimate_median(rounds) if any(rounds) else None
 

@@ -50,7 +50,10 @@ def _name_failure(arm: Arm) -> Iterator[Caution]:
         Status.INVALID: "correct the workload or its options",
     }
     next_step = advice.get(failure.status, f"look at rank*.log in trials/{failure.trial.name}")
-    yield Caution(message=f"{arm.label} {failure.status.replace('_', ' ')}{which}: {failure.reason}", next_step=next_step)
+    yield Caution(
+        message=f"{arm.label} {failure.status.replace('_', ' ')}{which}: {failure.reason}",
+        next_step=next_step,
+    )
 
 
 def _name_non_finite(arm: Arm) -> Iterator[Caution]:

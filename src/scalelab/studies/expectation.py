@@ -48,7 +48,8 @@ def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) 
     if flops_per_sample is None:
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
-            seconds=None, source=f"unknown before a first trial; at most {format_duration(bound)}, by --timeout"
+            seconds=None,
+            source=f"unknown before a first trial; at most {format_duration(bound)}, by --timeout",
         )
     speed = measure_matmul_speed()
     total = START_SECONDS
@@ -81,7 +82,7 @@ def measure_matmul_speed() -> float:
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        left @ left  # noqa: B018 - the time is what is wanted
+        left @ left
         best = min(best, time.perf_counter() - start)
     return 2.0 * MATRIX_SIZE**3 / best / _count_cores()
 
@@ -96,7 +97,10 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
             f"{number:4}  {trial.name:<{width}}  {trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]},"
             f" batch {trial.batch_per_rank} per rank, {trial.plan.num_steps} steps{crowded}"
         )
-    lines += ["", f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run."]
+    lines += [
+        "",
+        f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -121,7 +121,10 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
 
 
 def _explain_laws(answer: ScalingAnswer, law: str) -> tuple[str, ...]:
-    notes = [INTERVAL_NOTE, f"all over {answer.strategy} × 1; fitted to these rows, for diagnosis and not for prediction"]
+    notes = [
+        INTERVAL_NOTE,
+        f"all over {answer.strategy} × 1; fitted to these rows, for diagnosis and not for prediction",
+    ]
     if len(answer.fair) == 2:
         notes.append(f"two sizes determine the {law} fit exactly: it cannot be checked against them")
     if answer.usl is None:

@@ -44,7 +44,8 @@ def _describe_speedup(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
     where = "the plain loop on 1 rank" if base is answer.plain else f"{base.label}"
     n, ratio = arm.trial.num_ranks, _say("ratio", speedup)
     if answer.is_strong:
-        yield f"{answer.strategy} on {n} ranks ran {ratio} times as fast as {where}: {_say('share', efficiency)} of ideal."
+        share = _say("share", efficiency)
+        yield f"{answer.strategy} on {n} ranks ran {ratio} times as fast as {where}: {share} of ideal."
     else:
         yield (
             f"{answer.strategy} on {n} ranks did {ratio} times the work per second of {where}:"

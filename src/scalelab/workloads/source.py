@@ -60,9 +60,9 @@ def read_own_workload(name: str) -> OwnWorkload:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
-        raise UsageError(
-            f"--workload {name}: {path.name} line {error.lineno} is not Python: {error.msg}\n    {(error.text or '').strip()}"
-        ) from error
+        where = f"{path.name} line {error.lineno}"
+        line = (error.text or "").strip()
+        raise UsageError(f"--workload {name}: {where} is not Python: {error.msg}: {line}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--workload {name}: {path} cannot be read: {error}") from error
     definition = _find_function(tree, function)
@@ -72,9 +72,7 @@ def read_own_workload(name: str) -> OwnWorkload:
                 f"--workload {name}: {path.name} has no function {function!r}; it must return model, batches and loss"
                 f" (found: {', '.join(_function_names(tree)) or 'no function'})"
             )
-        return OwnWorkload(
-            path=path, function=function, options=(), takes_any_option=True, takes_batch_size=True
-        )
+        return OwnWorkload(path=path, function=function, options=(), takes_any_option=True, takes_batch_size=True)
     return _read_signature(path, definition)
 
 

@@ -25,7 +25,7 @@ class FakeLauncher:
         self,
         step_seconds: Callable[[Trial], float],
         *,
-        comm_seconds: Callable[[Trial], float] = lambda trial: 0.0,
+        comm_seconds: Callable[[Trial], float] = lambda _: 0.0,
         noise: float = 0.0,
         failures: Mapping[str, Status] | None = None,
         seed: int = 0,
@@ -60,13 +60,11 @@ class FakeLauncher:
         for kind, num_steps in trial.plan.blocks:
             for _ in range(num_steps):
                 seconds = self._draw(trial, kind, step, launch_shift, rng)
-                samples += [_make_sample(trial, rank, step, kind, clock, seconds) for rank in range(trial.num_ranks)]
+                samples += [_make_sample(rank, step, kind, clock, seconds) for rank in range(trial.num_ranks)]
                 clock, step = clock + seconds, step + 1
         return samples
 
-    def _draw(
-        self, trial: Trial, kind: StepKind, step: int, launch_shift: float, rng: np.random.Generator
-    ) -> float:
+    def _draw(self, trial: Trial, kind: StepKind, step: int, launch_shift: float, rng: np.random.Generator) -> float:
         seconds = self._step_seconds(trial)
         if kind is StepKind.COMM_FREE:
             seconds -= self._comm_seconds(trial)
@@ -76,9 +74,10 @@ class FakeLauncher:
         return seconds * launch_shift * skewed * spike * warmup
 
 
-def _make_sample(trial: Trial, rank: int, step: int, kind: StepKind, start: float, seconds: float) -> StepSample:
+def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: float) -> StepSample:
     loss = 1.0 / (1 + step)
     if kind is not StepKind.PHASES:
         return StepSample(rank, step, kind, start, seconds, loss=loss)
-    shares = (0.02, 0.3, 0.58, 0.1)
-    return StepSample(rank, step, kind, start, seconds, *(share * seconds for share in shares), loss=loss)
+    return StepSample(
+        rank, step, kind, start, seconds, 0.02 * seconds, 0.3 * seconds, 0.58 * seconds, 0.1 * seconds, loss
+    )

@@ -86,7 +86,12 @@ class LocalLauncher:
         return self._server
 
     def _wait(
-        self, server: ServerProcess, pids: list[int], ends: dict[int, RankEnd], deadline: float, directory: Path
+        self,
+        server: ServerProcess,
+        pids: list[int],
+        ends: dict[int, RankEnd],
+        deadline: float,
+        directory: Path,
     ) -> None:
         """Collect the end of every rank, ending them ourselves when one has failed or time is up."""
         is_ending, is_timed_out = False, False

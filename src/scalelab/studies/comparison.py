@@ -1,0 +1,128 @@
+"""Two runs side by side: for every configuration that both measured, is B faster than A?
+
+The two were not interleaved: whatever changed on the machine between them is part of the ratio. So their launches are
+compared as two independent samples, and differences between the two environments are listed beside the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
+from scalelab.errors import UsageError
+from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.studies.arms import Arm
+from scalelab.trial import Trial, to_builtins
+from scalelab.units import format_quantity
+
+IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds")
+"""Fields of a trial that do not change what is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSide:
+    """One of the two runs."""
+
+    name: str
+    arms: Mapping[str, Arm]
+    environment: Mapping[str, Any]
+
+
+def compare_runs(before: RunSide, after: RunSide) -> Document:
+    """Every common configuration with its ratio and verdict, and what else differs between the runs."""
+    common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
+    if not common:
+        raise UsageError(
+            f"runs {before.name} and {after.name} have no configuration in common:"
+            f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
+        )
+    ratios = {name: _find_ratio(before.arms[name], after.arms[name]) for name in common}
+    return Document(
+        title="Comparison",
+        question="Is B faster than A?",
+        setting=f"A {before.name} · B {after.name}",
+        sections=(
+            Section(tables=(_make_table(before, after, ratios),)),
+            *_list_differences(before, after, common),
+        ),
+        summary=tuple(_say_verdict(before.arms[name].label, ratio) for name, ratio in ratios.items()),
+        cautions=(
+            Caution(
+                message="the runs were not interleaved: a ratio may be the machine's and not the code's",
+                next_step="for a difference that matters, measure both in one run, or repeat A after B",
+            ),
+        ),
+    )
+
+
+def _find_ratio(before: Arm, after: Arm) -> Estimate | None:
+    if not before.is_measured or not after.is_measured:
+        return None
+    return estimate_unpaired_ratio(after.clean, before.clean)
+
+
+def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None]) -> Table:
+    columns = (
+        Column(key="run", header="run", align="left"),
+        Column(key="before_seconds", header="A step", quantity="seconds"),
+        Column(key="after_seconds", header="B step", quantity="seconds"),
+        Column(key="ratio", header="B / A", quantity="ratio"),
+        Column(key="verdict", header="B is", align="left"),
+    )
+    rows = tuple(
+        make_row(
+            before.arms[name].label,
+            _step_cell(before.arms[name]),
+            _step_cell(after.arms[name]),
+            ratio,
+            "–" if ratio is None else str(judge(ratio)),
+        )
+        for name, ratio in ratios.items()
+    )
+    return Table(columns=columns, rows=rows, notes=("± is a 95 % confidence interval",))
+
+
+def _step_cell(arm: Arm) -> Cell:
+    if arm.is_measured:
+        return make_cell(arm.step)
+    return make_cell(arm.failure.status.replace("_", " ") if arm.failure else "not run yet")
+
+
+def _say_verdict(label: str, ratio: Estimate | None) -> str:
+    if ratio is None:
+        return f"{label}: not measured in both runs."
+    words = {
+        Verdict.FASTER: "B is faster",
+        Verdict.SLOWER: "B is slower",
+        Verdict.NO_DIFFERENCE: "no difference",
+        Verdict.UNRESOLVED: "unresolved: more --rounds would narrow the interval",
+    }[judge(ratio)]
+    return f"{label}: B takes {format_quantity('ratio', ratio)} times as long as A, {words}."
+
+
+def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Iterator[Section]:
+    """What is not the same in the two runs, apart from the times."""
+    rows = []
+    for key in sorted({*before.environment, *after.environment} - {"load_average", "variables"}):
+        pair = before.environment.get(key), after.environment.get(key)
+        if pair[0] != pair[1]:
+            rows.append(make_row(key, _show(pair[0]), _show(pair[1])))
+    for name in common:
+        first, second = _describe_trial(before.arms[name].trial), _describe_trial(after.arms[name].trial)
+        differing = [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
+        rows += [make_row(f"{name}: {key}", _show(first.get(key)), _show(second.get(key))) for key in differing]
+    if rows:
+        columns = tuple(Column(key=key.lower(), header=key, align="left") for key in ("what", "A", "B"))
+        yield Section(heading="What else differs", tables=(Table(columns=columns, rows=tuple(rows)),))
+
+
+def _describe_trial(trial: Trial) -> dict[str, Any]:
+    data: dict[str, Any] = to_builtins(trial)
+    return {key: value for key, value in data.items() if key not in IGNORED_FIELDS}
+
+
+def _show(value: object) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,101 @@
+"""Outliers, drift and noise: found where they are, and not where they are not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from scalelab.analysis.quality import (
+    Outlier,
+    _tabulate_rises,
+    find_drift,
+    find_outliers,
+    measure_noise,
+)
+from tests.analysis.noise import simulate_rounds
+
+STEADY = [1.0, 1.01, 0.99, 1.02, 0.98] * 4
+
+
+def test_a_spike_is_an_outlier_with_its_place_and_size() -> None:
+    assert find_outliers([STEADY, [*STEADY, 3.0], []]) == [Outlier(round=1, step=20, ratio=3.0)]
+
+
+def test_a_step_under_half_as_long_again_is_no_outlier() -> None:
+    assert find_outliers([[*STEADY, 1.4]]) == []
+
+
+def test_a_long_step_of_a_noisy_launch_is_no_outlier() -> None:
+    assert find_outliers([[1.0, 2.0, 3.0, 4.0, 5.0]]) == []
+
+
+def test_spikes_do_not_hide_each_other() -> None:
+    assert len(find_outliers([[*STEADY, 3.0, 3.0, 3.0, 100.0]])) == 4
+
+
+def test_constant_times_have_no_noise() -> None:
+    noise = measure_noise([[1.0] * 5] * 3)
+    assert (noise.within_ratio, noise.between_ratio) == (0.0, 0.0)
+
+
+def test_one_launch_says_nothing_about_launches() -> None:
+    assert measure_noise([STEADY]).between_ratio is None
+
+
+def test_one_step_says_nothing_about_steps() -> None:
+    assert measure_noise([[1.0], [2.0]]).within_ratio is None
+
+
+def test_noise_is_measured_within_and_between_launches() -> None:
+    rounds = simulate_rounds(np.random.default_rng(0), 1.0, 400, 50, within=0.05, between=0.1, spike_share=0.0)
+    noise = measure_noise(rounds)
+    assert noise.within_ratio == pytest.approx(0.05, rel=0.1)
+    assert noise.between_ratio == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_steady_rise_over_the_rounds_is_a_drift() -> None:
+    drift = find_drift([[1.0 + 0.02 * index] * 5 for index in range(8)])
+    assert drift is not None
+    assert drift.change_over_rounds == pytest.approx(0.14 / 1.07)
+    assert drift.change_within_launches is None
+
+
+def test_a_steady_fall_within_launches_is_a_drift() -> None:
+    drift = find_drift([[2.0 - 0.05 * step for step in range(20)]] * 8)
+    assert drift is not None
+    assert drift.change_over_rounds is None
+    assert drift.change_within_launches == pytest.approx(-0.95 / 1.525)
+
+
+def test_a_trend_of_two_percent_is_not_worth_a_warning() -> None:
+    assert find_drift([[1.0 + 0.02 * index / 7] * 5 for index in range(8)]) is None
+
+
+def test_four_rounds_are_too_few_for_a_trend() -> None:
+    assert find_drift([[1.0 + index] for index in range(4)]) is None
+
+
+def test_constant_times_do_not_drift() -> None:
+    assert find_drift([[1.0] * 10] * 10) is None
+
+
+def test_the_chance_of_rises_is_what_counting_all_orders_gives() -> None:
+    rises = [
+        sum(order[i] < order[j] for i, j in itertools.combinations(range(5), 2))
+        for order in itertools.permutations(range(5))
+    ]
+    counted = [np.mean([count <= limit for count in rises]) for limit in range(11)]
+    assert _tabulate_rises(5) == pytest.approx(counted)
+
+
+def test_noise_alone_is_rarely_called_a_drift() -> None:
+    rng = np.random.default_rng(0)
+    assert np.mean([find_drift(simulate_rounds(rng, 1.0)) is not None for _ in range(1000)]) <= 0.04
+
+
+def test_a_drift_of_fifteen_percent_is_seen_through_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    slope = np.linspace(0, 0.15, 12)
+    assert np.mean([find_drift(simulate_rounds(rng, 1.0, drift=slope)) is not None for _ in range(300)]) >= 0.9
