@@ -57,7 +57,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             raise StorageFull(
                 f"no space left for {path} ({free} bytes free): free some, then 'scalelab resume' goes on from here"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
             raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another --runs-dir") from error
         raise
 

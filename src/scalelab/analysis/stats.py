@@ -145,6 +145,11 @@ def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:
         return estimate_location(np.log(above / below)).map(math.exp)
+    return estimate_unpaired_ratio(numerator, denominator)
+
+
+def estimate_unpaired_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
+    """The same for launches that were not interleaved, such as those of two runs: two independent samples."""
     above, below = find_medians(drop_empty(numerator)), find_medians(drop_empty(denominator))
     return _compare_samples(np.log(above), np.log(below)).map(math.exp)
 

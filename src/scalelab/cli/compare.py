@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
 from scalelab.experiment import RUNS_DIR
@@ -30,7 +31,7 @@ class Compare:
 
 
 def main(args: Sequence[str]) -> int:
-    compare = tyro.cli(Compare, args=args, prog="scalelab compare", config=(tyro.conf.OmitArgPrefixes,))
+    compare = parse_flags(Compare, args, "compare")
     compare.output.check()
     before, after = (open_run(name, compare.runs_dir) for name in (compare.a, compare.b))
     if before.path.resolve() == after.path.resolve():

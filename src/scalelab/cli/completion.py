@@ -7,13 +7,14 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import tyro
 
 from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
 from scalelab.cli.doctor import Doctor
+from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import make_command_class
@@ -30,7 +31,7 @@ class Completion:
 
 
 def main(args: Sequence[str]) -> int:
-    shell = tyro.cli(Completion, args=args, prog="scalelab completion").shell
+    shell = parse_flags(Completion, args, "completion").shell
     print(make_script(shell))  # noqa: T201
     return 0
 
@@ -43,7 +44,7 @@ def make_script(shell: str) -> str:
             make_full_parser(),
             args=["--tyro-print-completion", shell],
             prog="scalelab",
-            config=(tyro.conf.OmitArgPrefixes,),
+            config=CONFIG,
         )
     return text.getvalue()
 
@@ -69,5 +70,8 @@ def make_full_parser() -> Any:
 
 def make_all_options() -> type[Any]:
     """The options of every built-in workload in one class; a name that two share stands once."""
-    fields = {field.name: field for kind in BUILT_IN.values() for field in dataclasses.fields(kind)}
-    return dataclasses.make_dataclass("AllOptions", [(name, field.type, field) for name, field in fields.items()])
+    found: dict[str, tuple[str, Any, Any]] = {}
+    for kind in BUILT_IN.values():
+        hints = get_type_hints(kind)
+        found |= {field.name: (field.name, hints[field.name], field.default) for field in dataclasses.fields(kind)}
+    return dataclasses.make_dataclass("AllOptions", found.values())

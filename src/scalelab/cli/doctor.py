@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.environment import Environment, read_cpu_quota, read_environment
 from scalelab.errors import ScalelabError
@@ -59,7 +59,7 @@ class Doctor:
 
 
 def main(args: Sequence[str]) -> int:
-    doctor = tyro.cli(Doctor, args=args, prog="scalelab doctor")
+    doctor = parse_flags(Doctor, args, "doctor")
     console = Console(highlight=False)
     checks = []
     for check in examine(doctor, LocalLauncher()):

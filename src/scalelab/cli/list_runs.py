@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import StoreError
 from scalelab.store import RunStore, find_runs
@@ -41,7 +41,7 @@ class RunLine:
 
 
 def main(args: Sequence[str]) -> int:
-    wanted = tyro.cli(ListRuns, args=args, prog="scalelab list")
+    wanted = parse_flags(ListRuns, args, "list")
     paths = find_runs(wanted.runs_dir)
     shown = paths[-wanted.limit :] if wanted.limit else paths
     lines = [describe_run(path) for path in shown]

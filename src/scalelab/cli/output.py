@@ -18,6 +18,7 @@ from scalelab.report.exports import render_csv, render_json
 from scalelab.report.markdown import render_markdown
 from scalelab.report.terminal import render_terminal
 
+Target = Annotated[str | None, tyro.conf.arg(metavar="PATH|-")]
 RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are kept.")]
 
 
@@ -25,11 +26,11 @@ RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are ke
 class Output:
     """Where the answer goes besides the terminal: a path, or - for standard output instead of the terminal's table."""
 
-    markdown: str | None = None
+    markdown: Target = None
     """Markdown, for a pull request."""
-    json: str | None = None
+    json: Target = None
     """JSON: the whole document with raw numbers."""
-    csv: str | None = None
+    csv: Target = None
     """CSV: every cell of every table with its interval, one per line."""
 
     @property

@@ -11,6 +11,7 @@ import tyro
 
 from scalelab import __version__
 from scalelab.cli.finish import report_run
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.progress import ProgressReporter
 from scalelab.environment import read_environment
@@ -30,7 +31,7 @@ class Resume:
 
 
 def main(args: Sequence[str]) -> int:
-    resume = tyro.cli(Resume, args=args, prog="scalelab resume", config=(tyro.conf.OmitArgPrefixes,))
+    resume = parse_flags(Resume, args, "resume")
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
     warn_of_other_host(store)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.cli.finish import report_run
+from scalelab.cli.flags import CONFIG
 from scalelab.cli.options import explain_unknown_flag, find_flag_value, make_options_class, read_options
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.progress import ProgressReporter
@@ -66,7 +67,7 @@ def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
         args=args,
         prog=f"scalelab run {name}",
         description=f"{kind.question}\n\n{kind.__doc__}",
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=CONFIG,
         return_unknown_args=True,
     )
     if extra and not takes_any_option:
@@ -82,9 +83,9 @@ def make_command_class(kind: type[Any], options_class: type[Any], workload: str)
     return dataclasses.make_dataclass(
         "Command",
         [
-            ("study", kind),
-            ("options", Annotated[options_class, tyro.conf.arg(help=options_help)]),
-            ("execution", Execution),
+            ("study", Annotated[kind, tyro.conf.arg(name="", help="")]),
+            ("options", Annotated[options_class, tyro.conf.arg(name="workload", help=options_help)]),
+            ("execution", Annotated[Execution, tyro.conf.arg(name="")]),
         ],
         frozen=True,
         kw_only=True,

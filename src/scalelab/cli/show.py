@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.report.document import Document, read_document
 from scalelab.store import RunStore, open_run
@@ -27,7 +28,7 @@ class Show:
 
 
 def main(args: Sequence[str]) -> int:
-    show = tyro.cli(Show, args=args, prog="scalelab show", config=(tyro.conf.OmitArgPrefixes,))
+    show = parse_flags(Show, args, "show")
     show.output.check()
     store = open_run(show.run, show.runs_dir)
     write_outputs(read_answer(store, refresh=show.refresh), show.output)

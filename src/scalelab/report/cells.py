@@ -6,7 +6,7 @@ Every column gets one unit, in its header, and its ± stand below each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalelab.report.document import Cell, Column, Table
 from scalelab.report.text import Align, clean_text, measure_text
@@ -46,6 +46,8 @@ def list_notes(table: Table) -> tuple[str, ...]:
 
 def _format_column(column: Column, cells: Sequence[Cell]) -> TextColumn:
     is_prose = column.quantity == "text"
+    if not column.shows_interval:
+        cells = [replace(cell, low=None, high=None) for cell in cells]
     unit = choose_unit("number" if is_prose else column.quantity, [cell.estimate for cell in cells])
     header = clean_text(column.header)
     formatted = tuple(_format_cell(cell, unit) for cell in cells)

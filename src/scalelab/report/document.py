@@ -36,6 +36,8 @@ class Column:
     """Its name for a reader, without the unit: that is chosen when it is printed."""
     quantity: Quantity = "text"
     align: Align = "right"
+    shows_interval: bool = True
+    """Whether ± is printed; exports always have the interval."""
     note: str = ""
     """What the column means, where its header does not say enough; it is printed below the table."""
 

@@ -45,10 +45,11 @@ def render_csv(document: Document) -> str:
 def _list_cells(document: Document) -> Iterator[tuple[str, ...]]:
     """One line of CSV per cell."""
     for name, table in zip(_name_tables(document), document.tables, strict=True):
-        for number, row in enumerate(table.rows, start=1):
+        for row in table.rows:
+            label = _write_value(row[0].value)
             for column, cell in zip(table.columns, row, strict=True):
                 unit = _UNITS.get(column.quantity, "1") if cell.estimate else ""
-                yield (name, str(number), _defuse_formula(column.key), unit, *_list_values(cell))
+                yield (name, label, _defuse_formula(column.key), unit, *_list_values(cell))
 
 
 def _name_tables(document: Document) -> list[str]:

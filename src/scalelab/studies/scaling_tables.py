@@ -22,17 +22,17 @@ def make_main_table(answer: ScalingAnswer) -> Table:
     columns = (
         Column(key="run", header="run", align="left"),
         Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="samples_per_second", header="samples/s", quantity="rate"),
+        Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
         Column(key="speedup", header=name, quantity="ratio"),
-        Column(key="efficiency", header="efficiency", quantity="share"),
-        Column(key="speedup_over_one_rank", header=f"{name} over {strategy} × 1", quantity="ratio"),
-        Column(key="efficiency_over_one_rank", header=f"efficiency over {strategy} × 1", quantity="share"),
+        Column(key="efficiency", header="efficiency", quantity="share", shows_interval=False),
+        Column(key="speedup_over_one_rank", header=f"over {strategy} × 1", quantity="ratio"),
+        Column(key="efficiency_over_one_rank", header="efficiency", quantity="share", shows_interval=False),
         Column(key="exposed_share", header="exposed comm", quantity="share"),
     )
     rows = tuple(_make_main_row(answer, arm, len(columns)) for arm in answer.arms.values())
     base = answer.base
-    reference = f"speedup and efficiency refer to {base.label}" if base else "no reference was measured"
-    return Table(columns=columns, rows=rows, notes=(f"{INTERVAL_NOTE}; {reference}", *_explain_marks(answer)))
+    reference = f"{name} and efficiency are over the {base.label}" if base else "reference: none was measured"
+    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, f"first {reference}", *_explain_marks(answer)))
 
 
 def _make_main_row(answer: ScalingAnswer, arm: Arm, num_columns: int) -> tuple[Cell, ...]:

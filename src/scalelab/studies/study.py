@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import tyro
 
@@ -20,6 +20,7 @@ from scalelab.trial import (
     check_at_least,
     check_divisible,
     check_positive,
+    flag,
 )
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import find_workload
@@ -55,11 +56,11 @@ class Job:
     """auto takes CUDA where there is a GPU."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """What the model and its floating-point inputs are cast to."""
-    threads_per_rank: int | None = None
+    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
-    memory_limit: str | None = None
+    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
-    timeout: str = "10min"
+    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0
     """Of the weights, the data and the dropout."""
@@ -70,7 +71,17 @@ class Job:
         check_at_least("seed", self.seed, 0)
         if self.threads_per_rank is not None:
             check_at_least("threads_per_rank", self.threads_per_rank, 1)
-        check_positive("timeout", parse_seconds(self.timeout))
+        check_positive("timeout", self.timeout_seconds)
+        if self.memory_limit is not None:
+            check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
+
+    @property
+    def timeout_seconds(self) -> float:
+        return read_flag("timeout", self.timeout, parse_seconds)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        return None if self.memory_limit is None else read_flag("memory_limit", self.memory_limit, parse_bytes)
 
     @property
     def found_device(self) -> str:
@@ -104,7 +115,7 @@ class Sampling:
     """Launches of every configuration, interleaved with the others'."""
     steps: int = 30
     """Clean steps of one launch, warm-up included."""
-    warmup: int | None = None
+    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """First steps to drop. None: as many as the data show to be slow."""
     phase_steps: int = 4
     """Further steps of one launch with input, forward, backward and optimizer timed."""
@@ -160,7 +171,6 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     num_cores, num_gpus = len(usable_cores()), len(find_gpus())
     most_ranks = max(configuration.num_ranks for configuration in configurations)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
-    memory_limit = None if job.memory_limit is None else parse_bytes(job.memory_limit)
     trials = []
     for number in range(1, sampling.rounds + 1):
         for configuration in configurations if number % 2 else reversed(configurations):
@@ -181,12 +191,23 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
                     threads_per_rank=threads,
                     is_oversubscribed=shares_gpus if device == "cuda" else shares_cores,
                     plan=sampling.plan,
-                    timeout_seconds=parse_seconds(job.timeout),
-                    memory_limit_bytes=memory_limit,
+                    timeout_seconds=job.timeout_seconds,
+                    memory_limit_bytes=job.memory_limit_bytes,
                     port=job.port,
                 )
             )
     return trials
+
+
+T = TypeVar("T")
+
+
+def read_flag(name: str, text: str, parse: Callable[[str], T]) -> T:
+    """The value of a flag; a text that cannot be read is refused with the flag's name."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{flag(name)} {error}") from None
 
 
 def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
