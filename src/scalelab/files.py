@@ -13,6 +13,9 @@ from typing import Any
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
 
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
+"""What the operating system says of a place that no retry will make writable."""
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Write beside the file, force it to the disk, then take its place: readers see all of it or none."""
@@ -38,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DamagedRun(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise DamagedRun(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise DamagedRun(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
@@ -51,13 +54,12 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = _existing_parent(path)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(place).free
+            free = shutil.disk_usage(_existing_parent(path)).free
             raise StorageFull(
                 f"no space left for {path} ({free} bytes free): free some, then 'scalelab resume' goes on from here"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
+        if error.errno in UNWRITABLE:
             raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another --runs-dir") from error
         raise
 

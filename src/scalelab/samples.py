@@ -29,11 +29,13 @@ def render_samples(samples: Iterable[StepSample]) -> str:
 
 def parse_samples(text: str) -> list[StepSample]:
     """The samples in a file's text; raises `ValueError` on a line that is not one."""
-    rows = csv.reader(io.StringIO(text))
-    header = next(rows, None)
-    if header is None or tuple(header) != COLUMNS:
-        raise ValueError(f"the header is {header}, not {list(COLUMNS)}")
-    return [_parse_row(row) for row in rows]
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(f"it is no CSV: {error}") from error
+    if not rows or tuple(rows[0]) != COLUMNS:
+        raise ValueError(f"the header is {rows[0] if rows else None}, not {list(COLUMNS)}")
+    return [_parse_row(row) for row in rows[1:]]
 
 
 def read_samples(path: Path, checksum: str | None, count: int | None) -> list[StepSample]:

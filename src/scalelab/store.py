@@ -9,7 +9,8 @@
 `result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
 checksum of `samples.csv`, so that a file that was cut or changed afterwards is noticed. Plain files, because compute
 nodes share file systems where a database's locks do not work. Two runs at once never touch each other: the directory
-is claimed by creating it. Two processes on one run are kept apart by `running.json`, created exclusively.
+is claimed by creating it. Two processes on one run are kept apart by `running.json`, which appears whole or not
+at all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 import psutil
 
 from scalelab.environment import Environment
-from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName
+from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageError
 from scalelab.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.samples import read_samples, render_samples, sha256_of
 from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
@@ -187,13 +188,8 @@ class RunStore:
                 f"wait for it, or stop it and remove {marker}"
             )
         with storage_errors(marker):
-            marker.unlink(missing_ok=True)
-            try:
-                handle = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            except FileExistsError:
-                raise RunBusy(f"run {self.name} was taken by another process just now") from None
-            with os.fdopen(handle, "w") as file:
-                json.dump(_own_identity(), file)
+            _remove_stale_marker(marker)
+            _put_marker(marker)
         try:
             yield
         finally:
@@ -225,6 +221,9 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
         return RunStore.open(by_name[name])
     if len(matching) == 1:
         return RunStore.open(matching[0])
+    if matching:
+        names = ", ".join(path.name for path in matching)
+        raise UsageError(f"{name!r} begins the names of {len(matching)} runs: {names}; give more of the name")
     raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
 
 
@@ -232,8 +231,8 @@ def find_holder(marker: Path) -> dict[str, Any] | None:
     """Who executes the run: None when nobody does or the process has ended."""
     try:
         holder = json.loads(marker.read_text())
-        is_here = holder["host"] == socket.gethostname()
-        if is_here and not _is_same_process(holder["pid"], holder["started"]):
+        host, pid, started = holder["host"], holder["pid"], holder["started"]
+        if host == socket.gethostname() and not _is_same_process(pid, started):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -251,7 +250,7 @@ def check_schema(path: Path, data: dict[str, Any]) -> None:
 def _convert(path: Path, data: Any, kind: type[T]) -> T:
     try:
         return from_builtins(data, kind)
-    except ValueError as error:
+    except (ValueError, UsageError) as error:
         raise DamagedRun(f"{path} is damaged: {error}") from error
 
 
@@ -275,6 +274,38 @@ def _creation_time(path: Path) -> str:
         return path.name
     match = re.search(r'"created_at": "([^"]+)"', head)
     return match.group(1) if match else path.name
+
+
+def _put_marker(marker: Path) -> None:
+    """Put our own marker there, whole and only where there is none: a link is made at once or not at all."""
+    scratch = marker.with_name(f".running.{os.getpid()}")
+    write_json(scratch, _own_identity())
+    try:
+        marker.hardlink_to(scratch)
+    except FileExistsError:
+        raise _taken_just_now(marker) from None
+    finally:
+        scratch.unlink()
+
+
+def _remove_stale_marker(marker: Path) -> None:
+    """Move a dead process's marker away; if a living one has replaced it meanwhile, that is put back."""
+    aside = marker.with_name(f".running.{os.getpid()}.stale")
+    try:
+        marker.replace(aside)
+    except FileNotFoundError:
+        return
+    is_living = find_holder(aside) is not None
+    if is_living:
+        with suppress(FileExistsError):
+            marker.hardlink_to(aside)
+    aside.unlink()
+    if is_living:
+        raise _taken_just_now(marker)
+
+
+def _taken_just_now(marker: Path) -> RunBusy:
+    return RunBusy(f"run {marker.parent.name} was taken by another process just now")
 
 
 def _own_identity() -> dict[str, Any]:

@@ -8,7 +8,8 @@ noise falls on all alike:
     comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored
     profiled    torch's profiler
 
-Losses are fetched when a block has ended: reading one earlier would make the host wait for the device.
+The loss is read after the last clock reading, when the device has finished anyway. Only numbers are kept: holding on
+to tensors would cost a percent of a millisecond step in memory and garbage collection.
 `perf_counter` is the host's monotonic clock on Linux, the same for all ranks of a host.
 """
 
@@ -24,8 +25,8 @@ import torch
 from scalelab.measure.training import SavedState, Training
 from scalelab.trial import Block, StepKind, StepSample
 
-RawStep = tuple[list[float], torch.Tensor]
-"""The clock readings of a step, first to last, and its loss."""
+RawStep = tuple[float, ...]
+"""The clock readings of a step, first to last, and then its loss."""
 
 
 def run_block(training: Training, block: Block, rank: int, first_step: int, trace: Path) -> list[StepSample]:
@@ -38,7 +39,7 @@ def run_block(training: Training, block: Block, rank: int, first_step: int, trac
         raw = run_profiled_steps(training, block.num_steps, trace)
     else:
         raw = run_clean_steps(training, block.num_steps)
-    return [_make_sample(rank, first_step + i, block.kind, times, loss) for i, (times, loss) in enumerate(raw)]
+    return [_make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
 
 
 def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
@@ -53,7 +54,7 @@ def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
         optimizer.step()
         optimizer.zero_grad()
         synchronize()
-        raw.append(([start, perf_counter()], loss.detach()))
+        raw.append((start, perf_counter(), loss.item()))
     return raw
 
 
@@ -63,21 +64,20 @@ def run_phase_steps(training: Training, num_steps: int) -> list[RawStep]:
     raw: list[RawStep] = []
     for _ in range(num_steps):
         synchronize()
-        times = [perf_counter()]
+        start = perf_counter()
         batch = next(batches)
         synchronize()
-        times.append(perf_counter())
+        after_input = perf_counter()
         loss = loss_of(model, batch)
         synchronize()
-        times.append(perf_counter())
+        after_forward = perf_counter()
         loss.backward()
         synchronize()
-        times.append(perf_counter())
+        after_backward = perf_counter()
         optimizer.step()
         optimizer.zero_grad()
         synchronize()
-        times.append(perf_counter())
-        raw.append((times, loss.detach()))
+        raw.append((start, after_input, after_forward, after_backward, perf_counter(), loss.item()))
     return raw
 
 
@@ -106,11 +106,8 @@ def run_profiled_steps(training: Training, num_steps: int, trace: Path) -> list[
     return raw
 
 
-def _make_sample(rank: int, step: int, kind: StepKind, times: list[float], loss: torch.Tensor) -> StepSample:
-    phases = [after - before for before, after in pairwise(times)]
-    if kind is not StepKind.PHASES:
-        phases = []
-    input_, forward, backward, optimizer = phases or (None, None, None, None)
-    return StepSample(
-        rank, step, kind, times[0], times[-1] - times[0], input_, forward, backward, optimizer, float(loss)
-    )
+def _make_sample(rank: int, step: int, kind: StepKind, readings: RawStep) -> StepSample:
+    *times, loss = readings
+    phases = [after - before for before, after in pairwise(times)] if kind is StepKind.PHASES else [None] * 4
+    input_, forward, backward, optimizer = phases
+    return StepSample(rank, step, kind, times[0], times[-1] - times[0], input_, forward, backward, optimizer, loss)

@@ -78,7 +78,7 @@ def _name_warmup(arm: Arm) -> Iterator[Caution]:
     if len([steps for steps in arm.clean if len(steps)]) == 1:
         yield Caution(
             message=f"{arm.label} was launched once: its interval does not include how launches differ",
-            next_step="use --rounds 8",
+            next_step="use --rounds 12",
         )
 
 

@@ -111,7 +111,7 @@ class Job:
 class Sampling:
     """How often it is measured."""
 
-    rounds: int = 8
+    rounds: int = 12
     """Launches of every configuration, interleaved with the others'."""
     steps: int = 30
     """Clean steps of one launch, warm-up included."""
@@ -119,7 +119,7 @@ class Sampling:
     """First steps to drop. None: as many as the data show to be slow."""
     phase_steps: int = 4
     """Further steps of one launch with input, forward, backward and optimizer timed."""
-    comm_free_steps: int = 4
+    comm_free_steps: int = 8
     """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
     profile_steps: int = 0
     """Further steps of one launch under torch's profiler; traces are kept."""

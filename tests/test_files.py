@@ -1,0 +1,186 @@
+"""Files are whole or absent, and what the operating system refuses is said in the user's words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelab.errors import DamagedRun, NotWritable, StorageFull
+from scalelab.files import read_json, storage_errors, write_atomically, write_json
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    write_atomically(path, "new\r\nand – exact")
+    assert path.read_bytes() == "new\r\nand – exact".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def fail_with(number: int) -> Any:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, step, fail_with(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_file_and_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_text_that_cannot_be_encoded_leaves_no_scratch(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(tmp_path / "file", "half \ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+nests = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@given(st.dictionaries(st.text(), nests, max_size=3))
+def test_json_read_back_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "round-trip.json"
+    write_json(path, data)
+    assert read_json(path) == data
+
+
+def test_numbers_that_json_cannot_hold_are_refused_before_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"a": math.nan})
+    assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read"),
+        (b'{"a": 1', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"[1, 2]", "holds a list, not an object"),
+        (b"null", "holds a NoneType, not an object"),
+    ],
+)
+def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedRun, match=words) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DamagedRun, match=r"run\.json is missing"):
+        read_json(tmp_path / "run.json")
+
+
+def test_a_file_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(DamagedRun, match=r"run\.json"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_how_much_is_free_and_how_to_go_on(tmp_path: Path, number: int) -> None:
+    place = tmp_path / "not" / "there" / "yet"
+    with pytest.raises(StorageFull, match=r"\d+ bytes free.*scalelab resume") as caught, storage_errors(place):
+        raise OSError(number, os.strerror(number))
+    assert str(place) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG]
+)
+def test_a_place_that_cannot_be_written_says_why_and_offers_another(tmp_path: Path, number: int) -> None:
+    with pytest.raises(NotWritable, match="choose another --runs-dir") as caught, storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert str(tmp_path) in str(caught.value)
+    assert os.strerror(number) in str(caught.value)
+
+
+def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError), storage_errors(tmp_path):
+        raise OSError(errno.EINTR, "interrupted")
+    with pytest.raises(ZeroDivisionError), storage_errors(tmp_path):
+        _ = 1 / 0
+
+
+def test_a_real_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "runs"
+    with pytest.raises(NotWritable, match="Not a directory"), storage_errors(place):
+        place.mkdir(parents=True)
+
+
+def test_a_name_too_long_for_the_file_system_is_named(tmp_path: Path) -> None:
+    place = tmp_path / ("x" * 300)
+    with pytest.raises(NotWritable, match="File name too long"), storage_errors(place):
+        place.mkdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving up permissions needs root")
+def test_a_directory_that_may_not_be_entered_is_named() -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from scalelab.errors import NotWritable
+from scalelab.files import storage_errors
+os.setuid(65534)
+place = Path(sys.argv[1]) / "runs"
+try:
+    with storage_errors(place):
+        place.mkdir(parents=True)
+except NotWritable as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory() as locked:
+        command = [sys.executable, "-c", program, locked]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{locked}/runs cannot be written (Permission denied)" in done.stdout
+
+
+def test_json_is_plain_text_that_any_tool_reads(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"name": "é", "half": "\ud800"})
+    text = (tmp_path / "a.json").read_text(encoding="ascii")
+    assert text.endswith("}\n")
+    assert json.loads(text) == {"name": "é", "half": "\ud800"}
