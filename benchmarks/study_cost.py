@@ -55,9 +55,8 @@ def main() -> int:
     Console().print(table)
 
     limit = MOST_RATIO * inside + FREE_SECONDS
-    print(
-        f"\nstudy_cost: {wall:.1f} s for {inside:.1f} s in loops (bar {MOST_RATIO} x + {FREE_SECONDS:.0f} s = {limit:.1f} s)"
-    )
+    bar = f"{MOST_RATIO} x + {FREE_SECONDS:.0f} s = {limit:.1f} s"
+    print(f"\nstudy_cost: {wall:.1f} s for {inside:.1f} s in loops (bar {bar})")
     return 0 if wall <= limit else 1
 
 

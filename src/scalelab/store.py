@@ -20,7 +20,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -283,29 +283,27 @@ def _put_marker(marker: Path) -> None:
     try:
         marker.hardlink_to(scratch)
     except FileExistsError:
-        raise _taken_just_now(marker) from None
+        raise RunBusy(f"run {marker.parent.name} was taken by another process just now") from None
     finally:
         scratch.unlink()
 
 
 def _remove_stale_marker(marker: Path) -> None:
-    """Move a dead process's marker away; if a living one has replaced it meanwhile, that is put back."""
-    aside = marker.with_name(f".running.{os.getpid()}.stale")
-    try:
-        marker.replace(aside)
-    except FileNotFoundError:
+    """Remove a dead process's marker; of several that want to, one has the ticket, and it looks again first."""
+    if not marker.exists():
         return
-    is_living = find_holder(aside) is not None
-    if is_living:
-        with suppress(FileExistsError):
-            marker.hardlink_to(aside)
-    aside.unlink()
-    if is_living:
-        raise _taken_just_now(marker)
-
-
-def _taken_just_now(marker: Path) -> RunBusy:
-    return RunBusy(f"run {marker.parent.name} was taken by another process just now")
+    ticket = marker.with_name("running.takeover")
+    try:
+        ticket.touch(exist_ok=False)
+    except FileExistsError:
+        raise RunBusy(
+            f"run {marker.parent.name} is being taken by another process just now: wait for it, or remove {ticket}"
+        ) from None
+    try:
+        if find_holder(marker) is None:
+            marker.unlink(missing_ok=True)
+    finally:
+        ticket.unlink()
 
 
 def _own_identity() -> dict[str, Any]:

@@ -42,6 +42,9 @@ FEWEST_BATCHES = 4
 MOST_BATCHES = 10
 """How a single launch is cut: batches must be longer than neighbours resemble each other (Schmeiser 1982)."""
 
+WIDEST_FACTOR = 100.0
+"""An interval whose ends differ by more than this factor, as two launches can give, says nothing and is not given."""
+
 SMALLEST_EFFECT = 0.02
 """A difference of less than 2 % is never called faster or slower.
 
@@ -132,7 +135,16 @@ def _spread_logs(medians: Floats, centre: float) -> Estimate:
         return Estimate(value=centre)
     spread = float(np.log(medians).std(ddof=1)) / math.sqrt(len(medians))
     arm = find_t_quantile(len(medians) - 1) * spread
+    if 2 * arm > math.log(WIDEST_FACTOR):
+        return Estimate(value=centre)
     return Estimate(value=centre, low=centre * math.exp(-arm), high=centre * math.exp(arm))
+
+
+def _leave_logs(logs: Estimate) -> Estimate:
+    """The estimate of the number itself; limits further apart than `WIDEST_FACTOR` are no limits."""
+    if logs.low is None or logs.high is None or logs.high - logs.low > math.log(WIDEST_FACTOR):
+        return Estimate(value=math.exp(logs.value))
+    return logs.map(math.exp)
 
 
 def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
@@ -144,14 +156,14 @@ def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
     """
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:
-        return estimate_location(np.log(above / below)).map(math.exp)
+        return _leave_logs(estimate_location(np.log(above / below)))
     return estimate_unpaired_ratio(numerator, denominator)
 
 
 def estimate_unpaired_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
     """The same for launches that were not interleaved, such as those of two runs: two independent samples."""
     above, below = find_medians(drop_empty(numerator)), find_medians(drop_empty(denominator))
-    return _compare_samples(np.log(above), np.log(below)).map(math.exp)
+    return _leave_logs(_compare_samples(np.log(above), np.log(below)))
 
 
 def estimate_difference(minuend: Rounds, subtrahend: Rounds) -> Estimate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ Every verb, and every study behind run, has its own --help."""
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `scalelab` command."""
     arguments = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no ± gets a ?, not a stack trace
     try:
         code = run_verb(arguments)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`scalelab completion bash|zsh|tcsh`: the script that a shell completes our flags with."""
+"""`scalelab completion bash|zsh|fish`: the script that a shell completes our flags with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scalelab.workloads.catalogue import BUILT_IN
 class Completion:
     """Print the completion script of a shell. For bash: source <(scalelab completion bash)"""
 
-    shell: Annotated[Literal["bash", "zsh", "tcsh"], tyro.conf.Positional]
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
 
 
 def main(args: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
+from scalelab.cli.console import OutputConsole
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.environment import Environment, read_cpu_quota, read_environment
@@ -60,7 +61,7 @@ class Doctor:
 
 def main(args: Sequence[str]) -> int:
     doctor = parse_flags(Doctor, args, "doctor")
-    console = Console(highlight=False)
+    console = OutputConsole()
     checks = []
     for check in examine(doctor, LocalLauncher()):
         checks.append(check)

@@ -1,25 +1,39 @@
-"""The end of a command that measured: the answer, where it is, what to do next, and the exit code."""
+"""What `run` and `resume` share: measure what is missing, answer, say where it is and what to do next."""
 
 from __future__ import annotations
 
 import sys
 
 from scalelab.cli.output import Output, write_outputs
+from scalelab.cli.progress import ProgressReporter
+from scalelab.experiment import execute_run
+from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.report.document import Document
 from scalelab.store import RunStore
 from scalelab.trial import Status
 
 
+def measure_and_report(store: RunStore, output: Output) -> int:
+    """Run the trials that have no result, print and export the answer; gives the exit code."""
+    try:
+        with ProgressReporter() as progress:
+            document = execute_run(store, LocalLauncher(), progress)
+    except KeyboardInterrupt:
+        message = f"Interrupted; what was measured is kept  ·  scalelab resume {store.name}"
+        print(message, file=sys.stderr)  # noqa: T201
+        return 130
+    return report_run(store, document, output)
+
+
 def report_run(store: RunStore, document: Document, output: Output) -> int:
     """Print and export the document; 3 when some trials failed."""
     write_outputs(document, output)
-    stream = sys.stderr if "-" in (output.json, output.csv, output.markdown) else sys.stdout
     results, _ = store.results()
     failed = [result for result in results if result.status is not Status.COMPLETED]
-    for result in failed:
-        if result.traceback:
-            print(f"\n{result.traceback}", file=sys.stderr)  # noqa: T201
-            break
+    traceback = next((result.traceback for result in failed if result.traceback), "")
+    if traceback:
+        print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
+    stream = sys.stderr if output.takes_stdout else sys.stdout
     next_command = f"scalelab show {store.name} --markdown report.md"
     print(f"\nSaved to {store.path}  ·  {next_command}", file=stream)
     return 3 if failed else 0

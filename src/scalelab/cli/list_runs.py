@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scalelab.cli.console import OutputConsole
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import StoreError
@@ -85,7 +85,7 @@ def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
         trials = f"{line.num_done}/{line.num_trials}"
         cells = (line.name, line.study, line.workload, trials, line.state)
         table.add_row(*(escape(cell) for cell in cells))
-    console = Console(highlight=False)
+    console = OutputConsole()
     console.print(table)
     if num_hidden:
         console.print(f"… and {num_hidden} older  ·  scalelab list --limit 0")

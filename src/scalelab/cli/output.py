@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from scalelab.cli.console import OutputConsole
 from scalelab.errors import UsageError
 from scalelab.files import storage_errors, write_atomically
 from scalelab.report.document import Document
@@ -43,6 +43,11 @@ class Output:
         }
         return {flag: (target, render) for flag, (target, render) in every.items() if target is not None}
 
+    @property
+    def takes_stdout(self) -> bool:
+        """Whether a format takes the place of the terminal's table."""
+        return any(target == "-" for target, _ in self.wanted.values())
+
     def check(self) -> None:
         """Refuse, before anything is measured, targets that cannot be written."""
         targets = [target for target, _ in self.wanted.values()]
@@ -62,7 +67,7 @@ def write_outputs(document: Document, output: Output) -> None:
     if to_stdout:
         sys.stdout.write(to_stdout[0](document))
     else:
-        render_terminal(document, Console(highlight=False))
+        render_terminal(document, OutputConsole())
     for target, render in output.wanted.values():
         if target != "-":
             with storage_errors(Path(target)):

@@ -10,13 +10,11 @@ from typing import Annotated
 import tyro
 
 from scalelab import __version__
-from scalelab.cli.finish import report_run
+from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
-from scalelab.cli.progress import ProgressReporter
 from scalelab.environment import read_environment
-from scalelab.experiment import RUNS_DIR, execute_run
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.experiment import RUNS_DIR
 from scalelab.store import RunStore, open_run
 
 
@@ -35,9 +33,7 @@ def main(args: Sequence[str]) -> int:
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
     warn_of_other_host(store)
-    with ProgressReporter() as progress:
-        document = execute_run(store, LocalLauncher(), progress)
-    return report_run(store, document, resume.output)
+    return measure_and_report(store, resume.output)
 
 
 def warn_of_other_host(store: RunStore) -> None:

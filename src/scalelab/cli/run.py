@@ -11,14 +11,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from scalelab.cli.finish import report_run
+from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import CONFIG
 from scalelab.cli.options import explain_unknown_flag, find_flag_value, make_options_class, read_options
 from scalelab.cli.output import Output, RunsDir
-from scalelab.cli.progress import ProgressReporter
 from scalelab.errors import UsageError
-from scalelab.experiment import RUNS_DIR, execute_run, start_run
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.experiment import RUNS_DIR, start_run
 from scalelab.store import find_runs
 from scalelab.studies.catalogue import STUDIES, find_study
 from scalelab.studies.expectation import expect_seconds, render_plan
@@ -49,9 +47,7 @@ def main(args: Sequence[str]) -> int:
         return 0
     execution.output.check()
     store = start_run(study, execution.runs_dir, ["scalelab", "run", *args])
-    with ProgressReporter() as progress:
-        document = execute_run(store, LocalLauncher(), progress)
-    return report_run(store, document, execution.output)
+    return measure_and_report(store, execution.output)
 
 
 def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:

@@ -62,8 +62,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    kinds = (torch.distributed.DistBackendError, torch.distributed.DistNetworkError, ConnectionError)
-    if isinstance(error, kinds):
+    if isinstance(error, torch.distributed.DistBackendError | torch.distributed.DistNetworkError):
         return True
     return isinstance(error, RuntimeError) and PEER_WORDS.search(str(error)) is not None
 
@@ -83,9 +82,10 @@ def format_own_frames(error: BaseException, workload: str) -> str:
     """
     if ":" not in workload:
         return ""
-    home = str(Path(workload.rpartition(":")[0]).resolve().parent)
+    home = Path(workload.rpartition(":")[0]).resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
-    own = [i for i, f in enumerate(frames) if f.filename.startswith(home) and "site-packages" not in f.filename]
+    files = [Path(frame.filename) for frame in frames]
+    own = [i for i, file in enumerate(files) if file.is_relative_to(home) and "site-packages" not in file.parts]
     if not own:
         return ""
     lines = ["Traceback (most recent call last):\n"]

@@ -133,7 +133,8 @@ def make_mover(device: torch.device, dtype: torch.dtype) -> Callable[[Any], Any]
         if isinstance(batch, dict):
             return {key: move(value) for key, value in batch.items()}
         if isinstance(batch, list | tuple):
-            return type(batch)(move(value) for value in batch)
+            moved = [move(value) for value in batch]
+            return batch._make(moved) if hasattr(batch, "_make") else type(batch)(moved)
         return batch
 
     return move
@@ -144,6 +145,7 @@ class SavedState:
 
     def __init__(self, training: Training) -> None:
         self._optimizer = training.optimizer
+        self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
         self._tensors = [*training.model.parameters(), *training.model.buffers()]
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
         self._copies = [tensor.detach().clone() for tensor in self._tensors]
@@ -161,6 +163,11 @@ class SavedState:
                 tensor.copy_(saved)
         for state, key, value in self._scalars:
             state[key] = value
+        for parameter, state in list(self._optimizer.state.items()):
+            for key in state.keys() - self._keys.get(parameter, set()):
+                del state[key]
+            if parameter not in self._keys:
+                del self._optimizer.state[parameter]
         torch.set_rng_state(self._rng)
         if self._cuda_rng is not None:
             torch.cuda.set_rng_state(self._cuda_rng)

@@ -25,7 +25,7 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
     """Everything that makes the numbers less certain than their intervals say."""
     every = list(arms)
     found = [caution for arm in every for caution in _look_at_arm(arm)]
-    return (*_look_at_host(every), *found)
+    return (*_look_at_host(every), *_name_drifts(every), *found)
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
@@ -35,7 +35,6 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         return
     yield from _name_warmup(arm)
     yield from _name_outliers(arm)
-    yield from _name_drift(arm)
 
 
 def _name_failure(arm: Arm) -> Iterator[Caution]:
@@ -98,21 +97,30 @@ def _name_outliers(arm: Arm) -> Iterator[Caution]:
     )
 
 
-def _name_drift(arm: Arm) -> Iterator[Caution]:
-    drift = find_drift(arm.clean)
-    if drift is None:
-        return
-    if drift.change_over_rounds is not None:
+def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """One warning for all configurations that drift: it is the machine that does."""
+    over: list[tuple[str, float]] = []
+    within: list[tuple[str, float]] = []
+    for arm in arms:
+        drift = find_drift(arm.clean) if arm.is_measured else None
+        if drift is not None and drift.change_over_rounds is not None:
+            over.append((arm.label, drift.change_over_rounds))
+        if drift is not None and drift.change_within_launches is not None:
+            within.append((arm.label, drift.change_within_launches))
+    if over:
         yield Caution(
-            message=f"{arm.label}: steps drifted by {format_share(drift.change_over_rounds)} from the first round to"
-            " the last",
-            next_step="compare ratios, which are taken round by round; let the machine cool down or idle first",
+            message=f"steps drifted from the first round to the last: {_list_changes(over)}",
+            next_step="trust ratios, which are taken round by round; let the machine idle before measuring",
         )
-    if drift.change_within_launches is not None:
+    if within:
         yield Caution(
-            message=f"{arm.label}: steps drift by {format_share(drift.change_within_launches)} within a launch",
+            message=f"steps drift within a launch: {_list_changes(within)}",
             next_step="use more --steps, and --warmup if the slow part is at the beginning",
         )
+
+
+def _list_changes(changes: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{label} by {format_share(change)}" for label, change in changes)
 
 
 def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:

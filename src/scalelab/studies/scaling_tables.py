@@ -31,8 +31,8 @@ def make_main_table(answer: ScalingAnswer) -> Table:
     )
     rows = tuple(_make_main_row(answer, arm, len(columns)) for arm in answer.arms.values())
     base = answer.base
-    reference = f"{name} and efficiency are over the {base.label}" if base else "reference: none was measured"
-    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, f"first {reference}", *_explain_marks(answer)))
+    reference = f"{name} and the first efficiency are over the {base.label}" if base else "no reference was measured"
+    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, reference, *_explain_marks(answer)))
 
 
 def _make_main_row(answer: ScalingAnswer, arm: Arm, num_columns: int) -> tuple[Cell, ...]:

@@ -23,6 +23,8 @@ from scalelab.workloads.workload import BuildContext, Workload
 
 BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {"mlp": build_mlp, "gpt": build_gpt}
 
+EXPECTED = "return model, batches and loss (a fourth may make the optimizer from the parameters)"
+
 
 def load_workload(trial: Trial, rank: int) -> Workload:
     """Build what the trial trains, for one rank."""
@@ -65,22 +67,33 @@ def import_file(path: Path) -> ModuleType:
 
 def read_answer(answer: object, where: str) -> Workload:
     """What `build` returned, as a `Workload`: one itself, a dict, or model, batches, loss and perhaps optimizer."""
-    expected = "return model, batches and loss (a fourth may make the optimizer from the parameters)"
-    if isinstance(answer, Workload):
-        return answer
+    workload = answer if isinstance(answer, Workload) else _read_parts(answer, where)
+    if not isinstance(workload.model, nn.Module):
+        raise UsageError(f"{where} returned a {_kind(workload.model)} as the model: {EXPECTED}")
+    if not hasattr(workload.batches, "__iter__"):
+        raise UsageError(f"{where} returned a {_kind(workload.batches)} as the batches: it cannot be iterated")
+    if not callable(workload.loss):
+        raise UsageError(f"{where} returned a {_kind(workload.loss)} as the loss: use loss(model, batch)")
+    if workload.optimizer is not None and not callable(workload.optimizer):
+        raise UsageError(
+            f"{where} returned a {_kind(workload.optimizer)} as the optimizer: use a function that makes one from"
+            " the parameters"
+        )
+    return workload
+
+
+def _read_parts(answer: object, where: str) -> Workload:
+    """The parts that a dict names, or those of a tuple or list in their order."""
     if isinstance(answer, Mapping):
         try:
             return Workload(**answer)
         except TypeError as error:
-            raise UsageError(f"{where} returned a dict that does not fit: {error}; {expected}") from error
+            raise UsageError(f"{where} returned a dict that does not fit: {error}; {EXPECTED}") from error
     if not isinstance(answer, tuple | list) or len(answer) not in (3, 4):
         size = f" of {len(answer)}" if isinstance(answer, tuple | list) else ""
-        raise UsageError(f"{where} returned a {type(answer).__name__}{size}: {expected}")
-    model, batches, loss, *rest = answer
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{where} returned a {type(model).__name__} as the model: {expected}")
-    if not hasattr(batches, "__iter__"):
-        raise UsageError(f"{where} returned a {type(batches).__name__} as the batches: it cannot be iterated")
-    if not callable(loss):
-        raise UsageError(f"{where} returned a {type(loss).__name__} as the loss: use loss(model, batch)")
-    return Workload(model=model, batches=batches, loss=loss, optimizer=rest[0] if rest else None)
+        raise UsageError(f"{where} returned a {_kind(answer)}{size}: {EXPECTED}")
+    return Workload(**dict(zip(("model", "batches", "loss", "optimizer"), answer, strict=False)))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

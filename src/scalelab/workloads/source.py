@@ -58,12 +58,12 @@ def read_own_workload(name: str) -> OwnWorkload:
     if not path.is_file():
         raise UsageError(f"--workload {name}: there is no file {path}")
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         where = f"{path.name} line {error.lineno}"
         line = (error.text or "").strip()
         raise UsageError(f"--workload {name}: {where} is not Python: {error.msg}: {line}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--workload {name}: {path} cannot be read: {error}") from error
     definition = _find_function(tree, function)
     if definition is None:
@@ -93,6 +93,8 @@ def _assigned_names(tree: ast.Module) -> set[str]:
             names |= {(alias.asname or alias.name) for alias in node.names}
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names
 
 
@@ -120,7 +122,18 @@ def _read_option(argument: ast.arg, default: ast.expr | None) -> OwnOption:
     except ValueError:
         literal = None
     value = literal if isinstance(literal, bool | int | float | str) else None
-    annotated = argument.annotation.id if isinstance(argument.annotation, ast.Name) else ""
-    kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
-    kind = kinds.get(annotated, type(value) if value is not None else str)
+    kind = _read_kind(argument.annotation) or (str if value is None else type(value))
     return OwnOption(name=argument.arg, default=value, is_required=default is None, kind=kind)
+
+
+def _read_kind(annotation: ast.expr | None) -> type | None:
+    """The kind that an annotation names, also as `int | None` or `Optional[int]`; None: it names no kind."""
+    match annotation:
+        case ast.Name(id=name):
+            kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+            return kinds.get(name)
+        case ast.BinOp(left=inner, op=ast.BitOr(), right=ast.Constant(value=None)):
+            return _read_kind(inner)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return _read_kind(inner)
+    return None

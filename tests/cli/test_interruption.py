@@ -1,0 +1,106 @@
+"""Ctrl-C, kill -9, a full disk, two at once: nothing that was measured is lost and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.commands import QUICK, finished_trials, scalelab, start_scalelab, wait_until
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+LONG = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "12"]
+
+
+def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, str]:
+    """Start a long study, stop it when some trials are done, and see that every process of it ends."""
+    command = start_scalelab(*LONG, cwd=cwd)
+    wait_until(lambda: len(finished_trials(cwd / "runs")) >= num_trials)
+    family = psutil.Process(command.pid).children(recursive=True)
+    assert family, "the ranks' server should be running"
+    command.send_signal(how)
+    _, errors = command.communicate(timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, f"left behind: {alive}"
+    return command.returncode, errors
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how: signal.Signals, code: int) -> None:
+    returncode, errors = stop_after(4, how, tmp_path)
+    assert returncode == code
+    if how is signal.SIGINT:
+        assert "scalelab resume" in errors
+        assert "Traceback" not in errors
+    assert "interrupted" in scalelab("list", cwd=tmp_path).stdout
+    before = {trial: (trial / "result.json").stat().st_mtime_ns for trial in finished_trials(tmp_path / "runs")}
+    assert 4 <= len(before) < 36
+    shown = scalelab("show", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "trials have not been run yet" in " ".join(shown.stdout.split())
+
+    resumed = scalelab("resume", "last", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.count("(measured before)") == len(before)
+    assert len(finished_trials(tmp_path / "runs")) == 36
+    assert all((trial / "result.json").stat().st_mtime_ns == when for trial, when in before.items())
+    assert "complete" in scalelab("list", cwd=tmp_path).stdout
+
+
+def test_two_runs_started_in_the_same_second_do_not_touch_each_other(tmp_path: Path) -> None:
+    short = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "2"]
+    commands = [start_scalelab(*short, cwd=tmp_path) for _ in range(2)]
+    outputs = [command.communicate(timeout=120) for command in commands]
+    assert [command.returncode for command in commands] == [0, 0], outputs
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == 2
+    assert all(len(list(run.glob("trials/*/result.json"))) == 6 for run in runs)
+
+
+def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
+    command = start_scalelab(*LONG, cwd=tmp_path)
+    try:
+        wait_until(lambda: bool(finished_trials(tmp_path / "runs")))
+        refused = scalelab("resume", "last", cwd=tmp_path)
+        listed = scalelab("list", cwd=tmp_path)
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=30)
+    assert refused.returncode == 1
+    assert f"is being executed by process {command.pid}" in refused.stderr
+    assert "running" in listed.stdout
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a few trials."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small tmpfs needs root and mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(tmp_path: Path, small_disk: Path) -> None:
+    short = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "4"]
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 250_000)
+    full = scalelab(*short, "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    assert full.returncode == 1, full.stdout
+    assert "resume" in full.stderr.splitlines()[-1]
+    assert "Traceback" not in full.stderr
+    kept = finished_trials(small_disk / "runs")
+    assert 0 < len(kept) < 12
+
+    ballast.unlink()
+    resumed = scalelab("resume", "last", "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.count("(measured before)") == len(kept)

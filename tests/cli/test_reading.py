@@ -1,0 +1,143 @@
+"""`list`, `show`, `compare`, `doctor` and `completion`: over runs that a fake launcher made in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalelab import FakeLauncher, Job, RunStore, Sampling, Status, StrongScaling, run_study
+from scalelab.cli.app import VERBS, main
+from scalelab.cli.doctor import Doctor, Grade, examine
+from tests.cli.commands import make_environment, scalelab
+
+
+def make_run(runs_dir: Path, *, factor: float = 1.0, failures: dict[str, Status] | None = None) -> RunStore:
+    study = StrongScaling(job=Job(workload="mlp", options={"dim": 16, "depth": 2}), sampling=Sampling(rounds=6))
+    launcher = FakeLauncher(lambda trial: factor * 0.1 / trial.num_ranks, noise=0.02, failures=failures)
+    return run_study(study, runs_dir=runs_dir, launcher=launcher)[0]
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert ended.value.code == 0, captured.err
+    return captured.out
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs")
+    program = (
+        "import sys\n"
+        "class NoTorch:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'torch':\n            raise ImportError('torch is not installed')\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "from scalelab.cli.app import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
+        "print('loaded' if 'torch' in sys.modules else 'no torch')"
+    )
+    for arguments in (["--help"], ["list"], ["show"], ["show", "--refresh", "--json", "-"], ["show", "--csv", "-"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=tmp_path,
+            env=make_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "no torch"
+
+
+def test_showing_again_gives_the_same_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_run(tmp_path)
+    stored = call(capsys, "show", "last", "--runs-dir", tmp_path, "--json", "-")
+    refreshed = call(capsys, "show", store.name, "--runs-dir", tmp_path, "--refresh", "--json", "-")
+    assert json.loads(stored) == json.loads(refreshed)
+    assert call(capsys, "show", store.path, "--json", "-") == stored
+
+
+def test_listing_tells_the_state_of_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No runs" in call(capsys, "list", "--runs-dir", tmp_path)
+    complete, interrupted, damaged = (make_run(tmp_path) for _ in range(3))
+    (interrupted.trial_directory("ddp-2-r6") / "result.json").unlink()
+    (damaged.path / "run.json").write_text("{")
+    lines = [json.loads(line) for line in call(capsys, "list", "--runs-dir", tmp_path, "--json").splitlines()]
+    states = {line["name"]: (line["state"], line["num_done"]) for line in lines}
+    assert states[complete.name] == ("complete", 24)
+    assert states[interrupted.name] == ("interrupted", 23)
+    assert states[damaged.name][0] == "damaged"
+    assert "older" in call(capsys, "list", "--runs-dir", tmp_path, "--limit", "1")
+
+
+def test_comparing_a_slower_run_says_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = make_run(tmp_path), make_run(tmp_path, factor=1.3)
+    out = call(capsys, "compare", before.name, after.name, "--runs-dir", tmp_path, "--json", "-")
+    document = json.loads(out)
+    assert all("B is slower" in sentence for sentence in document["summary"])
+    assert "not interleaved" in document["cautions"][0]["message"]
+    same = json.loads(
+        call(capsys, "compare", before.name, make_run(tmp_path).name, "--runs-dir", tmp_path, "--json", "-")
+    )
+    assert all("no difference" in sentence for sentence in same["summary"])
+
+
+def test_a_failed_configuration_appears_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path, failures={"ddp-2": Status.OUT_OF_MEMORY})
+    for format_flags in ([], ["--markdown", "-"], ["--json", "-"], ["--csv", "-"]):
+        assert "out of memory" in call(capsys, "show", "last", "--runs-dir", tmp_path, *format_flags)
+
+
+def test_a_damaged_result_is_a_warning_beside_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_run(tmp_path)
+    samples = store.trial_directory("ddp-2-r3") / "samples.csv"
+    samples.write_text(samples.read_text()[:-40])
+    document = json.loads(call(capsys, "show", "last", "--runs-dir", tmp_path, "--refresh", "--json", "-"))
+    assert "ddp-2-r3" in document["cautions"][0]["message"]
+    assert "resume" in document["cautions"][0]["next_step"]
+    assert len(document["sections"][0]["tables"][0]["rows"]) == 4
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, verb, "--help").startswith("usage: scalelab")
+
+
+def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        script = call(capsys, "completion", shell)
+        for word in ("compare", "weak-scaling", "--global-batch", "--dropout", "--depth"):
+            assert word.lstrip("-") in script
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs")
+    command = f"{sys.executable} -m scalelab show | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=make_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_the_doctor_grades_what_it_sees(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda trial: 0.001, noise=0.02)
+    checks = {check.name: check for check in examine(Doctor(runs_dir=tmp_path), launcher)}
+    assert checks["ranks"].grade is Grade.OK
+    assert {"scalelab", "processor", "load", "memory", "GPUs", "runs", "torch", "noise"} <= set(checks)
+    broken = FakeLauncher(lambda trial: 0.001, failures={"doctor-2": Status.CRASHED})
+    assert {c.name: c.grade for c in examine(Doctor(runs_dir=tmp_path), broken)}["ranks"] is Grade.FAILED
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
+    done = scalelab("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "two ranks with gloo over loopback" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Ready")

@@ -1,0 +1,120 @@
+"""Bad input: one line with the flag, the value and what to do, before anything is launched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scalelab.cli.app import main
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail with usage and give its one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+STRONG = ("run", "strong-scaling", "--workload", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "strong-scalin"), ["unknown study 'strong-scalin'", "strong-scaling, weak-scaling", "Did you mean"]),
+        (("rum",), ["unknown command 'rum'", "run", "Did you mean"]),
+        (("run", "strong-scaling", "--workload", "mpl"), ["unknown workload 'mpl'", "gpt, mlp", "file.py:build"]),
+        ((*STRONG, "--ranks", "0"), ["--ranks 0", "1 or more"]),
+        ((*STRONG, "--ranks", "-2"), ["--ranks -2", "1 or more"]),
+        ((*STRONG, "--ranks", "2", "2"), ["--ranks 2 2", "twice"]),
+        ((*STRONG, "--global-batch", "0"), ["--global-batch 0", "1 or more"]),
+        ((*STRONG, "--global-batch", "9", "--ranks", "2"), ["--global-batch 9", "2 ranks", "use 8 or 10"]),
+        ((*STRONG, "--steps", "10", "--warmup", "10"), ["--warmup 10", "--steps 10"]),
+        ((*STRONG, "--warmup", "-1"), ["--warmup -1", "0 or more"]),
+        ((*STRONG, "--rounds", "0"), ["--rounds 0"]),
+        ((*STRONG, "--steps", "0"), ["--steps 0"]),
+        ((*STRONG, "--dim", "0"), ["--dim 0"]),
+        ((*STRONG, "--threads-per-rank", "0"), ["--threads-per-rank 0"]),
+        ((*STRONG, "--timeout", "soon"), ["--timeout 'soon'", "10min"]),
+        ((*STRONG, "--timeout", "0s"), ["--timeout 0"]),
+        ((*STRONG, "--memory-limit", "much"), ["--memory-limit 'much'", "2GiB"]),
+        ((*STRONG, "--port", "70000"), ["--port 70000", "65535"]),
+        ((*STRONG, "--rank", "2"), ["--rank", "Did you mean --ranks?"]),
+        (("run", "--ranks", "2"), ["the study comes first"]),
+        (("run", "weak-scaling", "--batch-per-rank", "-3"), ["--batch-per-rank -3"]),
+        (("show", "nothing-like-it"), ["unknown run 'nothing-like-it'"]),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = fail(capsys, *arguments)
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def train(): ...\n", ["no function 'build'", "model, batches and loss", "train"]),
+        ("", ["no function 'build'"]),
+        ("def build(:\n", ["mine.py line 1 is not Python"]),
+    ],
+)
+def test_a_workload_file_that_cannot_work_is_refused_before_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: list[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    line = fail(capsys, "run", "weak-scaling", "--workload", f"{file}:build", "--runs-dir", str(tmp_path / "runs"))
+    for word in words:
+        assert word in line
+
+
+def test_two_formats_cannot_share_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "only one" in fail(capsys, *STRONG, "--json", "-", "--csv", "-")
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main((*STRONG, "--runs-dir", str(tmp_path / "file" / "runs")))
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "file") in line
+    assert "--runs-dir" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SystemExit):
+        main((*STRONG, "--runs-dir", str(tmp_path / "runs")))
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_the_trials_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main((*STRONG, "--rounds", "2", "--dry-run", "--runs-dir", str(tmp_path / "runs")))
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[:8]] == [
+        *("single-1-r1", "control-r1", "ddp-1-r1", "ddp-2-r1"),
+        *("ddp-2-r2", "ddp-1-r2", "control-r2", "single-1-r2"),
+    ]
+    assert lines[-1].startswith("8 trials, about ")
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,55 @@
+"""Which cores a rank owns: as many as it asked for, its own where there are enough."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelab.ranks.affinity import assign_cores, default_threads_per_rank, is_oversubscribed
+
+counts = st.integers(1, 40)
+core_sets = st.sets(st.integers(0, 255), min_size=1, max_size=40).map(sorted)
+
+
+@given(counts, counts, core_sets)
+def test_every_rank_gets_the_cores_it_asked_for_as_far_as_there_are_any(
+    num_ranks: int, threads: int, cores: list[int]
+) -> None:
+    assigned = assign_cores(num_ranks, threads, cores)
+    assert len(assigned) == num_ranks
+    for own in assigned:
+        assert len(set(own)) == len(own) == min(threads, len(cores))
+        assert set(own) <= set(cores)
+        assert list(own) == sorted(own)
+
+
+@given(counts, counts, core_sets)
+def test_ranks_share_cores_only_where_they_do_not_fit(num_ranks: int, threads: int, cores: list[int]) -> None:
+    uses = Counter(core for own in assign_cores(num_ranks, threads, cores) for core in own)
+    width = min(threads, len(cores))
+    assert (max(uses.values()) > 1) == (num_ranks * width > len(cores))
+    assert max(uses.values()) - min(uses[core] for core in cores) <= 1
+
+
+@given(counts, st.integers(1, 255))
+def test_the_default_number_of_threads_fits_where_anything_does(num_ranks: int, num_cores: int) -> None:
+    threads = default_threads_per_rank(num_ranks, num_cores)
+    assert threads >= 1
+    assert is_oversubscribed(num_ranks, threads, num_cores) == (num_ranks > num_cores)
+    assert is_oversubscribed(num_ranks, threads + 1, num_cores)
+
+
+def test_neighbouring_cores_go_to_the_same_rank() -> None:
+    assert assign_cores(2, 2, (0, 1, 4, 5)) == ((0, 1), (4, 5))
+
+
+def test_cores_are_handed_out_again_from_the_first() -> None:
+    assert assign_cores(3, 2, (0, 1, 2, 3)) == ((0, 1), (2, 3), (0, 1))
+    assert assign_cores(3, 2, (0, 1, 2)) == ((0, 1), (0, 2), (1, 2))
+
+
+def test_a_rank_that_wants_more_than_there_is_gets_all() -> None:
+    assert assign_cores(2, 64, (3, 7)) == ((3, 7), (3, 7))
+    assert is_oversubscribed(1, 64, 2)
