@@ -298,7 +298,9 @@ def test_a_run_that_a_living_process_holds_is_busy(tmp_path: Path, sleeper: subp
     store = make_store(tmp_path)
     marker = mark(store, sleeper.pid)
     before = marker.read_text()
-    with pytest.raises(RunBusy, match=rf"process {sleeper.pid} on .*: wait for it, or stop it and remove .*running\.json"):
+    with pytest.raises(
+        RunBusy, match=rf"process {sleeper.pid} on .*: wait for it, or stop it and remove .*running\.json"
+    ):
         store.claim().__enter__()
     assert marker.read_text() == before
 

@@ -162,6 +162,9 @@ class Trial:
         check_positive("timeout", self.timeout_seconds)
         if self.memory_limit_bytes is not None:
             check_at_least("memory_limit", self.memory_limit_bytes, 1)
+        for name, value in self.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{flag(name)} {value:g} cannot be stored: use a finite number")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
         if self.strategy == "single" and self.num_ranks > 1:

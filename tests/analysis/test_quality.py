@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from scalelab.analysis.quality import (
     Outlier,
-    _tabulate_rises,
     find_drift,
     find_outliers,
     measure_noise,
@@ -79,15 +76,6 @@ def test_four_rounds_are_too_few_for_a_trend() -> None:
 
 def test_constant_times_do_not_drift() -> None:
     assert find_drift([[1.0] * 10] * 10) is None
-
-
-def test_the_chance_of_rises_is_what_counting_all_orders_gives() -> None:
-    rises = [
-        sum(order[i] < order[j] for i, j in itertools.combinations(range(5), 2))
-        for order in itertools.permutations(range(5))
-    ]
-    counted = [np.mean([count <= limit for count in rises]) for limit in range(11)]
-    assert _tabulate_rises(5) == pytest.approx(counted)
 
 
 def test_noise_alone_is_rarely_called_a_drift() -> None:

@@ -152,9 +152,7 @@ def test_phases_are_timed_only_in_their_own_steps_and_sum_to_the_step(tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "per_step"), [(StepKind.CLEAN, 2), (StepKind.PHASES, 5)])
-def test_the_device_is_waited_for_at_every_edge_of_what_is_timed(
-    tmp_path: Path, kind: StepKind, per_step: int
-) -> None:
+def test_the_device_is_waited_for_at_every_edge_of_what_is_timed(tmp_path: Path, kind: StepKind, per_step: int) -> None:
     waits: list[str] = []
     run_block(make_training(waits), Block(kind, 3), 0, 0, tmp_path)
     assert len(waits) == 3 * per_step

@@ -85,7 +85,9 @@ def test_samples_are_counted_in_any_nest(batch: Any, num_samples: int | None) ->
 
 
 def test_a_batch_of_the_wrong_size_is_refused_with_both_sizes() -> None:
-    with pytest.raises(UsageError, match=r"a batch of 7 samples where .*--global-batch is 4: let build\(\) take batch_size"):
+    with pytest.raises(
+        UsageError, match=r"a batch of 7 samples where .*--global-batch is 4: let build\(\) take batch_size"
+    ):
         next(BatchStream([torch.ones(7, 2)], None, 4))
 
 
@@ -247,4 +249,6 @@ def test_restoring_twice_is_restoring_once() -> None:
 
 def test_a_trial_of_an_own_optimizer_default_is_adam() -> None:
     assert isinstance(build().optimizer, torch.optim.Adam)
-    assert isinstance(build_training(Trial(configuration="a", workload="gpt", global_batch=1), 0, CPU).optimizer, torch.optim.AdamW)
+    assert isinstance(
+        build_training(Trial(configuration="a", workload="gpt", global_batch=1), 0, CPU).optimizer, torch.optim.AdamW
+    )

@@ -75,7 +75,9 @@ def test_options_that_cannot_work_are_refused_with_their_flag(make: type[MlpOpti
 
 
 def test_an_unknown_workload_lists_the_known_ones_and_the_way_to_an_own_one() -> None:
-    with pytest.raises(UnknownName, match=r"'gtp'\. Did you mean 'gpt'\? Known: gpt, mlp\. Your own: --workload file\.py"):
+    with pytest.raises(
+        UnknownName, match=r"'gtp'\. Did you mean 'gpt'\? Known: gpt, mlp\. Your own: --workload file\.py"
+    ):
         find_workload("gtp")
 
 

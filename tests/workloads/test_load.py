@@ -146,7 +146,12 @@ def test_a_wrong_answer_is_named_with_what_was_expected(answer: object, message:
 
 def test_a_built_in_workload_gets_its_options_and_its_share_of_the_batch() -> None:
     trial = Trial(
-        configuration="ddp-2", workload="mlp", options={"dim": 3, "depth": 2}, strategy="ddp", num_ranks=2, global_batch=8
+        configuration="ddp-2",
+        workload="mlp",
+        options={"dim": 3, "depth": 2},
+        strategy="ddp",
+        num_ranks=2,
+        global_batch=8,
     )
     workload = load_workload(trial, rank=1)
     inputs, targets = next(iter(workload.batches))

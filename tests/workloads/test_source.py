@@ -149,7 +149,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_without_the_function_lists_those_it_has(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def make(): ...\ndef train(): ...\nclass Model: ...\n")
-    check_refused(f"{tmp_path}/own.py:build", "own.py has no function 'build'", "found: make, train", "must return model")
+    check_refused(
+        f"{tmp_path}/own.py:build", "own.py has no function 'build'", "found: make, train", "must return model"
+    )
 
 
 def test_a_file_without_functions_says_so(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ noise. What to say about the numbers is the report's business.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
+from scipy.stats import kendalltau, theilslopes
 
 from scalelab.analysis.rounds import Floats, Rounds, drop_empty, find_medians
 from scalelab.analysis.warmup import MAD_TO_DEVIATION, find_step_medians
@@ -104,30 +103,12 @@ def _measure_spread(values: Floats) -> float:
 def _find_trend(values: Floats) -> float | None:
     """The relative change from first to last, where it is both significant and large enough.
 
-    The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968).
+    The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968); whether there is one is Mann's test
+    (1945), which is Kendall's of the values against their order.
     """
-    if len(values) < 2:
+    if len(values) < 2 or np.ptp(values) == 0:
         return None
-    first, second = np.triu_indices(len(values), k=1)
-    steps = values[second] - values[first]
-    slope = float(np.median(steps / (second - first)))
-    change = slope * (len(values) - 1) / float(np.median(values))
-    if abs(change) < SMALLEST_DRIFT or _test_trend(steps, len(values)) > DRIFT_CHANCE:
-        return None
-    return change
-
-
-def _test_trend(steps: Floats, num_values: int) -> float:
-    """The two-sided chance of so many rises, or falls, among all pairs if order meant nothing (Mann 1945)."""
-    rises = float((steps > 0).sum() + (steps == 0).sum() / 2)
-    rarer = math.ceil(min(rises, len(steps) - rises))
-    return min(1.0, 2 * float(_tabulate_rises(num_values)[rarer]))
-
-
-@cache
-def _tabulate_rises(num_values: int) -> Floats:
-    """P(at most k rising pairs) in a random order: the j-th value tops 0 to j − 1 others (Kendall 1938)."""
-    chances = np.ones(1)
-    for place in range(2, num_values + 1):
-        chances = np.convolve(chances, np.full(place, 1 / place))
-    return np.cumsum(chances)
+    order = np.arange(len(values))
+    change = float(theilslopes(values, order).slope) * (len(values) - 1) / float(np.median(values))
+    chance = float(kendalltau(order, values).pvalue)
+    return change if abs(change) >= SMALLEST_DRIFT and chance <= DRIFT_CHANCE else None

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, combinations
 
 import numpy as np
+from scipy.optimize import nnls
 
 from scalelab.analysis.location import estimate_location
 from scalelab.analysis.rounds import Floats, Rounds, pair_medians
@@ -66,20 +66,10 @@ def solve_relative(columns: Floats, target: Floats) -> Floats:
 
 
 def solve_non_negative(columns: Floats, target: Floats) -> Floats:
-    """The same under the condition that no coefficient is negative.
-
-    The problem of Lawson & Hanson ("Solving Least Squares Problems", 1974, chapter 23). With three columns
-    at most, its solution is the best of the seven ways to leave some out that come out non-negative.
-    """
-    best = np.zeros(columns.shape[1])
-    indices = range(columns.shape[1])
-    for kept in chain.from_iterable(combinations(indices, count) for count in range(1, len(indices) + 1)):
-        candidate = np.zeros(columns.shape[1])
-        candidate[list(kept)] = solve_relative(columns[:, kept], target)
-        is_better = measure_residual(columns, candidate, target) < measure_residual(columns, best, target)
-        if np.all(candidate >= 0) and is_better:
-            best = candidate
-    return best
+    """The same under the condition that no coefficient is negative (Lawson & Hanson 1974, chapter 23)."""
+    scaled = columns / target[:, np.newaxis]
+    coefficients: Floats = nnls(scaled, np.ones(len(target)))[0]
+    return coefficients
 
 
 def measure_residual(columns: Floats, coefficients: Floats, target: Floats) -> float:

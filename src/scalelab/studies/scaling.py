@@ -22,6 +22,8 @@ from scalelab.analysis.speedup import (
 )
 from scalelab.analysis.stats import estimate_difference, estimate_ratio
 from scalelab.analysis.usl import UslFit, fit_usl
+from scalelab.errors import UnknownName
+from scalelab.strategies.catalogue import STRATEGIES
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.study import Configuration, Job, Sampling, plan_rounds
 from scalelab.trial import Trial, TrialResult
@@ -31,6 +33,8 @@ def plan_scaling(
     job: Job, sampling: Sampling, strategy: str, ranks: Sequence[int], batch_on: Callable[[int], int]
 ) -> list[Trial]:
     """The plain loop, its control, and the strategy on one rank and on each number of ranks."""
+    if strategy not in STRATEGIES:
+        raise UnknownName("strategy", strategy, STRATEGIES)
     names = ["single-1", "control"] if sampling.control else ["single-1"]
     configurations = [
         Configuration(name=name, strategy="single", num_ranks=1, global_batch=batch_on(1)) for name in names

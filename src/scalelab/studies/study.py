@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import tyro
@@ -23,8 +24,8 @@ from scalelab.trial import (
     flag,
 )
 from scalelab.units import parse_bytes, parse_seconds
-from scalelab.workloads.catalogue import find_workload
-from scalelab.workloads.source import OwnWorkload
+from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options
+from scalelab.workloads.source import OwnWorkload, split_name
 
 
 class Study(Protocol):
@@ -90,21 +91,29 @@ class Job:
         return "cuda" if find_gpus() else "cpu"
 
     @property
+    def built_in(self) -> WorkloadOptions | None:
+        """The options of a built-in workload, checked; None for a workload of the user's own."""
+        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
+
+    @property
     def workload_spec(self) -> str:
-        """The workload as a trial carries it."""
+        """The workload as a trial carries it; raises `UsageError` where there is none, or not with these options."""
+        if self.built_in is not None:
+            return self.workload
         found = find_workload(self.workload)
         return found.spec if isinstance(found, OwnWorkload) else self.workload
 
     @property
     def label(self) -> str:
-        """How tables call the workload."""
-        found = find_workload(self.workload)
-        return found.label if isinstance(found, OwnWorkload) else str(found(**self.options).label)
+        """How tables call the workload; a file of the user's own need not be there to be named."""
+        if self.built_in is not None:
+            return self.built_in.label
+        file, function = split_name(self.workload)
+        return f"{Path(file).name}:{function}"
 
     def flops_per_sample(self) -> float | None:
         """Floating-point operations per sample and step; None for a workload of the user's own."""
-        found = find_workload(self.workload)
-        return None if isinstance(found, OwnWorkload) else float(found(**self.options).flops_per_sample())
+        return None if self.built_in is None else self.built_in.flops_per_sample()
 
 
 @dataclass(frozen=True, kw_only=True)

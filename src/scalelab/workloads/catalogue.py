@@ -6,12 +6,13 @@ study takes. The code that builds them stands in one file each, which only ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.trial import check_at_least
+from scalelab.trial import Option, check_at_least, from_builtins
 from scalelab.workloads.source import OwnWorkload, read_own_workload
 
 
@@ -110,6 +111,20 @@ class GptOptions:
 
 
 BUILT_IN: dict[str, type[Any]] = {"mlp": MlpOptions, "gpt": GptOptions}
+
+
+def make_options(name: str, options: Mapping[str, Option]) -> WorkloadOptions:
+    """The options of a built-in workload, checked; those that are not given have their defaults."""
+    kind = BUILT_IN[name]
+    known = [field.name for field in fields(kind)]
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {name}", option, known)
+    try:
+        made: WorkloadOptions = from_builtins(dict(options), kind)
+    except ValueError as error:
+        raise UsageError(f"--workload {name}: {error}") from error
+    return made
 
 
 def find_workload(name: str) -> type[Any] | OwnWorkload:

@@ -49,11 +49,15 @@ class OwnWorkload:
         return f"{self.path.name}:{self.function}"
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """File and function of `file.py:function`; a file alone means its `build`."""
+    file, colon, function = name.rpartition(":")
+    return (file, function) if colon else (name, "build")
+
+
 def read_own_workload(name: str) -> OwnWorkload:
     """What the file declares; raises `UsageError` when it is absent, no Python, or has no such function."""
-    file, colon, function = name.rpartition(":")
-    if not colon:
-        file, function = name, "build"
+    file, function = split_name(name)
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise UsageError(f"--workload {name}: there is no file {path}")
