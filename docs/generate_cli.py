@@ -3,23 +3,22 @@
 python docs/generate_cli.py          writes the page
 python docs/generate_cli.py --check  says whether the page is up to date, and ends with 1 when it is not
 
-Every help text is asked for in a fresh process at a fixed width and without colour. Two pages count as equal when
-their words are: where a line breaks and what a frame is drawn with is the business of the version of tyro.
+Every help text is asked for at a fixed width and without colour. Two pages count as equal when their words are: where
+a line breaks and what a frame is drawn with is the business of the version of tyro.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scalelab.cli.app import VERBS
+from scalelab.cli.app import VERBS, run_verb
 from scalelab.studies.catalogue import STUDIES
-from scalelab.workloads.catalogue import BUILT_IN
 
 PAGE = Path(__file__).with_name("cli.md")
 WIDTH = 88
@@ -29,6 +28,9 @@ INTRODUCTION = """\
 
 The answer goes to standard output; progress, warnings about the command itself and errors go to standard error. Without
 a terminal, or with `NO_COLOR` set, there is no bar and no colour, and the words are the same.
+
+A study's flags are its own and those of its `--workload`: the help below is that of the default one, and
+[Workloads](workloads.md) has the options of all.
 
 This page is made from the commands' own help texts by `python docs/generate_cli.py`. A test fails when it is stale.
 
@@ -47,9 +49,12 @@ This page is made from the commands' own help texts by `python docs/generate_cli
 
 ## Values
 
-A time is `90s`, `10min`, `1.5h`, `200ms`, or bare seconds. A size is `512MB`, `1.5G`, `2GiB`, or bare bytes; `MB` is 10⁶
-bytes and `MiB` 2²⁰. A run is its name, the beginning of its name if no other begins so, its path, or `last`. An output
-target is a path, or `-` for standard output; only one format can go there, and it takes the place of the table.
+| value | forms |
+|---|---|
+| a time | `90s`, `10min`, `1.5h`, `200ms`, or bare seconds |
+| a size | `512MB`, `1.5G`, `2GiB`, or bare bytes; `MB` is 10⁶ bytes, `MiB` 2²⁰ |
+| a run | its name, the beginning of its name if no other begins so, its path, or `last` |
+| an output target | a path, or `-` for standard output in place of the table; one format at most can go there |
 """
 
 
@@ -65,41 +70,43 @@ def main() -> int:
 
 def render_page() -> str:
     """The whole page."""
-    commands = list(list_commands())
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        texts = list(pool.map(read_help, commands))
-    parts = [INTRODUCTION]
-    for command, text in zip(commands, texts, strict=True):
-        title = " ".join(["scalelab", *command])
-        parts.append(f"## {title}\n\n```text\n{text}\n```\n")
-    return "\n".join(parts)
+    with fixed_terminal():
+        texts = {" ".join(["scalelab", *command]): read_help(command) for command in list_commands()}
+    return "\n".join([INTRODUCTION, *(f"## {title}\n\n```text\n{text}\n```\n" for title, text in texts.items())])
 
 
 def list_commands() -> Iterator[tuple[str, ...]]:
-    """Every command that has a help text of its own; a study once for each built-in workload."""
+    """Every command that has a help text of its own; a study with the options of its default workload."""
     yield ()
     for verb in VERBS:
         yield (verb,)
         if verb == "run":
-            yield from ((verb, study, "--workload", workload) for study in STUDIES for workload in BUILT_IN)
+            yield from ((verb, study) for study in STUDIES)
 
 
 def read_help(command: tuple[str, ...]) -> str:
     """What a command prints when it is asked for help."""
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "scalelab", *command, "--help"],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-        check=True,
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        run_verb([*command, "--help"])
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+@contextlib.contextmanager
+def fixed_terminal() -> Iterator[None]:
+    """Let everything that asks for a terminal see one of a fixed width that has no colour."""
+    before = dict(os.environ)
+    os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", TERM="dumb")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def list_words(page: str) -> list[str]:
     """The words of a page, without the frames that are drawn around them."""
-    return re.sub(r"[\u2500-\u257f]", " ", page).split()
+    return re.sub(r"[\u2500-\u257f]|-{3,}", " ", page).split()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,17 @@ import sys
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import ProgressReporter
 from scalelab.experiment import execute_run
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.launcher import Launcher
 from scalelab.report.document import Document
 from scalelab.store import RunStore
 from scalelab.trial import Status
 
 
-def measure_and_report(store: RunStore, output: Output) -> int:
+def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> int:
     """Run the trials that have no result, print and export the answer; gives the exit code."""
     try:
         with ProgressReporter() as progress:
-            document = execute_run(store, LocalLauncher(), progress)
+            document = execute_run(store, launcher, progress)
     except KeyboardInterrupt:
         message = f"Interrupted; what was measured is kept  ·  scalelab resume {store.name}"
         print(message, file=sys.stderr)  # noqa: T201

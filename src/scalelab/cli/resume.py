@@ -15,6 +15,7 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.environment import read_environment
 from scalelab.experiment import RUNS_DIR
+from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RunStore, open_run
 
 
@@ -33,7 +34,7 @@ def main(args: Sequence[str]) -> int:
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
     warn_of_other_host(store)
-    return measure_and_report(store, resume.output)
+    return measure_and_report(store, LocalLauncher(), resume.output)
 
 
 def warn_of_other_host(store: RunStore) -> None:

@@ -17,6 +17,7 @@ from scalelab.cli.options import explain_unknown_flag, find_flag_value, make_opt
 from scalelab.cli.output import Output, RunsDir
 from scalelab.errors import UsageError
 from scalelab.experiment import RUNS_DIR, start_run
+from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import find_runs
 from scalelab.studies.catalogue import STUDIES, find_study
 from scalelab.studies.expectation import expect_seconds, render_plan
@@ -46,8 +47,10 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.write(render_plan(trials, expected))
         return 0
     execution.output.check()
+    launcher = LocalLauncher()
+    launcher.check()
     store = start_run(study, execution.runs_dir, ["scalelab", "run", *args])
-    return measure_and_report(store, execution.output)
+    return measure_and_report(store, launcher, execution.output)
 
 
 def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -79,7 +81,7 @@ class BatchStream:
 
 def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     """Build the workload from the trial's seed and put the strategy around it."""
-    torch.manual_seed(trial.seed)
+    seed_everything(trial.seed)
     workload = load_workload(trial, rank)
     dtype = getattr(torch, trial.dtype)
     model = APPLY[trial.strategy](workload.model.to(dtype), device)
@@ -88,7 +90,7 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     if device.type != "cpu" or dtype is not torch.float32:
         move = make_mover(device, dtype)
     # Ranks draw the same weights and different dropout masks.
-    torch.manual_seed(trial.seed + rank)
+    seed_everything(trial.seed + rank)
     return Training(
         model=model,
         loss=as_loss(workload.loss),
@@ -96,6 +98,13 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
         batches=BatchStream(workload.batches, move, trial.batch_per_rank),
         synchronize=torch.cuda.synchronize if device.type == "cuda" else _nothing_to_wait_for,
     )
+
+
+def seed_everything(seed: int) -> None:
+    """torch on every device, NumPy and Python: a user's `build` may draw from any of them."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def as_loss(loss: Loss | nn.Module) -> Loss:

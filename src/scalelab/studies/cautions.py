@@ -31,6 +31,7 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     yield from _name_failure(arm)
     yield from _name_non_finite(arm)
+    yield from _name_unequal_losses(arm)
     if not arm.is_measured:
         return
     yield from _name_warmup(arm)
@@ -63,6 +64,19 @@ def _name_non_finite(arm: Arm) -> Iterator[Caution]:
                 message=f"{arm.label}: the loss of rank {bad.rank} is {bad.loss} from step {bad.step} of round"
                 f" {result.trial.round} on; its times are those of a training that has failed",
                 next_step="lower the learning rate or check the data before trusting this row",
+            )
+            return
+
+
+def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
+    """All rounds train the same model on the same data from the same seed: their losses should be the very same."""
+    losses = [result.losses() for result in arm.results if result.status is Status.COMPLETED]
+    for other in losses[1:]:
+        differing = [step for step in losses[0] if repr(losses[0][step]) != repr(other.get(step))]
+        if differing:
+            yield Caution(
+                message=f"{arm.label}: rounds with the same seed gave different losses from step {differing[0]} on",
+                next_step="seed what build() draws; on GPUs, kernels that add in changing order do this too",
             )
             return
 

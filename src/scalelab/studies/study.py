@@ -177,14 +177,14 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     Every other round runs backwards: what comes first in a round is not always the same.
     """
     device = job.found_device
-    num_cores, num_gpus = len(usable_cores()), len(find_gpus())
+    num_cores = len(usable_cores())
     most_ranks = max(configuration.num_ranks for configuration in configurations)
+    if device == "cuda":
+        check_gpus(most_ranks)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
     trials = []
     for number in range(1, sampling.rounds + 1):
         for configuration in configurations if number % 2 else reversed(configurations):
-            shares_cores = is_oversubscribed(configuration.num_ranks, threads, num_cores)
-            shares_gpus = device == "cuda" and configuration.num_ranks > num_gpus
             trials.append(
                 Trial(
                     configuration=configuration.name,
@@ -198,7 +198,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
                     device=device,
                     dtype=job.dtype,
                     threads_per_rank=threads,
-                    is_oversubscribed=shares_gpus if device == "cuda" else shares_cores,
+                    is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
                     plan=sampling.plan,
                     timeout_seconds=job.timeout_seconds,
                     memory_limit_bytes=job.memory_limit_bytes,
@@ -217,6 +217,17 @@ def read_flag(name: str, text: str, parse: Callable[[str], T]) -> T:
         return parse(text)
     except UsageError as error:
         raise UsageError(f"{flag(name)} {error}") from None
+
+
+def check_gpus(most_ranks: int) -> None:
+    """Every rank needs a GPU of its own: NCCL refuses two ranks on one."""
+    num_gpus = len(find_gpus())
+    if num_gpus == 0:
+        raise UsageError("--device cuda: nvidia-smi lists no GPU that this process may use: use --device cpu")
+    if most_ranks > num_gpus:
+        raise UsageError(
+            f"--ranks {most_ranks} needs as many GPUs, this machine has {num_gpus}: use --device cpu or fewer"
+        )
 
 
 def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:

@@ -14,8 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalelab.environment import count_oom_kills, read_load_average, read_stolen_seconds, usable_cores
-from scalelab.errors import StorageFull
+from scalelab.environment import (
+    count_oom_kills,
+    installed_version,
+    read_load_average,
+    read_stolen_seconds,
+    usable_cores,
+)
+from scalelab.errors import LaunchFailed, StorageFull
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
 from scalelab.ranks.affinity import assign_cores
@@ -40,6 +46,13 @@ class LocalLauncher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def check(self) -> None:
+        """Refuse at once where no trial could be launched, before a run is made."""
+        if installed_version("torch") is None:
+            raise LaunchFailed(
+                "measuring needs torch, which is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)"
+            )
 
     def start(self) -> None:
         """Load torch now; otherwise the first trial does."""
@@ -82,6 +95,7 @@ class LocalLauncher:
     def _ready_server(self) -> ServerProcess:
         if self._server is None or not self._server.is_alive():
             self.close()
+            self.check()
             self._server = ServerProcess()
         return self._server
 

@@ -11,7 +11,6 @@ import tempfile
 import time
 from typing import Any
 
-from scalelab.environment import installed_version
 from scalelab.errors import LaunchFailed
 
 START_SECONDS = 120.0
@@ -22,8 +21,6 @@ class ServerProcess:
     """A running `scalelab.measure.forkserver`. In a session of its own: Ctrl-C reaches only the parent."""
 
     def __init__(self) -> None:
-        if installed_version("torch") is None:
-            raise LaunchFailed("measuring needs torch, which is not installed: pip install 'scalelab[torch]'")
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scalelab.measure.forkserver"],
