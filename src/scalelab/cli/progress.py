@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from scalelab.measure.scheduler import Event, TrialEnded, TrialStarted
 from scalelab.trial import Status
-from scalelab.units import format_duration
+from scalelab.units import format_duration, format_seconds
 
 
 class ProgressReporter:
@@ -65,7 +65,7 @@ class ProgressReporter:
         if event.is_from_disk:
             words += " (measured before)"
         elif not failed:
-            words += f" in {format_duration(result.wall_seconds)} · {left}"
+            words += f" in {format_seconds(result.wall_seconds)} · {left}"
         else:
             words += f": {result.reason}"
         if self._bar is not None:
@@ -79,4 +79,4 @@ class ProgressReporter:
         if not self._num_measured:
             return "time left unknown"
         mean = (time.monotonic() - self._started) / self._num_measured
-        return f"about {format_duration(mean * (event.num_trials - done))} left"
+        return f"{format_duration(mean * (event.num_trials - done))} left"

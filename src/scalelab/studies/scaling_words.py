@@ -123,7 +123,9 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[str]:
     if fit is None:
         return
     serial = fit.serial_fraction
-    if answer.is_strong:
+    if serial.value >= 1:
+        yield f"More ranks are slower than one, which {'Amdahl' if answer.is_strong else 'Gustafson'}'s law cannot describe."
+    elif answer.is_strong:
         last = answer.fair[-1]
         speedup = answer.speedup(last, answer.one_rank)
         point = karp_flatt(speedup, last.trial.num_ranks) if speedup else None

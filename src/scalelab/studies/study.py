@@ -182,30 +182,31 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     if device == "cuda":
         check_gpus(most_ranks)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
-    trials = []
-    for number in range(1, sampling.rounds + 1):
-        for configuration in configurations if number % 2 else reversed(configurations):
-            trials.append(
-                Trial(
-                    configuration=configuration.name,
-                    workload=job.workload_spec,
-                    options=dict(job.options),
-                    strategy=configuration.strategy,
-                    num_ranks=configuration.num_ranks,
-                    global_batch=configuration.global_batch,
-                    round=number,
-                    seed=job.seed,
-                    device=device,
-                    dtype=job.dtype,
-                    threads_per_rank=threads,
-                    is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
-                    plan=sampling.plan,
-                    timeout_seconds=job.timeout_seconds,
-                    memory_limit_bytes=job.memory_limit_bytes,
-                    port=job.port,
-                )
-            )
-    return trials
+    alike: dict[str, Any] = {
+        "workload": job.workload_spec,
+        "options": dict(job.options),
+        "seed": job.seed,
+        "device": device,
+        "dtype": job.dtype,
+        "threads_per_rank": threads,
+        "plan": sampling.plan,
+        "timeout_seconds": job.timeout_seconds,
+        "memory_limit_bytes": job.memory_limit_bytes,
+        "port": job.port,
+    }
+    return [
+        Trial(
+            configuration=configuration.name,
+            strategy=configuration.strategy,
+            num_ranks=configuration.num_ranks,
+            global_batch=configuration.global_batch,
+            round=number,
+            is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
+            **alike,
+        )
+        for number in range(1, sampling.rounds + 1)
+        for configuration in (configurations if number % 2 else reversed(configurations))
+    ]
 
 
 T = TypeVar("T")
