@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
@@ -74,6 +74,7 @@ nests = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st
 
 
 @given(st.dictionaries(st.text(), nests, max_size=3))
+@settings(deadline=None, max_examples=40)
 def test_json_read_back_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.json"
     write_json(path, data)

@@ -82,9 +82,10 @@ def test_a_trial_is_complete_only_with_its_result(tmp_path: Path, monkeypatch: p
     def die(path: Path, data: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(store_module, "write_json", die)
-        store.save_result(make_result(second))
+        with pytest.raises(KeyboardInterrupt):
+            store.save_result(make_result(second))
     assert (store.trial_directory(second.name) / "samples.csv").is_file()
     again = RunStore.open(store.path)
     assert [again.has_result(name) for name in again.record.trials] == [True, False, False]
@@ -221,7 +222,7 @@ def test_a_result_whose_samples_are_gone_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_run_json_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is not a run: it has no run.json"):
+    with pytest.raises(StoreError, match=r"is not a run: it has no run\.json"):
         RunStore.open(tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalelab import __version__
 from scalelab.environment import Environment, read_environment
-from scalelab.errors import DamagedRun, NothingMeasured
+from scalelab.errors import DamagedRun, NothingMeasured, UsageError
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.scheduler import Event, Listener, run_trials
@@ -90,7 +90,7 @@ def read_study(store: RunStore) -> Study:
     kind: type[Any] = find_study(store.record.study)
     try:
         study: Study = from_builtins(store.record.fields, kind)
-    except ValueError as error:
+    except (ValueError, UsageError) as error:
         raise DamagedRun(f"{store.path / 'run.json'} is damaged: {error}") from error
     return study
 

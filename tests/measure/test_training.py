@@ -55,7 +55,7 @@ def test_a_sampler_is_told_of_every_new_epoch() -> None:
 
 @pytest.mark.parametrize("batches", [(number for number in range(2)), []], ids=["generator", "empty"])
 def test_batches_that_cannot_start_again_are_explained(batches: Iterable[Any]) -> None:
-    with pytest.raises(UsageError, match="the batches ended and cannot be started again: .*endless generator"):
+    with pytest.raises(UsageError, match=r"the batches ended and cannot be started again: .*endless generator"):
         take(BatchStream(batches, None, 1), 3)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.ranks.affinity import assign_cores, default_threads_per_rank, is_oversubscribed
@@ -14,6 +14,7 @@ core_sets = st.sets(st.integers(0, 255), min_size=1, max_size=40).map(sorted)
 
 
 @given(counts, counts, core_sets)
+@settings(deadline=None)
 def test_every_rank_gets_the_cores_it_asked_for_as_far_as_there_are_any(
     num_ranks: int, threads: int, cores: list[int]
 ) -> None:
@@ -26,6 +27,7 @@ def test_every_rank_gets_the_cores_it_asked_for_as_far_as_there_are_any(
 
 
 @given(counts, counts, core_sets)
+@settings(deadline=None)
 def test_ranks_share_cores_only_where_they_do_not_fit(num_ranks: int, threads: int, cores: list[int]) -> None:
     uses = Counter(core for own in assign_cores(num_ranks, threads, cores) for core in own)
     width = min(threads, len(cores))
@@ -34,6 +36,7 @@ def test_ranks_share_cores_only_where_they_do_not_fit(num_ranks: int, threads: i
 
 
 @given(counts, st.integers(1, 255))
+@settings(deadline=None)
 def test_the_default_number_of_threads_fits_where_anything_does(num_ranks: int, num_cores: int) -> None:
     threads = default_threads_per_rank(num_ranks, num_cores)
     assert threads >= 1

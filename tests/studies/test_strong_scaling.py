@@ -32,7 +32,7 @@ from tests.studies.answers import (
     warn_all,
 )
 
-LABELS = ["plain loop", "plain loop again", "ddp × 1", "ddp × 2", "ddp × 4"]
+LABELS = ["plain loop", "control", "ddp × 1", "ddp × 2", "ddp × 4"]
 
 
 @pytest.fixture(autouse=True)

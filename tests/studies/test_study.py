@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.environment import Gpu
@@ -64,6 +64,7 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_that_of_a_rank()
 
 
 @given(st.sets(st.integers(1, 8), min_size=1).map(tuple), st.integers(1, 5), st.booleans())
+@settings(deadline=None)
 def test_the_names_of_all_trials_of_a_plan_differ(ranks: tuple[int, ...], rounds: int, has_control: bool) -> None:
     job = Job(workload="mlp", device="cpu", threads_per_rank=1)
     trials = WeakScaling(ranks=ranks, job=job, sampling=Sampling(rounds=rounds, control=has_control)).plan()
@@ -90,13 +91,19 @@ def test_ranks_that_must_share_cores_are_flagged(monkeypatch: pytest.MonkeyPatch
     assert flags == {"single-1": False, "control": False, "ddp-1": False, "ddp-2": False, "ddp-4": True}
 
 
-def test_on_gpus_it_is_gpus_that_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_machine(monkeypatch, 2)
+def test_with_gpus_every_rank_needs_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu(name="H100", memory_bytes=1, driver="1"),) * 2
     monkeypatch.setattr("scalelab.studies.study.find_gpus", lambda: gpus)
-    trials = make_strong(job=Job(workload="mlp"), ranks=(1, 2, 4)).plan()
+    trials = make_strong(job=Job(workload="mlp"), ranks=(1, 2)).plan()
     assert {trial.device for trial in trials} == {"cuda"}
-    assert {t.configuration for t in trials if t.is_oversubscribed} == {"ddp-4"}
+    assert not any(trial.is_oversubscribed for trial in trials)
+    with pytest.raises(UsageError, match="--ranks 4 needs as many GPUs, this machine has 2: use --device cpu or fewer"):
+        make_strong(job=Job(workload="mlp"), ranks=(1, 2, 4)).plan()
+
+
+def test_gpus_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--device cuda: .* no GPU .*: use --device cpu"):
+        make_strong(job=Job(workload="mlp", device="cuda")).plan()
 
 
 def test_auto_is_the_processor_where_there_is_no_gpu() -> None:
@@ -121,6 +128,7 @@ def test_every_field_of_the_job_reaches_the_trials() -> None:
 
 
 @given(st.integers(2, 200), st.none() | st.integers(0, 199))
+@settings(deadline=None)
 def test_a_launch_has_as_many_clean_steps_as_asked_for_and_warms_up_in_its_lead_in(
     steps: int, warmup: int | None
 ) -> None:
@@ -192,7 +200,10 @@ def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, me
     ("job", "message"),
     [
         (Job(workload="gtp"), r"unknown workload 'gtp'\. Did you mean 'gpt'\?"),
-        (Job(workload="mlp", options={"dmi": 3}), r"unknown option of mlp 'dmi'\. Did you mean 'dim'\? Known: depth, dim"),
+        (
+            Job(workload="mlp", options={"dmi": 3}),
+            r"unknown option of mlp 'dmi'\. Did you mean 'dim'\? Known: depth, dim",
+        ),
         (Job(workload="mlp", options={"dim": "3"}), "--workload mlp: Expected `int`, got `str` - at `\\$.dim`"),
         (Job(workload="mlp", options={"dim": 0}), "--dim 0 is too small"),
         (Job(workload="gpt", options={"size": "huge"}), "--workload gpt: .*'huge'"),
@@ -224,6 +235,7 @@ def test_an_unknown_study_lists_the_known_ones() -> None:
 
 
 @given(st.lists(st.integers(-3, 9), max_size=4), st.integers(1, 24))
+@settings(deadline=None)
 def test_ranks_are_accepted_exactly_when_every_trial_could_run(ranks: list[int], global_batch: int) -> None:
     could_run = bool(ranks) and len(set(ranks)) == len(ranks) and all(n > 0 and global_batch % n == 0 for n in ranks)
     try:

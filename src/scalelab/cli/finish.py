@@ -34,6 +34,5 @@ def report_run(store: RunStore, document: Document, output: Output) -> int:
     if traceback:
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
-    next_command = f"scalelab show {store.name} --markdown report.md"
-    print(f"\nSaved to {store.path}  ·  {next_command}", file=stream)
+    print(f"\nSaved to {store.path}  ·  scalelab show last --markdown report.md", file=stream)
     return 3 if failed else 0

@@ -12,6 +12,9 @@ from scalelab.report.document import Cell, Column, Table
 from scalelab.report.text import Align, clean_text, measure_text
 from scalelab.units import PLUS_MINUS, UNKNOWN, Unit, choose_unit, format_estimate
 
+LONGEST_NAME = 20
+"""Names of rows up to this long are never broken into lines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumn:
@@ -33,9 +36,11 @@ class TextColumn:
 
 def format_columns(table: Table) -> tuple[TextColumn, ...]:
     """The columns of a table, ready to be set."""
-    return tuple(
-        _format_column(column, [row[index] for row in table.rows]) for index, column in enumerate(table.columns)
-    )
+    columns = [_format_column(column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)]
+    names = columns[0]
+    if max(map(measure_text, names.cells), default=0) <= LONGEST_NAME:
+        columns[0] = replace(names, is_prose=False)
+    return tuple(columns)
 
 
 def list_notes(table: Table) -> tuple[str, ...]:

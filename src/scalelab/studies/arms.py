@@ -81,7 +81,7 @@ class Arm:
 def name_configuration(trial: Trial) -> str:
     """The plain loop by its name; a strategy with its number of ranks."""
     if trial.configuration == "control":
-        return "plain loop again"
+        return "control"
     return "plain loop" if trial.strategy == "single" else f"{trial.strategy} × {trial.num_ranks}"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from scalelab.analysis.quality import find_drift, find_outliers, measure_noise
+from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.report.document import Caution
 from scalelab.studies.arms import Arm
-from scalelab.trial import Status, TrialResult
+from scalelab.trial import Status, StepKind, TrialResult
 from scalelab.units import format_share
 
 MOST_NAMED = 3
@@ -102,13 +102,18 @@ def _name_outliers(arm: Arm) -> Iterator[Caution]:
         return
     worst = sorted(outliers, key=lambda outlier: -outlier.ratio)[:MOST_NAMED]
     named = ", ".join(
-        f"step {outlier.step + arm.warmup.num_steps} of round {outlier.round + 1} ({outlier.ratio:.1f}×)"
-        for outlier in worst
+        f"step {_number_step(arm, outlier)} of round {outlier.round + 1} ({outlier.ratio:.1f}×)" for outlier in worst
     )
     yield Caution(
         message=f"{arm.label}: {len(outliers)} of {num_steps} steps took over 1.5 times the median, worst {named}",
         next_step="close other programs; the median ignores them, a mean would not",
     )
+
+
+def _number_step(arm: Arm, outlier: Outlier) -> int:
+    """The number of an outlier in its launch, as `samples.csv` has it: steps of other kinds ran between clean ones."""
+    (result,) = (result for result in arm.results if result.trial.round == outlier.round + 1)
+    return list(result.step_seconds(StepKind.CLEAN))[arm.warmup.num_steps + outlier.step]
 
 
 def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:

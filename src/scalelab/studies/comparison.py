@@ -105,11 +105,9 @@ def _say_verdict(label: str, ratio: Estimate | None) -> str:
 
 def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Iterator[Section]:
     """What is not the same in the two runs, apart from the times."""
-    rows = []
-    for key in sorted({*before.environment, *after.environment} - {"load_average", "variables"}):
-        pair = before.environment.get(key), after.environment.get(key)
-        if pair[0] != pair[1]:
-            rows.append(make_row(key, _show(pair[0]), _show(pair[1])))
+    here, there = _describe_environment(before), _describe_environment(after)
+    changed = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+    rows = [make_row(key, _show(here.get(key)), _show(there.get(key))) for key in changed]
     for name in common:
         first, second = _describe_trial(before.arms[name].trial), _describe_trial(after.arms[name].trial)
         differing = [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
@@ -117,6 +115,12 @@ def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Ite
     if rows:
         columns = tuple(Column(key=key.lower(), header=key, align="left") for key in ("what", "A", "B"))
         yield Section(heading="What else differs", tables=(Table(columns=columns, rows=tuple(rows)),))
+
+
+def _describe_environment(side: RunSide) -> dict[str, Any]:
+    """What is known of the machine and the software; its variables by their own names, its load left out."""
+    known = {key: value for key, value in side.environment.items() if key not in ("load_average", "variables")}
+    return known | dict(side.environment.get("variables", {}))
 
 
 def _describe_trial(trial: Trial) -> dict[str, Any]:

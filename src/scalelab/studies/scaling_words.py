@@ -124,7 +124,8 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[str]:
         return
     serial = fit.serial_fraction
     if serial.value >= 1:
-        yield f"More ranks are slower than one, which {'Amdahl' if answer.is_strong else 'Gustafson'}'s law cannot describe."
+        law = "Amdahl" if answer.is_strong else "Gustafson"
+        yield f"More ranks are slower than one, which {law}'s law cannot describe."
     elif answer.is_strong:
         last = answer.fair[-1]
         speedup = answer.speedup(last, answer.one_rank)

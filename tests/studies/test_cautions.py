@@ -1,0 +1,194 @@
+"""Warnings about the measurement: each is raised where it applies, with a next step, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.report.document import Caution
+from scalelab.studies.arms import group_arms
+from scalelab.studies.cautions import find_cautions
+from scalelab.trial import Status, StepPlan, StepSample, Trial, TrialResult
+from tests.records import make_record, replace_losses
+
+PLAN = StepPlan(lead_in_steps=10, clean_steps=20, phase_steps=2, comm_free_steps=2, cycles=2)
+UNUSED = Path("unused")
+
+Change = Callable[[StepSample], StepSample]
+
+
+def play(rounds: int = 6, noise: float = 0.0, **fields: object) -> list[TrialResult]:
+    """Launches of one configuration whose clean steps take 0.1 s."""
+    launcher = FakeLauncher(lambda _: 0.1, noise=noise)
+    defaults = {"configuration": "ddp-2", "strategy": "ddp", "num_ranks": 2, "plan": PLAN}
+    trials = [make_record(**(defaults | fields | {"round": number})) for number in range(1, rounds + 1)]
+    return [launcher.launch(trial, UNUSED) for trial in trials]
+
+
+def slow_down(result: TrialResult, factor: Callable[[StepSample], float]) -> TrialResult:
+    slowed = (s._replace(step_seconds=s.step_seconds * factor(s)) for s in result.samples)
+    return replace(result, samples=tuple(slowed))
+
+
+def warn(results: list[TrialResult], warmup: int | None = None) -> list[str]:
+    cautions = find_cautions(group_arms(results, warmup).values())
+    assert all(caution.next_step for caution in cautions)
+    return [caution.message for caution in cautions]
+
+
+def only(cautions: list[str]) -> str:
+    (message,) = cautions
+    return message
+
+
+def test_a_quiet_measurement_has_no_warning() -> None:
+    assert warn(play()) == []
+    assert find_cautions([]) == ()
+
+
+def test_ordinary_noise_is_not_worth_a_warning() -> None:
+    assert warn(play(noise=0.02)) == []
+
+
+def test_outliers_are_named_by_the_step_and_round_that_the_samples_have() -> None:
+    # Steps 10 to 19 are clean, then come two kinds of other steps and one that settles: 23 is a clean step again.
+    spikes = {(2, 14): 4.0, (2, 25): 3.0, (5, 24): 6.0, (6, 12): 2.0}
+    results = [slow_down(r, lambda s, r=r: spikes.get((r.trial.round, s.step), 1.0)) for r in play()]
+    message = only(warn(results))
+    assert message.startswith("ddp × 2: 4 of 162 steps took over 1.5 times the median, worst ")
+    assert message.endswith("step 24 of round 5 (6.0×), step 14 of round 2 (4.0×), step 25 of round 2 (3.0×)")
+    for (number, step), factor in spikes.items():
+        slow = [s for s in results[number - 1].samples if s.step == step]
+        assert [s.step_seconds for s in slow] == [pytest.approx(0.1 * factor)] * 2
+
+
+def test_a_few_outliers_are_what_any_machine_has() -> None:
+    results = [slow_down(r, lambda s, r=r: 9.0 if (r.trial.round, s.step) == (3, 15) else 1.0) for r in play()]
+    assert warn(results) == []
+
+
+def test_one_slow_rank_makes_the_step_slow() -> None:
+    def spike(sample: StepSample) -> float:
+        return 5.0 if sample.rank == 1 and sample.step == 14 else 1.0
+
+    assert "step 14 of round" in only(warn([slow_down(result, spike) for result in play()]))
+
+
+def test_drift_from_the_first_round_to_the_last_is_named_with_its_size() -> None:
+    results = [slow_down(r, lambda s, r=r: 1 + 0.04 * (r.trial.round - 1)) for r in play()]
+    messages = warn(results)
+    assert any("from the first round to the last" in message and "18 %" in message for message in messages)
+
+
+def test_drift_within_launches_is_named() -> None:
+    results = [slow_down(result, lambda s: 1 + 0.004 * s.step) for result in play()]
+    assert any("within a launch: ddp × 2 by 1" in message for message in warn(results))
+
+
+def test_launches_that_differ_make_the_host_noisy() -> None:
+    factors = (1.0, 1.3, 0.9, 1.2, 0.8, 1.1)
+    results = [slow_down(r, lambda s, r=r: factors[r.trial.round - 1]) for r in play()]
+    assert "noisy host: launches of ddp × 2 differ by " in only(warn(results))
+
+
+def test_steps_that_differ_make_the_host_noisy() -> None:
+    wobble = (1.0, 1.35, 0.7, 1.2, 0.8, 1.0, 1.3)
+    results = [slow_down(result, lambda s: wobble[s.step % 7]) for result in play()]
+    assert any("noisy host: steps of ddp × 2 differ by " in message for message in warn(results))
+
+
+def test_ranks_that_share_cores_are_not_taken_for_a_noisy_host() -> None:
+    factors = (1.0, 1.3, 0.9, 1.2, 0.8, 1.1)
+    results = [slow_down(r, lambda s, r=r: factors[r.trial.round - 1]) for r in play(is_oversubscribed=True)]
+    assert warn(results) == []
+
+
+@pytest.mark.parametrize(("load", "is_warned"), [(None, False), (0.9, False), (1.5, True)])
+def test_a_load_before_the_first_trial_is_named(load: float | None, is_warned: bool) -> None:
+    results = [replace(r, started_at=f"2026-01-0{r.trial.round}", load_before=9.0) for r in play()]
+    results[0] = replace(results[0], load_before=load)
+    assert warn(results) == (["noisy host: its load was 1.5 before the first trial"] if is_warned else [])
+
+
+@pytest.mark.parametrize(("ratio", "is_warned"), [(None, False), (0.01, False), (0.08, True)])
+def test_time_that_the_hypervisor_took_is_named(ratio: float | None, is_warned: bool) -> None:
+    messages = warn([replace(result, steal_ratio=ratio) for result in play()])
+    assert len(messages) == is_warned
+    assert not is_warned or "its hypervisor gave 8.0 % of the processor time to others" in messages[0]
+
+
+def test_a_single_launch_is_named() -> None:
+    assert "ddp × 2 was launched once" in only(warn(play(rounds=1)))
+
+
+def test_a_single_launch_that_completed_among_others_that_failed_is_named() -> None:
+    good, *others = play(rounds=3)
+    failed = [TrialResult(trial=result.trial, status=Status.CRASHED, reason="killed") for result in others]
+    messages = warn([good, *failed])
+    assert any("ddp × 2 crashed in 2 of 3 rounds: killed" in message for message in messages)
+    assert any("was launched once" in message for message in messages)
+
+
+def test_launches_that_never_settle_ask_for_more_steps() -> None:
+    results = [slow_down(result, lambda s: 5.0 if s.step < 24 else 1.0) for result in play()]
+    cautions = find_cautions(group_arms(results, None).values())
+    assert [c.next_step for c in cautions if "still warming up at step" in c.message] == ["run more steps: --steps 120"]
+
+
+def test_a_warm_up_that_is_given_is_taken_as_it_is() -> None:
+    results = [slow_down(result, lambda s: 5.0 if s.step < 25 else 1.0) for result in play()]
+    assert not any("warming up" in message for message in warn(results, warmup=5))
+
+
+def fail(status: Status) -> Caution:
+    trial = make_record(configuration="ddp-2", strategy="ddp", num_ranks=2)
+    results = [TrialResult(trial=trial, status=status, reason="the reason")]
+    (caution,) = find_cautions(group_arms(results, None).values())
+    return caution
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (Status.OUT_OF_MEMORY, "--memory-limit"),
+        (Status.TIMED_OUT, "--timeout"),
+        (Status.INVALID, "correct the workload"),
+        (Status.CRASHED, "rank*.log in trials/ddp-2-r1"),
+    ],
+)
+def test_every_failure_is_named_with_what_to_do(status: Status, advice: str) -> None:
+    caution = fail(status)
+    assert caution.message == f"ddp × 2 {status.replace('_', ' ')}: the reason"
+    assert advice in caution.next_step
+
+
+def test_a_loss_that_is_not_finite_is_named_once_with_rank_step_and_round() -> None:
+    results = play()
+    results[1:] = [replace_losses(result, math.inf) for result in results[1:]]
+    message = only([message for message in warn(results) if "inf" in message])
+    assert message.startswith("ddp × 2: the loss of rank 0 is inf from step 0 of round 2 on")
+
+
+def test_rounds_that_did_not_train_alike_are_named_with_the_first_step_that_differs() -> None:
+    results = play()
+    samples = tuple(s._replace(loss=0.5) if s.step >= 12 else s for s in results[3].samples)
+    results[3] = replace(results[3], samples=samples)
+    assert only(warn(results)) == "ddp × 2: rounds with the same seed gave different losses from step 12 on"
+
+
+def test_rounds_that_fail_alike_did_train_alike() -> None:
+    assert not any("different losses" in message for message in warn([replace_losses(r, math.nan) for r in play()]))
+
+
+def test_the_plain_loop_and_its_control_are_called_by_their_names() -> None:
+    def label(trial: Trial) -> str:
+        return group_arms([TrialResult(trial=trial, status=Status.CRASHED)], None)[trial.configuration].label
+
+    assert label(make_record()) == "plain loop"
+    assert label(make_record(configuration="control")) == "control"
+    assert label(make_record(configuration="ddp-1", strategy="ddp")) == "ddp × 1"

@@ -1,0 +1,164 @@
+"""Two runs side by side: faster, slower, no difference or unresolved, and what else is not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.report.document import Document, read_document
+from scalelab.report.exports import render_json
+from scalelab.studies.arms import group_arms
+from scalelab.studies.comparison import RunSide, compare_runs
+from scalelab.studies.study import Job
+from scalelab.trial import Status, Trial, to_builtins
+from tests.records import make_environment
+from tests.studies.answers import JOB, SAMPLING, find_row, make_strong, set_machine, share_evenly
+
+
+@pytest.fixture(autouse=True)
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 16)
+
+
+def make_side(
+    name: str,
+    seconds: Callable[[Trial], float] = share_evenly,
+    *,
+    failures: dict[str, Status] | None = None,
+    noise: float = 0.01,
+    environment: dict[str, Any] | None = None,
+    **fields: Any,
+) -> RunSide:
+    launcher = FakeLauncher(seconds, noise=noise, seed=sum(map(ord, name)), failures=failures)
+    results = [launcher.launch(trial, Path("unused")) for trial in make_strong(**fields).plan()]
+    found = to_builtins(make_environment(**(environment or {})))
+    return RunSide(name=name, arms=group_arms(results, None), environment=found)
+
+
+def scale(factor: float) -> Callable[[Trial], float]:
+    return lambda trial: factor * share_evenly(trial)
+
+
+def find_verdicts(document: Document) -> dict[str, str]:
+    return {str(row[0].value): str(row[-1].value) for row in document.tables[0].rows}
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.3, "slower"), (0.7, "faster"), (1.0, "no difference")])
+def test_the_second_run_is_judged_by_the_first(factor: float, verdict: str) -> None:
+    document = compare_runs(make_side("before"), make_side("after", scale(factor)))
+    assert find_verdicts(document) == dict.fromkeys(("plain loop", "ddp × 1", "ddp × 2", "ddp × 4"), verdict)
+    row = find_row(document.tables[0], "ddp × 2")
+    assert row["ratio"].value == pytest.approx(factor, rel=0.02)
+    assert row["before_seconds"].value == pytest.approx(0.2, rel=0.02)
+    assert row["after_seconds"].value == pytest.approx(0.2 * factor, rel=0.02)
+    words = f"B is {verdict}" if verdict != "no difference" else verdict
+    assert any(sentence.startswith("ddp × 2: B takes") and words in sentence for sentence in document.summary)
+
+
+def test_comparing_the_other_way_round_gives_the_inverse() -> None:
+    before, after = make_side("before"), make_side("after", scale(1.2))
+    there, back = (
+        find_row(compare_runs(*sides).tables[0], "ddp × 2")["ratio"].value
+        for sides in ((before, after), (after, before))
+    )
+    assert isinstance(there, float)
+    assert isinstance(back, float)
+    assert there * back == pytest.approx(1.0)
+
+
+def test_a_noisy_difference_is_unresolved_and_asks_for_more_rounds() -> None:
+    sampling = replace(SAMPLING, rounds=2)
+    sides = (make_side(name, noise=0.3, sampling=sampling) for name in ("before", "after"))
+    document = compare_runs(*sides)
+    assert "unresolved" in find_verdicts(document).values()
+    assert any("--rounds" in sentence for sentence in document.summary)
+
+
+def test_one_launch_each_is_unresolved() -> None:
+    sampling = replace(SAMPLING, rounds=1)
+    document = compare_runs(make_side("a", sampling=sampling), make_side("b", scale(2.0), sampling=sampling))
+    assert set(find_verdicts(document).values()) == {"unresolved"}
+
+
+def test_only_common_configurations_are_compared() -> None:
+    document = compare_runs(make_side("before", ranks=(1, 2)), make_side("after", ranks=(1, 4)))
+    assert list(find_verdicts(document)) == ["plain loop", "ddp × 1"]
+
+
+def test_runs_with_different_numbers_of_rounds_are_compared() -> None:
+    longer = make_side("after", scale(1.3), sampling=replace(SAMPLING, rounds=9))
+    assert set(find_verdicts(compare_runs(make_side("before"), longer)).values()) == {"slower"}
+
+
+def test_runs_with_nothing_in_common_are_refused_with_what_each_has() -> None:
+    before, after = make_side("before"), make_side("after")
+    lonely = replace(after, arms={"fsdp-8": after.arms["ddp-4"]})
+    with pytest.raises(
+        UsageError, match=r"runs before and after have no configuration in common: single-1.* against fsdp-8"
+    ):
+        compare_runs(before, lonely)
+    with pytest.raises(UsageError, match="against none"):
+        compare_runs(before, replace(after, arms={}))
+
+
+def test_a_configuration_that_failed_on_one_side_is_a_row_without_verdict() -> None:
+    after = make_side("after", failures={"ddp-4": Status.OUT_OF_MEMORY})
+    document = compare_runs(make_side("before"), after)
+    row = find_row(document.tables[0], "ddp × 4")
+    assert row["after_seconds"].value == "out of memory"
+    assert row["before_seconds"].value == pytest.approx(0.1, rel=0.02)
+    assert row["ratio"].value is None
+    assert row["verdict"].value == "–"
+    assert "ddp × 4: not measured in both runs." in document.summary
+
+
+def list_differences(document: Document) -> dict[str, tuple[str, str]]:
+    if len(document.tables) < 2:
+        return {}
+    return {str(what.value): (str(a.value), str(b.value)) for what, a, b in document.tables[1].rows}
+
+
+def test_runs_that_differ_in_nothing_list_no_difference() -> None:
+    assert list_differences(compare_runs(make_side("before"), make_side("after"))) == {}
+
+
+def test_what_else_differs_between_machines_is_listed() -> None:
+    after = make_side("after", environment={"torch": "2.14.0", "host": "node2", "processor": None, "load_average": 3.0})
+    assert list_differences(compare_runs(make_side("before"), after)) == {
+        "host": ("node1", "node2"),
+        "processor": ("Xeon", "–"),
+        "torch": ("2.13.0", "2.14.0"),
+    }
+
+
+def test_variables_that_differ_are_listed_one_by_one() -> None:
+    variables = {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO"}
+    after = make_side("after", environment={"variables": variables})
+    assert list_differences(compare_runs(make_side("before"), after)) == {
+        "NCCL_DEBUG": ("–", "INFO"),
+        "OMP_NUM_THREADS": ("1", "8"),
+    }
+
+
+def test_what_else_differs_between_the_trials_is_listed() -> None:
+    job = Job(workload="mlp", options=JOB.options, device="cpu", dtype="float64", timeout="1min")
+    differences = list_differences(compare_runs(make_side("before"), make_side("after", job=job)))
+    assert differences["ddp-2: dtype"] == ("float32", "float64")
+    assert not any("timeout" in what for what in differences)
+
+
+def test_every_comparison_warns_that_the_runs_were_not_interleaved() -> None:
+    document = compare_runs(make_side("before"), make_side("after"))
+    assert "the runs were not interleaved" in document.cautions[0].message
+    assert document.setting == "A before · B after"
+
+
+def test_a_comparison_survives_json() -> None:
+    document = compare_runs(make_side("before"), make_side("after", failures={"ddp-4": Status.CRASHED}))
+    assert read_document(render_json(document)) == document

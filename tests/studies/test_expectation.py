@@ -1,0 +1,149 @@
+"""How long a study should take: as earlier runs took, or by arithmetic, or unknown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.store import RunStore, find_runs
+from scalelab.studies import expectation
+from scalelab.studies.expectation import (
+    LAUNCH_SECONDS,
+    START_SECONDS,
+    Expectation,
+    expect_seconds,
+    find_earlier_seconds,
+    measure_matmul_speed,
+    render_plan,
+)
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import Status, TrialResult
+from tests.studies.answers import SAMPLING, AlteredLauncher, answer, make_strong, set_machine, share_evenly
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+    monkeypatch.setattr(expectation, "usable_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(expectation, "measure_matmul_speed", lambda: 1e6)
+
+
+def take(result: TrialResult) -> TrialResult:
+    """A launch takes ten seconds per rank, and a little more in every round."""
+    return replace(result, wall_seconds=10.0 * result.trial.num_ranks + result.trial.round)
+
+
+def test_an_earlier_run_of_the_same_trials_is_the_guide(tmp_path: Path) -> None:
+    study = make_strong()
+    answer(study, tmp_path, AlteredLauncher(take))
+    expected = expect_seconds(study, study.plan(), find_runs(tmp_path))
+    # Three configurations of one rank, one of two, one of four; the median of the rounds 1 to 6 is 3.5.
+    per_round = 3 * 13.5 + 23.5 + 43.5
+    assert expected.seconds == pytest.approx(START_SECONDS + 6 * per_round)
+    assert "earlier runs" in expected.source
+
+
+def test_rounds_limits_and_seeds_do_not_matter_and_everything_else_does(tmp_path: Path) -> None:
+    answer(make_strong(), tmp_path, AlteredLauncher(take))
+    runs, job = find_runs(tmp_path), make_strong().job
+    alike = make_strong(job=replace(job, seed=5, timeout="3min"), sampling=replace(SAMPLING, rounds=2))
+    assert set(find_earlier_seconds(alike.plan(), runs)) == {"single-1", "control", "ddp-1", "ddp-2", "ddp-4"}
+    for other in (
+        make_strong(global_batch=128),
+        make_strong(job=replace(job, dtype="float64")),
+        make_strong(job=replace(job, options={"dim": 9, "depth": 2})),
+        make_strong(sampling=replace(SAMPLING, steps=50)),
+    ):
+        assert find_earlier_seconds(other.plan(), runs) == {}
+
+
+def test_trials_that_failed_or_are_damaged_are_no_guide(tmp_path: Path) -> None:
+    launcher = FakeLauncher(share_evenly, failures={"ddp-2": Status.CRASHED})
+    store, _ = answer(make_strong(), tmp_path, launcher)
+    for number in range(1, 7):
+        file = store.trial_directory(f"ddp-4-r{number}") / "result.json"
+        file.write_text("damaged" if number % 2 else json.dumps({"status": "completed", "trial": {}}))
+    for number in range(1, 6):
+        file = store.trial_directory(f"ddp-1-r{number}") / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"wall_seconds": None}))
+    known = find_earlier_seconds(make_strong().plan(), find_runs(tmp_path))
+    assert set(known) == {"single-1", "control", "ddp-1"}
+
+
+def test_a_run_without_control_is_a_guide_for_one_with_it(tmp_path: Path) -> None:
+    answer(make_strong(sampling=replace(SAMPLING, control=False)), tmp_path, AlteredLauncher(take))
+    assert find_earlier_seconds(make_strong().plan(), find_runs(tmp_path))["control"] == pytest.approx(13.5)
+
+
+def test_an_earlier_run_of_some_trials_only_is_not_enough(tmp_path: Path) -> None:
+    answer(make_strong(ranks=(1, 2)), tmp_path, AlteredLauncher(take))
+    study = make_strong(ranks=(1, 2, 4))
+    assert "operations" in expect_seconds(study, study.plan(), find_runs(tmp_path)).source
+
+
+def test_a_built_in_workload_is_estimated_from_its_operations() -> None:
+    study = make_strong(ranks=(1, 2), sampling=Sampling(rounds=1, steps=10, phase_steps=0, comm_free_steps=0))
+    expected = expect_seconds(study, study.plan(), [])
+    # Two layers of 8 × 8, six operations per weight and sample, 64 samples, ten steps, on two cores per rank.
+    one_rank = 6 * 2 * 64 * 64 * 10 / (2 * 1e6)
+    assert expected.seconds == pytest.approx(START_SECONDS + 4 * LAUNCH_SECONDS + 3 * one_rank + one_rank / 2)
+    assert "factor of about three" in expected.source
+
+
+def test_ranks_that_share_cores_take_longer() -> None:
+    sampling = Sampling(rounds=1, control=False)
+    fair, crowded = (make_strong(ranks=(n,), sampling=sampling) for n in (4, 8))
+    job = replace(fair.job, threads_per_rank=1)
+    seconds = [expect_seconds(study, replace(study, job=job).plan(), []).seconds for study in (fair, crowded)]
+    # Eight ranks on four cores have half the batch each and half a core each.
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_an_own_workload_is_unknown_and_bounded_by_its_time_limits(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build(batch_size): ...\n")
+    study = make_strong(job=Job(workload=f"{tmp_path}/own.py", device="cpu", timeout="2min"), ranks=(1, 2))
+    expected = expect_seconds(study, study.plan(), [])
+    assert expected.seconds is None
+    assert "at most 48 min, by --timeout" in expected.source
+
+
+def test_only_recent_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_strong()
+    answer(study, tmp_path, AlteredLauncher(take))
+    monkeypatch.setattr(expectation, "RUNS_LOOKED_AT", 1)
+    assert "earlier" in expect_seconds(study, study.plan(), find_runs(tmp_path)).source
+    later = [tmp_path / "another"]
+    assert "operations" in expect_seconds(study, study.plan(), [*find_runs(tmp_path), *later]).source
+
+
+def test_a_plan_lists_every_trial_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+    trials = make_strong(sampling=Sampling(rounds=1)).plan()
+    lines = render_plan(trials, Expectation(seconds=80.0, source="by magic")).splitlines()
+    assert [line.split()[1] for line in lines[:5]] == [trial.name for trial in trials]
+    assert "ddp, 4 ranks, batch 16 per rank" in lines[4]
+    assert lines[4].endswith("oversubscribed")
+    assert "single, 1 rank, batch 64 per rank" in lines[0]
+    assert lines[-1] == "5 trials, about 1 min 20 s (by magic). Nothing was run."
+
+
+def test_an_unknown_time_is_a_dash() -> None:
+    text = render_plan(make_strong().plan(), Expectation(seconds=None, source="unknown"))
+    assert text.endswith("30 trials, about – (unknown). Nothing was run.\n")
+
+
+def test_the_speed_of_a_matrix_product_is_a_finite_number() -> None:
+    assert 1e6 < measure_matmul_speed() < 1e15
+
+
+def test_an_unfinished_run_is_a_guide_as_far_as_it_went(tmp_path: Path) -> None:
+    store, _ = answer(make_strong(), tmp_path, AlteredLauncher(take))
+    for name in store.record.trials:
+        if not name.endswith("-r1"):
+            (store.trial_directory(name) / "result.json").unlink()
+    known = find_earlier_seconds(make_strong().plan(), [RunStore.open(store.path).path])
+    assert known["ddp-4"] == pytest.approx(41.0)
