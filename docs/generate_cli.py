@@ -47,6 +47,14 @@ This page is made from the commands' own help texts by `python docs/generate_cli
 
 `scalelab doctor` ends with 1 when a check failed.
 
+## Completion
+
+`scalelab completion bash` prints what bash completes verbs, studies and flags with; so do `zsh` and `fish`.
+
+```console
+$ source <(scalelab completion bash)
+```
+
 ## Values
 
 | value | forms |

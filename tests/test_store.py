@@ -152,7 +152,6 @@ def run_at_once(program: str, arguments: list[list[str]]) -> list[str]:
             child.wait()
 
 
-@pytest.mark.slow
 def test_processes_that_start_runs_at_once_never_share_a_directory(tmp_path: Path) -> None:
     program = """
 stores = [make_store(Path(sys.argv[1]), trials=[make_record(seed=int(sys.argv[2]))]) for _ in range(5)]
@@ -375,7 +374,6 @@ def test_a_takeover_under_way_is_not_disturbed(tmp_path: Path) -> None:
     assert ticket.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_of_processes_that_want_a_run_at_once_one_gets_it(tmp_path: Path, is_stale: bool) -> None:
     store = make_store(tmp_path)
@@ -471,7 +469,6 @@ sys.meta_path.insert(0, NoTorch())
 """
 
 
-@pytest.mark.slow
 def test_a_run_is_read_and_concluded_without_torch(tmp_path: Path) -> None:
     fields = {"ranks": [1], "global_batch": 8, "sampling": {"control": False}, "job": {"workload": "mlp"}}
     store = make_store(tmp_path, fields=fields)

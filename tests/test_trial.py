@@ -239,16 +239,14 @@ def test_the_loss_of_a_step_is_the_mean_over_ranks_and_comm_free_steps_have_none
 
 
 def test_the_first_loss_that_is_not_finite_is_found_by_step_then_rank() -> None:
-    result = sample_steps(
-        (0, 0, CLEAN, 1.0, 1.0),
-        (0, 2, CLEAN, 1.0, math.nan),
-        (1, 1, CLEAN, 1.0, -math.inf),
-        (1, 2, CLEAN, 1.0, math.nan),
-        (0, 1, CLEAN, 1.0, math.inf),
-    )
-    bad = result.first_non_finite_loss()
-    assert bad is not None
-    assert (bad.rank, bad.step, bad.loss) == (0, 1, math.inf)
+    later = ((0, 2, CLEAN, 1.0, math.nan), (1, 2, CLEAN, 1.0, math.nan))
+    for samples, first in (
+        (((1, 1, CLEAN, 1.0, -math.inf), *later), (1, 1, -math.inf)),
+        (((1, 1, CLEAN, 1.0, -math.inf), (0, 1, CLEAN, 1.0, math.inf), *later), (0, 1, math.inf)),
+    ):
+        bad = sample_steps((0, 0, CLEAN, 1.0, 1.0), *samples[::-1]).first_non_finite_loss()
+        assert bad is not None
+        assert (bad.rank, bad.step, bad.loss) == first
 
 
 def test_finite_and_unknown_losses_are_no_trouble() -> None:

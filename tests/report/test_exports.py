@@ -60,7 +60,7 @@ def test_csv_has_a_line_for_every_cell_in_base_units() -> None:
 def test_csv_keeps_marks_and_failures() -> None:
     lines = read_lines(build_troubled_scaling())
     marked = [(line["row"], line["column"]) for line in lines if line["mark"] == "†"]
-    assert marked == [("4", "num_ranks"), ("4", "step_seconds")]
+    assert marked == [("8", "num_ranks"), ("8", "step_seconds")]
     assert {"value": "out of memory", "unit": ""}.items() <= lines[15].items()
 
 

@@ -1,0 +1,157 @@
+"""The shape of the code is the one that `docs/architecture.md` draws."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "scalelab"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+MOST_FILE_LINES = 400
+MOST_FUNCTION_LINES = 60
+MEANINGLESS = {"utils", "util", "common", "helpers", "helper", "base", "core", "misc"}
+
+
+def read_block(heading: str) -> list[str]:
+    """The lines of the first fenced block under a heading of the page."""
+    section = PAGE.split(f"\n## {heading}\n")[1]
+    return section.split("```text\n")[1].split("\n```")[0].splitlines()
+
+
+def read_layout() -> list[str]:
+    """The paths that the layout lists, relative to the package; a directory ends with a slash."""
+    paths: list[str] = []
+    parents: list[str] = []
+    for line in read_block("Layout")[1:]:
+        name, depth = line.split()[0], (len(line) - len(line.lstrip())) // 2 - 1
+        parents = [*parents[:depth], name]
+        paths.append("".join(parents))
+        assert len(line.split()) > 1, f"{name} is listed without a word about it"
+    return paths
+
+
+def name_module(file: Path) -> str:
+    """`measure.loop` for src/scalelab/measure/loop.py."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def test_the_layers_on_the_page_are_those_that_are_enforced() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert read_block("Layers") == layers
+
+
+def test_the_layout_lists_every_module_and_package_once_and_no_other() -> None:
+    directories = {f"{file.parent.relative_to(PACKAGE)}/" for file in FILES if file.parent != PACKAGE}
+    own = [file for file in FILES if file.name != "__init__.py" or file.parent == PACKAGE]
+    modules = {str(file.relative_to(PACKAGE)) for file in own}
+    assert sorted(read_layout()) == sorted(directories | modules)
+
+
+def test_every_package_has_an_init() -> None:
+    assert all((file.parent / "__init__.py").is_file() for file in FILES)
+
+
+def test_the_contracts_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def list_imports(file: Path) -> Iterator[str]:
+    """The packages that a module imports when it runs: not those that only a type checker sees."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unseen = {id(child) for node in ast.walk(tree) if is_for_type_checkers(node) for child in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("package", ["torch", "rich"])
+def test_heavy_packages_are_imported_only_where_the_page_says(package: str) -> None:
+    (row,) = re.findall(rf"^\| {package} \| (.*) \|$", PAGE, re.MULTILINE)
+    allowed = set(re.findall(r"`([\w.]+)`", row))
+    found = {name_module(file) for file in FILES if package in list_imports(file)}
+    assert {name for name in found if not {name, name.partition(".")[0]} & allowed} == set()
+    assert {name for name in allowed if not any(f"{module}.".startswith(f"{name}.") for module in found)} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_module)
+def test_files_and_functions_stay_short(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < MOST_FUNCTION_LINES, node.name
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    parts = {part for file in FILES for part in file.relative_to(PACKAGE).with_suffix("").parts}
+    assert not parts & MEANINGLESS
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("there is no torch here")
+
+sys.meta_path.insert(0, NoTorch())
+from scalelab.cli.app import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, made from a formula."""
+    place = tmp_path_factory.mktemp("runs")
+    study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
+    for factor in (1.0, 1.1):
+        run_study(study, runs_dir=place, launcher=FakeLauncher(lambda trial, f=factor: f / trial.num_ranks))
+    return place
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "run --help",
+        "run strong-scaling --help",
+        "run strong-scaling --dry-run",
+        "list --runs-dir RUNS",
+        "show last --runs-dir RUNS",
+        "show last --refresh --markdown - --runs-dir RUNS",
+        "compare FIRST last --runs-dir RUNS",
+        "completion bash",
+    ],
+)
+def test_commands_that_do_not_measure_work_where_torch_cannot_be_imported(arguments: str, runs_dir: Path) -> None:
+    first = min(path.name for path in runs_dir.iterdir())
+    words = [word.replace("RUNS", str(runs_dir)).replace("FIRST", str(runs_dir / first)) for word in arguments.split()]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=runs_dir, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -1,0 +1,292 @@
+"""The pages are true: their commands parse, their Python runs, their links, flags and numbers are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import scalelab
+from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.cli.app import VERBS, print_help
+from scalelab.cli.compare import Compare
+from scalelab.cli.completion import Completion
+from scalelab.cli.doctor import Doctor
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.resume import Resume
+from scalelab.cli.run import parse_study
+from scalelab.cli.show import Show
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.samples import COLUMNS
+from scalelab.studies.catalogue import STUDIES
+from scalelab.trial import Status, StepKind
+from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.workloads.source import CONTEXT_NAMES
+from tests.measure.trials import launch, make_trial
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+VERB_FLAGS: dict[str, type[Any]] = {
+    "list": ListRuns,
+    "show": Show,
+    "compare": Compare,
+    "resume": Resume,
+    "doctor": Doctor,
+    "completion": Completion,
+}
+
+FENCE = re.compile(
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+COMMAND = re.compile(r"^(?:\$ )?(?:uv run (?:--\S+ \S+ )*|\S*bin/)?scalelab(?P<arguments>(?: .*)?)$")
+STAND_IN = "def build(batch_size, **options):\n    raise NotImplementedError\n"
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: Path
+    language: str
+    title: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        """The name of the file that it stands for: its title, or what its first line says; empty for a program."""
+        named = re.match(r"# (\w+\.py)\b", self.text)
+        return self.title or (named[1] if named else "")
+
+
+def list_blocks(page: Path) -> list[Block]:
+    found = FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [Block(page, match["language"], match["title"] or "", match["text"]) for match in found]
+
+
+BLOCKS = [block for page in PAGES for block in list_blocks(page)]
+WORKLOADS = [block for block in BLOCKS if block.language == "python" and block.file]
+PROGRAMS = [block for block in BLOCKS if block.language == "python" and not block.file]
+
+
+def list_commands(page: Path) -> Iterator[str]:
+    """The arguments of every `scalelab …` in a page: in blocks, fenced or indented, and between backticks."""
+    blocks = [block.text for block in list_blocks(page) if block.language != "python"]
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    indented = re.findall(r"^ {4,}(.*)$", prose, re.MULTILINE)
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for candidate in (*lines, *indented, *spans):
+        match = COMMAND.match(candidate.strip())
+        if match and "STUDY" not in candidate:
+            yield re.split(r" (?:[|>#;]|&&|·| )", match["arguments"])[0].strip()
+
+
+COMMANDS = [(page.relative_to(ROOT), command) for page in PAGES for command in list_commands(page)]
+
+
+def name_page(value: object) -> str | None:
+    return str(value.page.name) if isinstance(value, Block) else None
+
+
+def parse_command(arguments: list[str]) -> object:
+    """Parse as the command line does, without running anything; gives the exit code, raises what it would report."""
+    try:
+        _parse(arguments)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def _parse(arguments: list[str]) -> None:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "-V", "--version"):
+        print_help()
+    elif len(arguments) == 1:
+        assert verb in VERBS
+    elif verb == "run":
+        study, execution = parse_study(arguments[1], arguments[2:])
+        assert study.plan()
+        execution.output.check()
+    else:
+        parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
+
+
+def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None:
+    """Put the files that a command names where it looks for them: those of its own page first."""
+    for argument in arguments:
+        file = Path(argument.partition(":")[0])
+        if file.suffix != ".py":
+            continue
+        target = directory / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        same_page_first = sorted(WORKLOADS, key=lambda block: block.page != ROOT / page)
+        written = [block.text for block in same_page_first if block.file == str(file)]
+        if (ROOT / file).is_file():
+            shutil.copy(ROOT / file, target)
+        else:
+            target.write_text(written[0] if written else STAND_IN)
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: str(value))
+def test_every_command_parses(
+    page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(command)
+    provide_workloads(arguments, page, tmp_path)
+    assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
+
+
+def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
+    assert set(VERB_FLAGS) | {"run"} == set(VERBS)
+    shown = {command.split()[0] for _, command in COMMANDS if command}
+    assert set(VERBS) <= shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_make_target_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^\$ |^ {4}|`)make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=name_page)
+def test_every_program_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory that holds one run, made from a formula."""
+    monkeypatch.chdir(tmp_path)
+    study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
+    run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(lambda trial: 0.1 / trial.num_ranks))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block.text, str(block.page), "exec"), {"__name__": "__main__"})
+    assert printed.getvalue().strip(), "a program that shows nothing teaches nothing"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("block", WORKLOADS, ids=lambda block: f"{block.page.name}:{block.file}")
+def test_every_workload_trains_on_two_ranks(block: Block, launcher: LocalLauncher, tmp_path: Path) -> None:
+    (tmp_path / block.file).write_text(block.text)
+    trial = make_trial(workload=f"{tmp_path / block.file}:build")
+    result = launch(launcher, trial, tmp_path / "trial")
+    assert result.status is Status.COMPLETED, result.reason
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_resolves(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        goal = (page.parent / file).resolve() if file else page
+        assert goal.exists(), f"{page.name} links to {target}"
+        if anchor and goal.suffix == ".md":
+            assert anchor in list_anchors(goal), f"{page.name} links to {target}"
+
+
+def list_anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
+
+
+def test_the_reference_of_the_command_line_is_up_to_date() -> None:
+    script = ROOT / "docs" / "generate_cli.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def list_fields(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The fields of a study as `job.seed`, with their flags; a truth that is on by default is switched off."""
+    for field in dataclasses.fields(kind):
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if dataclasses.is_dataclass(default):
+            yield from list_fields(type(default), f"{field.name}.")
+        elif field.name != "options":
+            yield prefix + field.name, f"--{'no-' * (default is True)}{field.name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_a_page_with_its_question_and_all_its_fields(name: str) -> None:
+    text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    assert STUDIES[name].question in text
+    documented = re.findall(r"^\| `(--[a-z-]+)` \| `([a-z_.]+)` \|", text, re.MULTILINE)
+    assert sorted(documented) == sorted((flag, field) for field, flag in list_fields(STUDIES[name]))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_column_of_a_study_is_explained_on_its_page(name: str, tmp_path: Path) -> None:
+    study = STUDIES[name](ranks=(1, 2, 3), job=Job(workload="mlp"), sampling=Sampling(rounds=2), **divisible(name))
+    _, document = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1 / trial.num_ranks))
+    text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    for table in document.tables:
+        for column in table.columns:
+            assert f"| {column.header} " in text, f"{name}.md does not explain {column.header!r}"
+
+
+def divisible(name: str) -> dict[str, int]:
+    return {"global_batch": 6} if name == "strong-scaling" else {}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_option_of_a_workload_stands_with_its_default(name: str) -> None:
+    text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    section = text.split(f"### {name}\n")[1].split("\n#")[0]
+    for field in dataclasses.fields(BUILT_IN[name]):
+        assert f"| `--{field.name.replace('_', '-')}` | {field.default} |" in section
+
+
+def test_what_build_may_take_is_listed() -> None:
+    text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    table = text.split("### What build may take")[1].split("###")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CONTEXT_NAMES)
+
+
+def test_every_column_kind_and_status_of_a_run_is_listed() -> None:
+    text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert listed == [*COLUMNS, *map(str, StepKind), *map(str, Status)]
+
+
+def test_the_constants_of_the_statistics_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_.]+)\.([A-Z_]+)` \| ([0-9.]+) \|", text, re.MULTILINE)
+    assert len(rows) > 10
+    for module, constant, value in rows:
+        assert getattr(importlib.import_module(f"scalelab.{module}"), constant) == float(value), constant
+
+
+def test_every_error_class_has_an_exit_code_in_the_reference() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    known = {kind.exit_code for kind in vars(scalelab.errors).values() if hasattr(kind, "exit_code")}
+    assert known | {0, 3, 124, 130} == codes
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT / "src")))
+def test_every_module_says_what_it_is(file: Path) -> None:
+    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("file", [*PAGES, *SOURCES, ROOT / "mkdocs.yml"], ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_file_speaks_of_the_machine_it_was_written_on(file: Path) -> None:
+    assert not re.findall(r"/(?:home|root|Users|work|mnt)/\w+", file.read_text(encoding="utf-8"))
