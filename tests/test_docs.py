@@ -243,6 +243,16 @@ def test_every_column_of_a_study_is_explained_on_its_page(name: str, tmp_path: P
             assert f"| {column.header} " in text, f"{name}.md does not explain {column.header!r}"
 
 
+def test_the_tour_shows_the_rows_that_are_printed(tmp_path: Path) -> None:
+    study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
+    _, document = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1 / trial.num_ranks))
+    (tour,) = (block.text for block in list_blocks(ROOT / "docs" / "index.md") if "\nSummary\n" in block.text)
+    shown = re.findall(r"^  (\S.*?) {2,}[0-9–]", tour, re.MULTILINE)
+    assert set(shown) == {row[0].value for row in document.tables[0].rows}
+    for heading in (section.heading for section in document.sections if section.heading):
+        assert f"\n{heading}\n" in tour
+
+
 def divisible(name: str) -> dict[str, int]:
     return {"global_batch": 6} if name == "strong-scaling" else {}
 

@@ -131,7 +131,9 @@ def find_gpus() -> tuple[Gpu, ...]:
     ]
     listing = _run(query)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else {part.strip() for part in visible.split(",")}
+    wanted = None if visible is None else [part.strip() for part in visible.split(",") if part.strip()]
+    if wanted and all(part.startswith(("GPU-", "MIG-")) for part in wanted):
+        wanted = [str(index) for index in range(len(wanted))]  # named by UUID: as many as are named
     found = []
     for line in (listing or "").splitlines():
         fields = [part.strip() for part in line.split(",")]

@@ -33,6 +33,7 @@ Option = bool | int | float | str
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICES = ("cpu", "cuda")
+ALLOCATORS = ("system", "keep")
 
 
 class Status(StrEnum):
@@ -145,6 +146,8 @@ class Trial:
     timeout_seconds: float = 600.0
     memory_limit_bytes: int | None = None
     """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
+    allocator: str = "system"
+    """`system`: as torch finds it; `keep`: freed memory stays with the process (glibc, CPU)."""
     port: int = 0
     """The rendezvous port on loopback; 0: any free one."""
 
@@ -159,6 +162,7 @@ class Trial:
         check_divisible(self.global_batch, self.num_ranks)
         check_one_of("device", self.device, DEVICES)
         check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("allocator", self.allocator, ALLOCATORS)
         check_positive("timeout", self.timeout_seconds)
         if self.memory_limit_bytes is not None:
             check_at_least("memory_limit", self.memory_limit_bytes, 1)
@@ -262,7 +266,8 @@ class TrialResult:
 
     def first_non_finite_loss(self) -> StepSample | None:
         """The first sample whose loss is NaN or infinite, if there is one."""
-        bad = (s for s in self.samples if s.loss is not None and not math.isfinite(s.loss))
+        trained = (s for s in self.samples if s.kind is not StepKind.COMM_FREE)
+        bad = (s for s in trained if s.loss is not None and not math.isfinite(s.loss))
         return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
 
 

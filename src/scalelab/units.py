@@ -50,6 +50,15 @@ class Measured(Protocol):
     def half_width(self) -> float | None: ...
 
 
+class Bounded(Measured, Protocol):
+    """A value with the ends of its interval."""
+
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """How the numbers of one column are printed."""
@@ -189,6 +198,15 @@ def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
     else:
         text = format_estimate(value, unit)
     return text if text == UNKNOWN or unit.suffix or not unit.symbol else f"{text} {unit.symbol}"
+
+
+def format_interval(quantity: Quantity, estimate: Bounded) -> str:
+    """An estimate for a sentence whose point is where the interval ends: "1.07 (1.01 to 1.19)"."""
+    if estimate.low is None or estimate.high is None:
+        return format_quantity(quantity, estimate)
+    unit = choose_unit(quantity, [estimate])
+    low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
+    return f"{value} ({low} to {high})"
 
 
 def format_seconds(seconds: float | None) -> str:

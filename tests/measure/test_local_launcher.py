@@ -81,6 +81,31 @@ def test_ranks_own_their_cores_and_threads(launcher: LocalLauncher, tmp_path: Pa
         assert f"cores {mine} threads 1" in (tmp_path / f"t/rank{rank}.log").read_text()
 
 
+def test_an_allocator_that_keeps_memory_trains_the_same(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(
+        tmp_path,
+        """
+        import resource
+        def faults():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        big = 2_000_000
+        for _ in range(3):
+            torch.ones(big), torch.ones(big)
+        before = faults()
+        for _ in range(20):
+            torch.ones(big), torch.ones(big)
+        print("faults", faults() - before)
+        """,
+    )
+    results, faults = {}, {}
+    for allocator in ("system", "keep"):
+        results[allocator] = launch(launcher, make_trial(workload=spec, allocator=allocator), tmp_path / allocator)
+        log = (tmp_path / allocator / "rank0.log").read_text()
+        faults[allocator] = int(log.partition("faults ")[2].split()[0])
+    assert results["system"].losses() == results["keep"].losses()
+    assert faults["keep"] < 100, faults
+
+
 def test_more_ranks_than_cores_run(launcher: LocalLauncher, tmp_path: Path) -> None:
     many = len(usable_cores()) + 1
     trial = make_trial(num_ranks=many, global_batch=many, is_oversubscribed=True)

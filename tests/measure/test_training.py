@@ -86,7 +86,7 @@ def test_samples_are_counted_in_any_nest(batch: Any, num_samples: int | None) ->
 
 def test_a_batch_of_the_wrong_size_is_refused_with_both_sizes() -> None:
     with pytest.raises(
-        UsageError, match=r"a batch of 7 samples where .*--global-batch is 4: let build\(\) take batch_size"
+        UsageError, match=r"a batch of 7 samples where .* needs 4 on each rank: let build\(\) take batch_size"
     ):
         next(BatchStream([torch.ones(7, 2)], None, 4))
 

@@ -137,7 +137,8 @@ def test_a_single_launch_that_completed_among_others_that_failed_is_named() -> N
 def test_launches_that_never_settle_ask_for_more_steps() -> None:
     results = [slow_down(result, lambda s: 5.0 if s.step < 24 else 1.0) for result in play()]
     cautions = find_cautions(group_arms(results, None).values())
-    assert [c.next_step for c in cautions if "still warming up at step" in c.message] == ["run more steps: --steps 120"]
+    advice = [c.next_step for c in cautions if "steps have not settled at step" in c.message]
+    assert advice == ["run more steps, --steps 120, or try --allocator keep"]
 
 
 def test_a_warm_up_that_is_given_is_taken_as_it_is() -> None:

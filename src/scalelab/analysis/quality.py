@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import kendalltau, theilslopes
 
 from scalelab.analysis.rounds import Floats, Rounds, drop_empty, find_medians
 from scalelab.analysis.warmup import MAD_TO_DEVIATION, find_step_medians
@@ -106,6 +105,8 @@ def _find_trend(values: Floats) -> float | None:
     The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968); whether there is one is Mann's test
     (1945), which is Kendall's of the values against their order.
     """
+    from scipy.stats import kendalltau, theilslopes  # here, because loading it takes longer than all that `--help` does
+
     if len(values) < 2 or np.ptp(values) == 0:
         return None
     order = np.arange(len(values))

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from scalelab.analysis.location import estimate_location
 from scalelab.analysis.rounds import Floats, Rounds, pair_medians
@@ -67,6 +66,8 @@ def solve_relative(columns: Floats, target: Floats) -> Floats:
 
 def solve_non_negative(columns: Floats, target: Floats) -> Floats:
     """The same under the condition that no coefficient is negative (Lawson & Hanson 1974, chapter 23)."""
+    from scipy.optimize import nnls  # here, because loading it takes longer than all that `--help` does
+
     scaled = columns / target[:, np.newaxis]
     coefficients: Floats = nnls(scaled, np.ones(len(target)))[0]
     return coefficients

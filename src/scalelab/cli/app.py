@@ -19,7 +19,7 @@ from scalelab.errors import ScalelabError, UnknownName
 
 VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
-    "list": ("scalelab.cli.list_runs", "The runs there are, and the studies and workloads to run."),
+    "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),
     "compare": (
         "scalelab.cli.compare",

@@ -1,4 +1,4 @@
-"""`scalelab list`: the runs there are, newest last, and what can be run."""
+"""`scalelab list`: the runs there are, newest last."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A shape error is not an out-of-memory error, and a rank that lost its peer is no
 
 - memory: the allocator's own words, `MemoryError`, or CUDA's class, and nothing else;
 - a lost peer: the process group's error classes or its transport's words; another rank is to blame;
-- any other error before a first step has been completed: `invalid`, it would fail the same way again;
+- any other error before a first step has been completed, and any that we raise ourselves: `invalid`, it would fail
+  the same way again;
 - any other error later: `crashed`.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-from scalelab.errors import ScalelabError
+from scalelab.errors import ScalelabError, UsageError
 from scalelab.trial import Status
 
 MEMORY_WORDS = re.compile(
@@ -49,7 +50,7 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
     if is_lost_peer(error):
         reason = f"rank {rank} lost another rank: {words}"
         return Failure(status=Status.CRASHED, reason=reason, is_lost_peer=True)
-    if num_steps_done == 0:
+    if num_steps_done == 0 or isinstance(error, UsageError):
         return Failure(status=Status.INVALID, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
     return Failure(status=Status.CRASHED, reason=reason, traceback=own)

@@ -141,6 +141,8 @@ def become_rank(assignment: Assignment) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             os._exit(1)
+    if assignment.rank and assignment.listen_fd is not None:
+        os.close(assignment.listen_fd)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

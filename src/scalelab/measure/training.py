@@ -74,8 +74,8 @@ class BatchStream:
         found = count_samples(batch)
         if found is not None and found != self._batch_size:
             raise UsageError(
-                f"build() gave a batch of {found} samples where each rank's share of --global-batch is"
-                f" {self._batch_size}: let build() take batch_size and use it"
+                f"build() gave a batch of {found} samples where this trial needs {self._batch_size} on each rank:"
+                " let build() take batch_size and use it"
             )
 
 

@@ -7,6 +7,7 @@ It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extende
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import gc
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from scalelab.errors import UsageError
 from scalelab.files import read_json, write_json
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.loop import run_block
@@ -38,6 +40,8 @@ EXIT_STORAGE = 74
 """The rank could not write its files (EX_IOERR of sysexits.h)."""
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of glibc's `mallopt`, from malloc.h."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 
@@ -121,6 +125,8 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     if assignment.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, assignment.cores)
     torch.set_num_threads(trial.threads_per_rank)
+    if trial.allocator == "keep":
+        keep_freed_memory()
     device = torch.device("cpu")
     if trial.device == "cuda":
         device = torch.device("cuda", assignment.local_rank % torch.cuda.device_count())
@@ -138,6 +144,18 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         backend = "nccl" if trial.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
     return device
+
+
+def keep_freed_memory() -> None:
+    """Make glibc's allocator hold on to what is freed.
+
+    Gradients are freed and allocated again in every step. glibc returns large blocks to the kernel by rules that
+    depend on what lies above them, and the next step pays for a page fault per 4 kB: steps then switch between two
+    speeds for no reason of their own (mallopt(3), M_TRIM_THRESHOLD and M_MMAP_MAX).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not (mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_MAX, 0)):
+        raise UsageError("--allocator keep needs glibc, which this machine does not use: use --allocator system")
 
 
 def limit_memory(trial: Trial, device: torch.device) -> None:

@@ -17,6 +17,8 @@ MOST_OUTLIERS = 0.02
 NOISY_WITHIN = 0.15
 NOISY_BETWEEN = 0.05
 """Relative spreads above which a host is called noisy: of steps within a launch, of launches' medians."""
+FEWEST_LAUNCHES = 6
+"""With fewer, intervals assume that launches differ as a normal distribution does."""
 STOLEN = 0.02
 """A share of processor time taken by the hypervisor that moves step times by as much."""
 
@@ -85,14 +87,15 @@ def _name_warmup(arm: Arm) -> Iterator[Caution]:
     num_steps = arm.num_clean_steps
     if not arm.warmup.is_settled:
         yield Caution(
-            message=f"{arm.label} is still warming up at step {arm.warmup.num_steps} of {num_steps}",
-            next_step=f"run more steps: --steps {4 * num_steps}",
+            message=f"{arm.label}: steps have not settled at step {arm.warmup.num_steps} of {num_steps}",
+            next_step=f"run more steps, --steps {4 * num_steps}{_suggest_allocator([arm])}",
         )
-    if len([steps for steps in arm.clean if len(steps)]) == 1:
-        yield Caution(
-            message=f"{arm.label} was launched once: its interval does not include how launches differ",
-            next_step="use --rounds 12",
-        )
+
+
+def _suggest_allocator(arms: Sequence[Arm]) -> str:
+    """On a CPU, memory that goes back and forth to the kernel is the usual cause of steps of two speeds."""
+    is_open = any(arm.trial.device == "cpu" and arm.trial.allocator == "system" for arm in arms)
+    return ", or try --allocator keep" if is_open else ""
 
 
 def _name_outliers(arm: Arm) -> Iterator[Caution]:
@@ -134,7 +137,7 @@ def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:
     if within:
         yield Caution(
             message=f"steps drift within a launch: {_list_changes(within)}",
-            next_step="use more --steps, and --warmup if the slow part is at the beginning",
+            next_step=f"use more --steps, --warmup if the slow part comes first{_suggest_allocator(arms)}",
         )
 
 
@@ -155,9 +158,22 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
     if within[0] > NOISY_WITHIN:
         yield Caution(
             message=f"noisy host: steps of {within[1]} differ by {format_share(within[0])} (standard deviation)",
-            next_step="close other programs, or raise --steps",
+            next_step=f"close other programs, or raise --steps{_suggest_allocator(arms)}",
         )
+    yield from _name_few_launches(arms)
     yield from _name_load(results)
+
+
+def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
+    counts = [(sum(bool(len(steps)) for steps in arm.clean), arm.label) for arm in arms if arm.is_measured]
+    fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
+    if fewest >= FEWEST_LAUNCHES:
+        return
+    if fewest == 1:
+        message = f"{label} was launched once: its interval does not include how launches differ"
+    else:
+        message = f"{label} was launched {fewest} times: an interval rests on few numbers, a verdict may be chance"
+    yield Caution(message=message, next_step="use --rounds 12")
 
 
 def _name_load(results: Sequence[TrialResult]) -> Iterator[Caution]:

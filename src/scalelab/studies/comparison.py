@@ -16,7 +16,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
 from scalelab.trial import Trial, to_builtins
-from scalelab.units import format_quantity
+from scalelab.units import format_interval
 
 IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds")
 """Fields of a trial that do not change what is measured."""
@@ -100,7 +100,7 @@ def _say_verdict(label: str, ratio: Estimate | None) -> str:
         Verdict.NO_DIFFERENCE: "no difference",
         Verdict.UNRESOLVED: "unresolved: more --rounds would narrow the interval",
     }[judge(ratio)]
-    return f"{label}: B takes {format_quantity('ratio', ratio)} times as long as A, {words}."
+    return f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
 
 
 def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Iterator[Section]:

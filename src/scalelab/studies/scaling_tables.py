@@ -115,8 +115,9 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
         n = arm.trial.num_ranks
         speedup = answer.speedup(arm, answer.one_rank)
         serial = karp_flatt(speedup, n) if speedup and answer.is_strong else None
+        law_speedup = 1.0 if n == 1 else fit.predict_speedup(n)
         usl = answer.usl.predict_speedup(n) if answer.usl else None
-        rows.append(make_row(n, float(n), 1.0 if n == 1 else speedup, fit.predict_speedup(n), usl, serial))
+        rows.append(make_row(n, float(n), 1.0 if n == 1 else speedup, law_speedup, usl, serial))
     return Table(columns=columns, rows=tuple(rows), notes=_explain_laws(answer, law))
 
 
@@ -125,7 +126,8 @@ def _explain_laws(answer: ScalingAnswer, law: str) -> tuple[str, ...]:
         INTERVAL_NOTE,
         f"all over {answer.strategy} × 1; fitted to these rows, for diagnosis and not for prediction",
     ]
-    if len(answer.fair) == 2:
+    fit = answer.amdahl or answer.gustafson
+    if len(answer.fair) == 2 and fit is not None and fit.residual_ratio < 1e-6:
         notes.append(f"two sizes determine the {law} fit exactly: it cannot be checked against them")
     if answer.usl is None:
         notes.append("the universal scalability law (USL) needs three sizes")

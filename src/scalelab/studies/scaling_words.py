@@ -10,7 +10,7 @@ from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
-from scalelab.units import Quantity, format_quantity, format_share
+from scalelab.units import Quantity, format_interval, format_quantity, format_share
 
 WORTH_EXPLAINING = 0.02
 """An efficiency closer to 1 than this needs no cause."""
@@ -149,7 +149,7 @@ def _describe_machinery(answer: ScalingAnswer) -> Iterator[str]:
         return
     ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
     who = f"{answer.strategy} on 1 rank against the plain loop"
-    yield f"{who}: {_say('ratio', ratio)} times the step time, {judge(ratio)}."
+    yield f"{who}: {format_interval('ratio', ratio)} times the step time, {judge(ratio)}."
 
 
 def _describe_oversubscribed(answer: ScalingAnswer) -> Iterator[str]:
@@ -162,7 +162,8 @@ def _describe_oversubscribed(answer: ScalingAnswer) -> Iterator[str]:
 def _describe_control(answer: ScalingAnswer) -> Iterator[str]:
     ratio = answer.control_ratio
     if ratio is not None:
-        yield f"Control: the plain loop measured twice differs by a factor of {_say('ratio', ratio)}, {judge(ratio)}."
+        factor = format_interval("ratio", ratio)
+        yield f"Control: the plain loop measured twice differs by a factor of {factor}, {judge(ratio)}."
 
 
 def _say(quantity: Quantity, value: Estimate) -> str:

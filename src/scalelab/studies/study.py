@@ -61,6 +61,9 @@ class Job:
     """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
+    allocator: Literal["system", "keep"] = "system"
+    """keep: on CPU, glibc keeps freed memory for the next step instead of giving it back to the kernel and fetching
+    it again, which makes steps of large models jump between two speeds."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0
@@ -133,7 +136,7 @@ class Sampling:
     profile_steps: int = 0
     """Further steps of one launch under torch's profiler; traces are kept."""
     control: bool = True
-    """Measure the reference twice, as if it were two configurations: they must not differ."""
+    """Whether the reference is measured twice, as if it were two configurations: they must not differ."""
 
     def __post_init__(self) -> None:
         check_at_least("rounds", self.rounds, 1)
@@ -189,6 +192,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         "device": device,
         "dtype": job.dtype,
         "threads_per_rank": threads,
+        "allocator": job.allocator,
         "plan": sampling.plan,
         "timeout_seconds": job.timeout_seconds,
         "memory_limit_bytes": job.memory_limit_bytes,
