@@ -88,12 +88,12 @@ def test_an_allocator_that_keeps_memory_trains_the_same(launcher: LocalLauncher,
         import resource
         def faults():
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        big = 2_000_000
-        for _ in range(3):
-            torch.ones(big), torch.ones(big)
+        big = 10_000_000
+        for _ in range(5):
+            torch.ones(big)
         before = faults()
-        for _ in range(20):
-            torch.ones(big), torch.ones(big)
+        for _ in range(5):
+            torch.ones(big)
         print("faults", faults() - before)
         """,
     )
@@ -103,7 +103,7 @@ def test_an_allocator_that_keeps_memory_trains_the_same(launcher: LocalLauncher,
         log = (tmp_path / allocator / "rank0.log").read_text()
         faults[allocator] = int(log.partition("faults ")[2].split()[0])
     assert results["system"].losses() == results["keep"].losses()
-    assert faults["keep"] < 100, faults
+    assert faults["keep"] < 100 < faults["system"], faults
 
 
 def test_more_ranks_than_cores_run(launcher: LocalLauncher, tmp_path: Path) -> None:
