@@ -88,12 +88,12 @@ def test_an_allocator_that_keeps_memory_trains_the_same(launcher: LocalLauncher,
         import resource
         def faults():
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        big = 10_000_000
-        for _ in range(5):
-            torch.ones(big)
+        def allocate(times):
+            for _ in range(times):
+                torch.ones(10_000_000)
+        allocate(30)
         before = faults()
-        for _ in range(5):
-            torch.ones(big)
+        allocate(5)
         print("faults", faults() - before)
         """,
     )
