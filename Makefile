@@ -8,6 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 setup: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "Setting up .venv: this takes a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
 	touch $@

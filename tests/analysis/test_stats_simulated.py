@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_median, estimate_ratio, judge
+from scalelab.studies.study import Sampling
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
 pytestmark = pytest.mark.slow
@@ -82,14 +83,22 @@ def test_the_ratio_is_covered_when_some_launches_are_hit_by_other_work() -> None
     assert 0.93 <= measure_coverage(simulate, truth=1.0, replications=2000) <= 0.97
 
 
+BUDGET = Sampling()
+"""What a study measures by default."""
+
+STEPS_LEFT = BUDGET.steps - 5
+"""Of the steps of a launch, after the warm-up that this machine shows."""
+
+
 def count_verdicts(ratio: float, num_rounds: int, replications: int = 1000) -> dict[Verdict, float]:
     rng = np.random.default_rng(7)
-    verdicts = (judge(estimate_ratio(*simulate_pair(rng, ratio, num_rounds))) for _ in range(replications))
+    pairs = (simulate_pair(rng, ratio, num_rounds, STEPS_LEFT) for _ in range(replications))
+    verdicts = (judge(estimate_ratio(*pair)) for pair in pairs)
     return {verdict: count / replications for verdict, count in Counter(verdicts).items()}
 
 
 def test_a_configuration_against_itself_is_no_difference() -> None:
-    assert count_verdicts(1.0, num_rounds=12)[Verdict.NO_DIFFERENCE] >= 0.95
+    assert count_verdicts(1.0, BUDGET.rounds)[Verdict.NO_DIFFERENCE] >= 0.95
 
 
 @pytest.mark.parametrize("num_rounds", [8, 10])
@@ -99,13 +108,13 @@ def test_fewer_rounds_leave_more_unresolved_and_not_more_wrong(num_rounds: int) 
 
 
 def test_five_percent_slower_is_found() -> None:
-    shares = count_verdicts(1.05, num_rounds=12)
+    shares = count_verdicts(1.05, BUDGET.rounds)
     assert shares[Verdict.SLOWER] >= 0.95
     assert shares.get(Verdict.NO_DIFFERENCE, 0.0) <= 0.03
 
 
 def test_five_percent_faster_is_found() -> None:
-    assert count_verdicts(1 / 1.05, num_rounds=12)[Verdict.FASTER] >= 0.95
+    assert count_verdicts(1 / 1.05, BUDGET.rounds)[Verdict.FASTER] >= 0.95
 
 
 def test_a_slow_wander_of_the_machine_shortens_the_interval_of_a_median() -> None:
