@@ -24,8 +24,9 @@ from torch import nn
 
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.environment import usable_cores
+from scalelab.measure.batches import BatchStream
 from scalelab.measure.loop import run_clean_steps
-from scalelab.measure.training import BatchStream, Training, as_loss
+from scalelab.measure.training import Training, as_loss
 from scalelab.units import format_quantity, format_seconds
 
 NUM_CYCLES = 100
@@ -75,7 +76,7 @@ def make_ours(model: nn.Module) -> Block:
         batches=BatchStream(make_batches(), None, BATCH),
         synchronize=lambda: None,
     )
-    return lambda num_steps: run_clean_steps(training, num_steps) and None
+    return lambda num_steps: run_clean_steps(training, num_steps, [])
 
 
 def make_fabric(model: nn.Module) -> Block:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import StepPlan
 
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
@@ -49,6 +49,19 @@ def launcher() -> Iterator[LocalLauncher]:
 
 
 @pytest.fixture
-def short_plan() -> StepPlan:
-    """A launch of every kind of step that takes milliseconds."""
-    return StepPlan(lead_in_steps=2, clean_steps=4, phase_steps=2, comm_free_steps=2, profiled_steps=0, cycles=2)
+def make_small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes file systems of so many bytes, which are gone after the test."""
+    places: list[Path] = []
+
+    def make(num_bytes: int) -> Path:
+        place = tmp_path / f"disk{len(places)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("a small tmpfs needs root and the right to mount")
+        places.append(place)
+        return place
+
+    yield make
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=True)

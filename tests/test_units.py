@@ -17,12 +17,9 @@ from scalelab.units import (
     Quantity,
     choose_unit,
     format_bytes,
-    format_count,
     format_duration,
     format_estimate,
     format_quantity,
-    format_rate,
-    format_ratio,
     format_seconds,
     format_share,
     format_value,
@@ -96,8 +93,8 @@ def test_whole_numbers_without_a_unit_have_no_decimals() -> None:
 
 
 def test_five_digits_are_grouped_and_four_are_not() -> None:
-    assert format_count(1234) == "1234"
-    assert format_count(1_234_567) == GROUP_SEPARATOR.join(("1", "234", "567"))
+    assert format_quantity("count", 1234) == "1234"
+    assert format_quantity("count", 1_234_567) == GROUP_SEPARATOR.join(("1", "234", "567"))
 
 
 @pytest.mark.parametrize(
@@ -141,18 +138,18 @@ def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None
     assert format_duration(seconds) == text
 
 
-def test_a_rate_says_of_what() -> None:
-    assert format_rate(154.96, "samples") == "155 samples/s"
-    assert format_rate(2.5e6, "tokens") == "2.50 M tokens/s"
-    assert format_ratio(1.9236) == "1.92"
+def test_a_rate_has_a_prefix_and_a_ratio_none() -> None:
+    assert format_quantity("rate", 154.96) == "155"
+    assert format_quantity("rate", 2.5e6) == "2.50 M"
+    assert format_quantity("ratio", 1.9236) == "1.92"
 
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
 def test_unknown_is_a_dash_everywhere(unknown: float | None) -> None:
-    for write in (format_seconds, format_bytes, format_ratio, format_share, format_duration):
+    for write in (format_seconds, format_bytes, format_share, format_duration):
         assert write(unknown) == UNKNOWN
-    assert format_rate(unknown, "samples") == UNKNOWN
-    assert format_count(None) == UNKNOWN
+    for quantity in get_args(Quantity):
+        assert format_quantity(quantity, unknown) == UNKNOWN
     assert format_estimate(None, choose_unit("seconds", [])) == UNKNOWN
 
 

@@ -101,6 +101,13 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def count_cores() -> int:
+    """How many cores' worth of time this process may use: a control group's quota can allow fewer than it sees."""
+    quota = read_cpu_quota()
+    seen = len(usable_cores())
+    return seen if quota is None else max(1, min(seen, int(quota)))
+
+
 def read_load_average() -> float | None:
     """How many processes wanted to run, averaged over the last minute."""
     try:

@@ -16,13 +16,11 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.scheduler import Event, Listener, run_trials
 from scalelab.report.document import Caution, Document
 from scalelab.report.exports import render_json
-from scalelab.store import RunStore
+from scalelab.store import RUNS_DIR, RunStore
 from scalelab.studies.catalogue import find_study
 from scalelab.studies.study import Study
 from scalelab.trial import Status, TrialResult, from_builtins, to_builtins
 from scalelab.units import format_bytes
-
-RUNS_DIR = Path("runs")
 
 
 def run_study(

@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
     """Turn a full disk or a missing permission into an error that names the place and the next step."""
     try:
         yield
@@ -60,7 +60,7 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"no space left for {path} ({free} bytes free): free some, then 'scalelab resume' goes on from here"
             ) from error
         if error.errno in UNWRITABLE:
-            raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another --runs-dir") from error
+            raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another {flag}") from error
         raise
 
 

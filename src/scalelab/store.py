@@ -34,6 +34,9 @@ from scalelab.files import read_json, storage_errors, write_atomically, write_js
 from scalelab.samples import read_samples, render_samples, sha256_of
 from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
 
+RUNS_DIR = Path("runs")
+"""Where runs are kept unless told otherwise."""
+
 T = TypeVar("T")
 
 
@@ -48,6 +51,8 @@ class RunRecord:
     version: str
     created_at: str
     """UTC, ISO 8601, to the microsecond."""
+    workload_sha256: str | None = None
+    """Of the user's own workload file when the run began; None for a built-in workload."""
     trials: tuple[str, ...]
     """Names of the planned trials, in the order in which they run."""
     schema_version: int = SCHEMA_VERSION
@@ -81,6 +86,7 @@ class RunStore:
             command=tuple(command),
             version=environment.scalelab,
             created_at=now.isoformat(),
+            workload_sha256=hash_workload(trials[0].workload),
             trials=tuple(trial.name for trial in trials),
         )
         with storage_errors(runs_dir):
@@ -197,6 +203,14 @@ class RunStore:
 
     def is_running(self) -> bool:
         return find_holder(self.path / "running.json") is not None
+
+
+def hash_workload(workload: str) -> str | None:
+    """The checksum of the user's own file; None for a built-in workload and for a file that is gone."""
+    try:
+        return sha256_of(Path(workload.rpartition(":")[0]).read_bytes()) if ":" in workload else None
+    except OSError:
+        return None
 
 
 def find_runs(runs_dir: Path) -> list[Path]:

@@ -219,22 +219,6 @@ def format_bytes(num_bytes: float | None) -> str:
     return format_quantity("bytes", num_bytes)
 
 
-def format_rate(per_second: float | None, what: str) -> str:
-    """A rate of something: "155 samples/s"."""
-    text = format_quantity("rate", per_second)
-    return text if text == UNKNOWN else f"{text} {what}/s"
-
-
-def format_ratio(ratio: float | None) -> str:
-    """A bare ratio: "1.92"."""
-    return format_quantity("ratio", ratio)
-
-
-def format_count(count: int | None) -> str:
-    """A whole number, its thousands grouped from five digits on."""
-    return format_quantity("count", count)
-
-
 def format_share(share: float | None) -> str:
     """A ratio in percent, for a sentence: "96 %", and below ten percent with two digits, "3.1 %"."""
     if share is None or not math.isfinite(share):

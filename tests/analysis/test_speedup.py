@@ -13,8 +13,6 @@ from scalelab.analysis.speedup import (
     communication_by_subtraction,
     estimate_scaled_speedup,
     estimate_speedup,
-    estimate_strong_efficiency,
-    estimate_weak_efficiency,
     karp_flatt,
 )
 from tests.analysis.noise import simulate_pair
@@ -27,16 +25,7 @@ def test_half_the_time_is_twice_the_speed() -> None:
     assert estimate_speedup(ONE, HALF).value == pytest.approx(2.0)
 
 
-def test_perfect_scaling_is_fully_efficient() -> None:
-    assert estimate_strong_efficiency(ONE, HALF, 2).value == pytest.approx(1.0)
-
-
-def test_efficiency_counts_from_the_ranks_of_the_base() -> None:
-    assert estimate_strong_efficiency(ONE, HALF, 4, base_ranks=2).value == pytest.approx(1.0)
-
-
-def test_the_same_time_for_more_work_is_fully_efficient() -> None:
-    assert estimate_weak_efficiency(ONE, ONE).value == pytest.approx(1.0)
+def test_the_same_time_for_eight_times_the_work_is_eight_times_the_speed() -> None:
     assert estimate_scaled_speedup(ONE, ONE, 8).value == pytest.approx(8.0)
 
 

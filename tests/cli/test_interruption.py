@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,9 @@ from tests.cli.commands import QUICK, finished_trials, scalelab, start_scalelab,
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-LONG = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "12"]
+STUDY = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds"]
+"""Three trials in every round; how many rounds is left open."""
+LONG = [*STUDY, "12"]
 
 
 def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, str]:
@@ -54,8 +55,7 @@ def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how:
 
 
 def test_two_runs_started_in_the_same_second_do_not_touch_each_other(tmp_path: Path) -> None:
-    short = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "2"]
-    commands = [start_scalelab(*short, cwd=tmp_path) for _ in range(2)]
+    commands = [start_scalelab(*STUDY, "2", cwd=tmp_path) for _ in range(2)]
     outputs = [command.communicate(timeout=120) for command in commands]
     assert [command.returncode for command in commands] == [0, 0], outputs
     runs = list((tmp_path / "runs").iterdir())
@@ -64,7 +64,8 @@ def test_two_runs_started_in_the_same_second_do_not_touch_each_other(tmp_path: P
 
 
 def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
-    command = start_scalelab(*LONG, cwd=tmp_path)
+    # Long enough to outlive the two commands on any machine; it is interrupted after them.
+    command = start_scalelab(*STUDY, "200", cwd=tmp_path)
     try:
         wait_until(lambda: bool(finished_trials(tmp_path / "runs")))
         refused = scalelab("resume", "last", cwd=tmp_path)
@@ -77,23 +78,16 @@ def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
     assert "running" in listed.stdout
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for a few trials."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small tmpfs needs root and mount")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(tmp_path: Path, small_disk: Path) -> None:
-    short = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "4"]
+def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(
+    tmp_path: Path, make_small_disk: Callable[[int], Path]
+) -> None:
+    # In pages: three for the run, one for each of 12 planned trials, three for the ranks' files while they run, and
+    # two for each trial that is done. There is room for about four of them.
+    num_pages, num_free = 100, 3 + 12 + 3 + 4 * 2
+    small_disk = make_small_disk(num_pages * mmap.PAGESIZE)
     ballast = small_disk / "ballast"
-    ballast.write_bytes(b"x" * 250_000)
-    full = scalelab(*short, "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    ballast.write_bytes(bytes((num_pages - num_free) * mmap.PAGESIZE))
+    full = scalelab(*STUDY, "4", "--runs-dir", small_disk / "runs", cwd=tmp_path)
     assert full.returncode == 1, full.stdout
     assert "resume" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr

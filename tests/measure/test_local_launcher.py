@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import socket
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from scalelab.environment import usable_cores
 from scalelab.errors import LaunchFailed
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.trial import PHASES, Status, StepKind, StepPlan
-from tests.measure.trials import SHORT_PLAN, launch, make_trial, write_workload
+from tests.measure.trials import SHORT_PLAN, launch, make_trial, write_step_workload, write_workload
 
 pytestmark = pytest.mark.ranks
 
@@ -114,19 +114,17 @@ def test_more_ranks_than_cores_run(launcher: LocalLauncher, tmp_path: Path) -> N
     assert len({sample.rank for sample in result.samples}) == many
 
 
-def test_everything_listens_on_loopback_only(launcher: LocalLauncher, tmp_path: Path) -> None:
-    spec = write_workload(
-        tmp_path,
-        """
-        import psutil
-        if rank == 0:
-            listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
-            print("listening", sorted(set(listening)))
-        """,
+@pytest.mark.parametrize("rank", [0, 1])
+def test_everything_listens_on_loopback_only(launcher: LocalLauncher, tmp_path: Path, rank: int) -> None:
+    look = (
+        "import psutil; connections = psutil.Process().net_connections('inet');"
+        " print('listening', sorted({c.laddr.ip for c in connections if c.status == 'LISTEN'}))"
     )
+    # Every connection stands at a training step; in build() there is none between the ranks yet.
+    spec = write_step_workload(tmp_path, look, rank=rank, step=3)
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
     assert result.status is Status.COMPLETED, result.reason
-    assert "listening ['127.0.0.1']" in (tmp_path / "t/rank0.log").read_text()
+    assert "listening ['127.0.0.1']" in (tmp_path / f"t/rank{rank}.log").read_text()
 
 
 def test_a_profiled_block_leaves_one_trace_per_rank(launcher: LocalLauncher, tmp_path: Path) -> None:
@@ -147,11 +145,24 @@ def test_a_port_in_use_is_named_and_any_free_one_is_the_default(launcher: LocalL
 def test_a_chosen_port_is_used(launcher: LocalLauncher, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    assert launch(launcher, make_trial(port=port), tmp_path).status is Status.COMPLETED
+    look = (
+        "import psutil; connections = psutil.Process().net_connections('inet');"
+        " print('ports', sorted({c.raddr.port for c in connections if c.status == 'ESTABLISHED'}))"
+    )
+    spec = write_step_workload(tmp_path, look, rank=1, step=3)
+    result = launch(launcher, make_trial(workload=spec, port=port), tmp_path / "t")
+    assert result.status is Status.COMPLETED, result.reason
+    ports = re.search(r"ports \[(.*)\]", (tmp_path / "t/rank1.log").read_text())
+    assert ports is not None
+    assert str(port) in ports[1].split(", ")
 
 
 def test_closing_ends_the_server(tmp_path: Path) -> None:
+    # The launcher that the tests share may be running too.
+    before = psutil.Process().children(recursive=True)
     with LocalLauncher() as own:
         assert launch(own, make_trial(), tmp_path).status is Status.COMPLETED
-        assert psutil.Process().children(recursive=True)
-    assert os.getpid() == psutil.Process().pid
+        family = [child for child in psutil.Process().children(recursive=True) if child not in before]
+        assert family, "the ranks' server should be running"
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, f"left behind: {alive}"

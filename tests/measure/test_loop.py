@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import torch._dynamo  # what torch.optim loads at its first use; it sets an environment variable
 from torch import nn
 
+from scalelab.measure.batches import BatchStream
 from scalelab.measure.loop import run_block, run_clean_steps, run_comm_free_steps, run_phase_steps
-from scalelab.measure.training import BatchStream, Training, as_loss
+from scalelab.measure.training import Training, as_loss
 from scalelab.trial import PHASES, Block, StepKind, StepPlan, StepSample
 
 NUM_BATCHES = 3
@@ -54,8 +56,15 @@ def train_by_hand(num_steps: int) -> tuple[dict[str, Any], list[float]]:
 def run_plan(training: Training, blocks: list[Block], trace: Path) -> list[StepSample]:
     samples: list[StepSample] = []
     for block in blocks:
-        samples += run_block(training, block, 0, len(samples), trace)
+        run_block(training, block, 0, trace, samples)
     return samples
+
+
+def play_block(training: Training, block: Block, rank: int, first_step: int, trace: Path) -> list[StepSample]:
+    """The samples of one block that comes after others."""
+    samples = [StepSample(rank, first_step - 1, StepKind.CLEAN, 0.0, 1.0)]
+    run_block(training, block, rank, trace, samples)
+    return samples[1:]
 
 
 def check_equal(model: nn.Module, expected: dict[str, Any]) -> None:
@@ -68,7 +77,8 @@ def check_equal(model: nn.Module, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("run", [run_clean_steps, run_phase_steps])
 def test_the_timed_loop_trains_bit_for_bit_as_one_written_by_hand(run: Any) -> None:
     training = make_training()
-    raw = run(training, 7)
+    raw: list[tuple[float, ...]] = []
+    run(training, 7, raw)
     expected, losses = train_by_hand(7)
     check_equal(training.model, expected)
     assert [float(readings[-1]) for readings in raw] == losses
@@ -87,10 +97,11 @@ def test_all_kinds_of_steps_but_comm_free_ones_are_one_training(tmp_path: Path) 
 
 def test_a_comm_free_block_leaves_no_trace_in_the_training() -> None:
     training = make_training()
-    run_clean_steps(training, 4)
+    run_clean_steps(training, 4, [])
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     random = torch.get_rng_state()
-    raw = run_comm_free_steps(training, 5)
+    raw: list[tuple[float, ...]] = []
+    run_comm_free_steps(training, 5, raw)
     assert len(raw) == 5
     check_equal(training.model, before)
     assert torch.equal(torch.get_rng_state(), random)
@@ -127,13 +138,13 @@ def test_comm_free_steps_ask_the_model_not_to_exchange_gradients() -> None:
         batches=BatchStream([(torch.ones(2, 4), torch.ones(2, 1))], None, 2),
         synchronize=lambda: None,
     )
-    run_comm_free_steps(training, 2)
-    run_clean_steps(training, 1)
+    run_comm_free_steps(training, 2, [])
+    run_clean_steps(training, 1, [])
     assert Replica.seen == [True, True, True, False]
 
 
 def test_samples_are_numbered_on_and_carry_their_rank_and_kind(tmp_path: Path) -> None:
-    samples = run_block(make_training(), Block(StepKind.SETTLE, 3), 2, 10, tmp_path)
+    samples = play_block(make_training(), Block(StepKind.SETTLE, 3), 2, 10, tmp_path)
     assert [(s.rank, s.step, s.kind) for s in samples] == [(2, step, StepKind.SETTLE) for step in (10, 11, 12)]
     starts = [s.start_seconds for s in samples]
     assert starts == sorted(starts)
@@ -143,7 +154,7 @@ def test_samples_are_numbered_on_and_carry_their_rank_and_kind(tmp_path: Path) -
 def test_phases_are_timed_only_in_their_own_steps_and_sum_to_the_step(tmp_path: Path) -> None:
     training = make_training()
     clean, timed = (
-        run_block(training, Block(kind, 1), 0, 0, tmp_path)[0] for kind in (StepKind.CLEAN, StepKind.PHASES)
+        play_block(training, Block(kind, 1), 0, 0, tmp_path)[0] for kind in (StepKind.CLEAN, StepKind.PHASES)
     )
     assert [getattr(clean, f"{phase}_seconds") for phase in PHASES] == [None] * 4
     parts = [getattr(timed, f"{phase}_seconds") for phase in PHASES]
@@ -154,13 +165,13 @@ def test_phases_are_timed_only_in_their_own_steps_and_sum_to_the_step(tmp_path: 
 @pytest.mark.parametrize(("kind", "per_step"), [(StepKind.CLEAN, 2), (StepKind.PHASES, 5)])
 def test_the_device_is_waited_for_at_every_edge_of_what_is_timed(tmp_path: Path, kind: StepKind, per_step: int) -> None:
     waits: list[str] = []
-    run_block(make_training(waits), Block(kind, 3), 0, 0, tmp_path)
+    play_block(make_training(waits), Block(kind, 3), 0, 0, tmp_path)
     assert len(waits) == 3 * per_step
 
 
 def test_a_profiled_block_leaves_a_trace_of_its_steps(tmp_path: Path) -> None:
     trace = tmp_path / "trace" / "rank0.json.gz"
-    samples = run_block(make_training(), Block(StepKind.PROFILED, 2), 0, 0, trace)
+    samples = play_block(make_training(), Block(StepKind.PROFILED, 2), 0, 0, trace)
     assert len(samples) == 2
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "aten::mse_loss" for event in events) == 2
@@ -170,6 +181,15 @@ def test_a_loss_that_is_not_finite_is_recorded_as_it_is(tmp_path: Path) -> None:
     training = make_training()
     with torch.no_grad():
         next(training.model.parameters()).fill_(float("inf"))
-    (sample,) = run_block(training, Block(StepKind.CLEAN, 1), 0, 0, tmp_path)
+    (sample,) = play_block(training, Block(StepKind.CLEAN, 1), 0, 0, tmp_path)
     assert sample.loss is not None
     assert math.isnan(sample.loss)
+
+
+def test_steps_before_an_error_are_kept(tmp_path: Path) -> None:
+    training = make_training()
+    stream = iter([next(training.batches) for _ in range(2)])
+    samples: list[StepSample] = []
+    with pytest.raises(StopIteration):
+        run_block(replace(training, batches=stream), Block(StepKind.CLEAN, 5), 0, tmp_path, samples)
+    assert [sample.step for sample in samples] == [0, 1]

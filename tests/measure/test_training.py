@@ -12,15 +12,9 @@ import torch._dynamo  # what torch.optim loads at its first use; it sets an envi
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.measure.training import (
-    BatchStream,
-    SavedState,
-    Training,
-    as_loss,
-    build_training,
-    count_samples,
-    make_mover,
-)
+from scalelab.measure.batches import BatchStream, could_hold, count_samples, make_mover
+from scalelab.measure.state import SavedState
+from scalelab.measure.training import Training, as_loss, build_training
 from scalelab.trial import Trial
 from tests.records import make_record
 
@@ -252,3 +246,42 @@ def test_a_trial_of_an_own_optimizer_default_is_adam() -> None:
     assert isinstance(
         build_training(Trial(configuration="a", workload="gpt", global_batch=1), 0, CPU).optimizer, torch.optim.AdamW
     )
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_right"),
+    [
+        (torch.ones(8, 3), True),
+        (torch.ones(7, 8), False),
+        (torch.ones(35, 8, 16), True),
+        ((torch.ones(35, 8, 16), torch.ones(35, 8)), True),
+        ([torch.ones(3, 32, 32)] * 8, True),
+        ({"inputs": torch.ones(8, 3), "targets": torch.ones(8)}, True),
+        ({"inputs": torch.ones(6, 3)}, False),
+        (["a text"] * 3, True),
+    ],
+)
+def test_a_batch_may_have_its_samples_second_or_in_a_list(batch: Any, is_right: bool) -> None:
+    assert could_hold(batch, 8) is is_right
+
+
+def test_a_smaller_last_batch_of_an_epoch_is_refused() -> None:
+    stream = BatchStream([torch.ones(4, 2), torch.ones(4, 2), torch.ones(3, 2)], None, 4)
+    take(stream, 3)
+    with pytest.raises(UsageError, match=r"a batch of 3 samples where .* drop_last=True"):
+        next(stream)
+
+
+def test_a_state_that_does_not_fit_into_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    training = build()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", refuse)
+        assert SavedState.copy_of(training) is None
+    assert SavedState.copy_of(training) is not None
+
+
+def test_a_model_is_trained_even_if_build_left_it_in_evaluation_mode() -> None:
+    assert build().model.training

@@ -70,6 +70,13 @@ def test_unknown_is_empty_in_csv() -> None:
     assert [line["value"] for line in export_table(table)] == ["", "", ""]
 
 
+def test_a_table_without_a_title_is_named_by_its_section() -> None:
+    table = Table(columns=(Column(key="a", header="a"),), rows=(make_row(True),))
+    sections = (Section(tables=(table,)), Section(heading="Laws of scaling", tables=(table,)))
+    document = Document(title="Strong scaling", sections=sections)
+    assert [line["table"] for line in read_lines(document)] == ["Strong scaling", "Laws of scaling"]
+
+
 def test_tables_of_the_same_title_have_different_names() -> None:
     table = Table(columns=(Column(key="a", header="a"),), rows=(make_row(True),))
     document = Document(title="Document", sections=(Section(tables=(table, table)),))

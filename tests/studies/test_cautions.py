@@ -143,7 +143,7 @@ def test_launches_that_never_settle_ask_for_more_steps() -> None:
 
 def test_a_warm_up_that_is_given_is_taken_as_it_is() -> None:
     results = [slow_down(result, lambda s: 5.0 if s.step < 25 else 1.0) for result in play()]
-    assert not any("warming up" in message for message in warn(results, warmup=5))
+    assert not any("have not settled" in message for message in warn(results, warmup=5))
 
 
 def fail(status: Status) -> Caution:
@@ -156,7 +156,7 @@ def fail(status: Status) -> Caution:
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
-        (Status.OUT_OF_MEMORY, "--memory-limit"),
+        (Status.OUT_OF_MEMORY, "more memory"),
         (Status.TIMED_OUT, "--timeout"),
         (Status.INVALID, "correct the workload"),
         (Status.CRASHED, "rank*.log in trials/ddp-2-r1"),

@@ -9,8 +9,7 @@ too. By ablation it is the part of the step that vanishes when the gradient exch
 communication that is hidden behind computation does not count, and that is the number that an optimisation
 of it could win.
 
-All of them are compared round by round (`stats.py`), so their intervals hold on a machine that drifts. The
-base need not be one rank: `base_ranks` says how many it had.
+All of them are compared round by round (`stats.py`), so their intervals hold on a machine that drifts.
 """
 
 from __future__ import annotations
@@ -36,20 +35,10 @@ def estimate_speedup(base: Rounds, rounds: Rounds) -> Estimate:
     return estimate_ratio(base, rounds)
 
 
-def estimate_strong_efficiency(base: Rounds, rounds: Rounds, num_ranks: int, base_ranks: int = 1) -> Estimate:
-    """The speedup over the base per rank that was added: S · N₀ / N."""
-    return estimate_ratio(base, rounds).map(lambda speedup: speedup * base_ranks / num_ranks)
-
-
-def estimate_weak_efficiency(base: Rounds, rounds: Rounds) -> Estimate:
-    """How much of the base's speed per rank is left when the work grows with the ranks: T₁ / T_N."""
-    return estimate_ratio(base, rounds)
-
-
-def estimate_scaled_speedup(base: Rounds, rounds: Rounds, num_ranks: int, base_ranks: int = 1) -> Estimate:
+def estimate_scaled_speedup(base: Rounds, rounds: Rounds, num_ranks: int) -> Estimate:
     """How many times the base's work per second is done when the work grows with the ranks (Gustafson
     1988)."""
-    return estimate_ratio(base, rounds).map(lambda ratio: ratio * num_ranks / base_ranks)
+    return estimate_ratio(base, rounds).map(lambda ratio: ratio * num_ranks)
 
 
 def karp_flatt(speedup: Estimate, num_ranks: int) -> Estimate | None:
@@ -63,11 +52,9 @@ def karp_flatt(speedup: Estimate, num_ranks: int) -> Estimate | None:
     return speedup.map(lambda ratio: (1 / ratio - 1 / num_ranks) / (1 - 1 / num_ranks))
 
 
-def communication_by_subtraction(
-    base: Rounds, rounds: Rounds, num_ranks: int, base_ranks: int = 1, *, is_weak: bool = False
-) -> Estimate:
+def communication_by_subtraction(base: Rounds, rounds: Rounds, num_ranks: int, *, is_weak: bool = False) -> Estimate:
     """The seconds by which a step is longer than its ideal: T_N − T₁ / N, or T_N − T₁ under weak scaling."""
-    ideal_ratio = 1.0 if is_weak else base_ranks / num_ranks
+    ideal_ratio = 1.0 if is_weak else 1 / num_ranks
     ideal = [[seconds * ideal_ratio for seconds in steps] for steps in base]
     return estimate_difference(rounds, ideal)
 

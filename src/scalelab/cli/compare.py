@@ -11,8 +11,7 @@ import tyro
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
-from scalelab.experiment import RUNS_DIR
-from scalelab.store import RunStore, open_run
+from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.arms import group_arms
 from scalelab.studies.comparison import RunSide, compare_runs
 from scalelab.trial import to_builtins
@@ -42,7 +41,12 @@ def main(args: Sequence[str]) -> int:
 
 def read_side(store: RunStore) -> RunSide:
     """A run as the comparison takes it."""
-    results, _ = store.results()
+    results, damaged = store.results()
     sampling = store.record.fields.get("sampling", {})
     warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
-    return RunSide(name=store.name, arms=group_arms(results, warmup), environment=to_builtins(store.environment()))
+    return RunSide(
+        name=store.name,
+        arms=group_arms(results, warmup),
+        environment=to_builtins(store.environment()) | {"workload sha256": store.record.workload_sha256},
+        damaged=tuple(str(error) for error in damaged),
+    )

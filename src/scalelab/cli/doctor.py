@@ -21,10 +21,10 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.environment import Environment, read_cpu_quota, read_environment
 from scalelab.errors import ScalelabError
-from scalelab.experiment import RUNS_DIR
 from scalelab.files import write_json
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.store import RUNS_DIR
 from scalelab.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_seconds, format_share
 

@@ -9,7 +9,7 @@ from scalelab.cli.progress import ProgressReporter
 from scalelab.experiment import execute_run
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.report.document import Document
-from scalelab.store import RunStore
+from scalelab.store import RUNS_DIR, RunStore, find_runs
 from scalelab.trial import Status
 
 
@@ -19,10 +19,15 @@ def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> i
         with ProgressReporter() as progress:
             document = execute_run(store, launcher, progress)
     except KeyboardInterrupt:
-        message = f"Interrupted; what was measured is kept  ·  scalelab resume {store.name}"
+        message = f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
         return 130
     return report_run(store, document, output)
+
+
+def refer_to(store: RunStore) -> str:
+    """What to call a run in a command: `last` where that is it, its path otherwise."""
+    return "last" if find_runs(RUNS_DIR)[-1:] == [store.path] else str(store.path)
 
 
 def report_run(store: RunStore, document: Document, output: Output) -> int:
@@ -34,5 +39,5 @@ def report_run(store: RunStore, document: Document, output: Output) -> int:
     if traceback:
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
-    print(f"\nSaved to {store.path}  ·  scalelab show last --markdown report.md", file=stream)
+    print(f"\nSaved to {store.path}  ·  scalelab show {refer_to(store)} --markdown report.md", file=stream)
     return 3 if failed else 0

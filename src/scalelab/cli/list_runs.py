@@ -14,14 +14,15 @@ from scalelab.cli.console import OutputConsole
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import StoreError
-from scalelab.store import RunStore, find_runs
+from scalelab.store import RUNS_DIR, RunStore, find_runs
+from scalelab.trial import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListRuns:
     """The runs there are, newest last."""
 
-    runs_dir: RunsDir = Path("runs")
+    runs_dir: RunsDir = RUNS_DIR
     limit: int = 20
     """How many of the newest runs to list; 0: all."""
     json: bool = False
@@ -42,6 +43,7 @@ class RunLine:
 
 def main(args: Sequence[str]) -> int:
     wanted = parse_flags(ListRuns, args, "list")
+    check_at_least("limit", wanted.limit, 0)
     paths = find_runs(wanted.runs_dir)
     shown = paths[-wanted.limit :] if wanted.limit else paths
     lines = [describe_run(path) for path in shown]

@@ -44,20 +44,29 @@ def make_options_class(workload: str) -> tuple[type[Any], bool]:
     return made, found.takes_any_option
 
 
+def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -> None:
+    """Refuse a parameter of `build` that a flag of the study is called by."""
+    for field in dataclasses.fields(options_class):
+        if field.name in taken:
+            flag = f"--{field.name.replace('_', '-')}"
+            clash = f"its parameter {field.name!r} would be {flag}, which is a flag of the study"
+            raise UsageError(f"--workload {workload}: {clash}: rename it")
+
+
 def explain_unknown_flag(flag: str, command: type[Any], help_command: str) -> str:
     """What is wrong with a flag that nothing takes, and which one may have been meant."""
-    known = [f"--{name.replace('_', '-')}" for name in _list_fields(command)]
+    known = [f"--{name.replace('_', '-')}" for name in list_fields(command)]
     close = difflib.get_close_matches(flag, known, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
     return f"unknown option {flag}.{guess} See {help_command}"
 
 
-def _list_fields(kind: Any) -> list[str]:
+def list_fields(kind: Any) -> list[str]:
     """The names of all fields of a dataclass and of the dataclasses in it."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
         if typing.get_origin(hint) is not typing.ClassVar:
-            names += _list_fields(hint) if dataclasses.is_dataclass(hint) else [name]
+            names += list_fields(hint) if dataclasses.is_dataclass(hint) else [name]
     return names
 
 

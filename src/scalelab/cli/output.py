@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Annotated
 import tyro
 
 from scalelab.cli.console import OutputConsole
-from scalelab.errors import UsageError
+from scalelab.errors import NotWritable, UsageError
 from scalelab.files import storage_errors, write_atomically
 from scalelab.report.document import Document
 from scalelab.report.exports import render_csv, render_json
@@ -57,8 +59,7 @@ class Output:
             if target != "-" and Path(target).is_dir():
                 raise UsageError(f"{flag} {target} is a directory: give the name of a file in it")
             if target != "-":
-                with storage_errors(Path(target)):
-                    Path(target).parent.mkdir(parents=True, exist_ok=True)
+                check_writable(Path(target), flag)
 
 
 def write_outputs(document: Document, output: Output) -> None:
@@ -68,8 +69,27 @@ def write_outputs(document: Document, output: Output) -> None:
         sys.stdout.write(to_stdout[0](document))
     else:
         render_terminal(document, OutputConsole())
-    for target, render in output.wanted.values():
+    for flag, (target, render) in output.wanted.items():
         if target != "-":
-            with storage_errors(Path(target)):
-                write_atomically(Path(target), render(document))
+            write_target(Path(target), render(document), flag)
             print(f"Wrote {target}", file=sys.stderr)  # noqa: T201
+
+
+def write_target(path: Path, text: str, flag: str) -> None:
+    """Write a file whole or not at all; what is no ordinary file, such as a pipe or a device, is written into."""
+    place = path.resolve()
+    with storage_errors(path, flag):
+        if place.exists() and not place.is_file():
+            place.open("w", encoding="utf-8").write(text)
+        else:
+            write_atomically(place, text)
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Refuse a target before anything is measured for it."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise NotWritable(f"{flag} {path} cannot be written: choose another place")
+    if not path.exists() or path.is_file():
+        with storage_errors(path, flag):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()

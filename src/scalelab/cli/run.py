@@ -12,13 +12,20 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.cli.finish import measure_and_report
-from scalelab.cli.flags import CONFIG
-from scalelab.cli.options import explain_unknown_flag, find_flag_value, make_options_class, read_options
+from scalelab.cli.flags import parse_known_flags
+from scalelab.cli.options import (
+    check_names,
+    explain_unknown_flag,
+    find_flag_value,
+    list_fields,
+    make_options_class,
+    read_options,
+)
 from scalelab.cli.output import Output, RunsDir
 from scalelab.errors import UsageError
-from scalelab.experiment import RUNS_DIR, start_run
+from scalelab.experiment import start_run
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.store import find_runs
+from scalelab.store import RUNS_DIR, find_runs
 from scalelab.studies.catalogue import STUDIES, find_study
 from scalelab.studies.expectation import expect_seconds, render_plan
 from scalelab.studies.study import Study
@@ -59,16 +66,10 @@ def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
     default: str = kind().job.workload
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
+    check_names(options_class, [*list_fields(kind), *list_fields(Execution)], workload)
     command = make_command_class(kind, options_class, workload)
-    parse: Any = tyro.cli
-    answer, extra = parse(
-        command,
-        args=args,
-        prog=f"scalelab run {name}",
-        description=f"{kind.question}\n\n{kind.__doc__}",
-        config=CONFIG,
-        return_unknown_args=True,
-    )
+    description = f"{kind.question}\n\n{kind.__doc__}"
+    answer, extra = parse_known_flags(command, args, f"run {name}", description)
     if extra and not takes_any_option:
         raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab run {name} --workload {workload} --help"))
     options = read_options(answer.options, extra)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.errors import DamagedRun
 from scalelab.report.document import Document, read_document
-from scalelab.store import RunStore, open_run
+from scalelab.store import RUNS_DIR, RunStore, open_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Show:
 
     run: Annotated[str, tyro.conf.Positional] = "last"
     """Its name, the beginning of its name, its path, or last."""
-    runs_dir: RunsDir = Path("runs")
+    runs_dir: RunsDir = RUNS_DIR
     refresh: bool = False
     """Derive the answer again from the raw samples."""
     output: Output = field(default_factory=Output)
@@ -39,7 +39,10 @@ def read_answer(store: RunStore, *, refresh: bool) -> Document:
     """The stored document; derived from the samples when there is none yet, or when asked to."""
     text = None if refresh else store.read_document_text()
     if text is not None:
-        return read_document(text)
+        try:
+            return read_document(text)
+        except DamagedRun as error:
+            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh derives it again") from error
     from scalelab.experiment import conclude_run  # loads the analysis: only when it is needed
 
     return conclude_run(store)

@@ -3,7 +3,8 @@
 A shape error is not an out-of-memory error, and a rank that lost its peer is not the cause. The rules:
 
 - memory: the allocator's own words, `MemoryError`, or CUDA's class, and nothing else;
-- a lost peer: the process group's error classes or its transport's words; another rank is to blame;
+- a lost peer: the words of the process group's transport; another rank is to blame;
+- a parameter without a gradient under DDP: `invalid`, whatever the step, for it needs a second step to show;
 - any other error before a first step has been completed, and any that we raise ourselves: `invalid`, it would fail
   the same way again;
 - any other error later: `crashed`.
@@ -23,11 +24,15 @@ from scalelab.errors import ScalelabError, UsageError
 from scalelab.trial import Status
 
 MEMORY_WORDS = re.compile(
-    r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|CUDA out of memory|[Cc]annot allocate memory"
+    r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|[Cc]annot allocate memory"
+    r"|CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|NCCL.*out of memory"
 )
 PEER_WORDS = re.compile(
-    r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|NCCL error|remote process exited"
+    r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|remote process exited"
+    r"|NCCL communicator was aborted"
 )
+UNUSED_WORDS = "Expected to have finished reduction"
+OUR_DIRECTORY = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,9 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
     if is_lost_peer(error):
         reason = f"rank {rank} lost another rank: {words}"
         return Failure(status=Status.CRASHED, reason=reason, is_lost_peer=True)
+    if UNUSED_WORDS in str(error):
+        words = "some parameters get no gradient, which ddp cannot train: use them, or freeze them"
+        return Failure(status=Status.INVALID, reason=f"{words} (requires_grad_(False))")
     if num_steps_done == 0 or isinstance(error, UsageError):
         return Failure(status=Status.INVALID, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
@@ -63,16 +71,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    if isinstance(error, torch.distributed.DistBackendError | torch.distributed.DistNetworkError):
+    if isinstance(error, torch.distributed.DistNetworkError):
         return True
     return isinstance(error, RuntimeError) and PEER_WORDS.search(str(error)) is not None
 
 
 def describe(error: BaseException) -> str:
     """The error in one line: our own as they are, others with their class."""
-    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first_line = lines[0] if lines else ""
     if isinstance(error, ScalelabError):
         return first_line
+    if re.match(r"Caught .* in DataLoader worker", first_line):
+        return f"{lines[-1]} (in a DataLoader worker)"
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
@@ -86,7 +97,11 @@ def format_own_frames(error: BaseException, workload: str) -> str:
     home = Path(workload.rpartition(":")[0]).resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
     files = [Path(frame.filename) for frame in frames]
-    own = [i for i, file in enumerate(files) if file.is_relative_to(home) and "site-packages" not in file.parts]
+    own = [
+        i
+        for i, file in enumerate(files)
+        if file.is_relative_to(home) and "site-packages" not in file.parts and not file.is_relative_to(OUR_DIRECTORY)
+    ]
     if not own:
         return ""
     lines = ["Traceback (most recent call last):\n"]

@@ -1,7 +1,7 @@
 """A process that has imported torch once and forks ranks from then on: a trial starts in a tenth of a second.
 
-Run as `python -m scalelab.measure.forkserver` by the local launcher. It reads one JSON request per line and answers
-with events of one line each:
+Run as `python -m scalelab.measure.forkserver` by the local launcher. It reads one JSON request per line and answers,
+over a pipe of its own that nothing else prints to, with events of one line each:
 
     {"launch": {...}}            ->  {"launched": {"pids": [...]}} or {"refused": "why"}
                                      {"exited": {"pid": …, "code": …}} as each rank ends
@@ -34,6 +34,7 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
+from scalelab.measure.agreement import log_file
 from scalelab.measure.worker import Assignment, run_rank
 
 PR_SET_PDEATHSIG = 1
@@ -100,13 +101,14 @@ class ForkServer:
         self._send({"launched": {"pids": pids}})
 
     def _fork(self, assignment: Assignment) -> int:
+        server = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
             os.close(self._events.fileno())
-            become_rank(assignment)
+            become_rank(assignment, server)
             code = run_rank(assignment)
             sys.stdout.flush()
         except BaseException:  # noqa: BLE001 - the child must never return into the server
@@ -127,15 +129,16 @@ class ForkServer:
     def _kill_children(self) -> None:
         for pid in self._children:
             kill_group(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
 
     def _send(self, event: dict[str, Any]) -> None:
         self._events.write(json.dumps(event) + "\n")
         self._events.flush()
 
 
-def become_rank(assignment: Assignment) -> None:
+def become_rank(assignment: Assignment, server: int) -> None:
     """Leave the server behind: own process group, own log, default signals, death with the server."""
-    server = os.getppid()
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -146,11 +149,7 @@ def become_rank(assignment: Assignment) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log = os.open(
-        Path(assignment.directory) / f"rank{assignment.rank}.log",
-        os.O_CREAT | os.O_WRONLY | os.O_APPEND,
-        0o644,
-    )
+    log = os.open(log_file(Path(assignment.directory), assignment.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
@@ -174,14 +173,12 @@ def kill_group(pid: int) -> None:
         return
 
 
-def main() -> None:
-    """Keep the pipe to the parent for events; whatever else prints goes to the standard error."""
-    events = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def main(events_fd: str) -> None:
+    """Serve over the standard input and the pipe that the parent handed over."""
     gc.collect()
     gc.freeze()
-    ForkServer(0, events).serve()
+    ForkServer(0, os.fdopen(int(events_fd), "w")).serve()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

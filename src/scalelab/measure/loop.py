@@ -21,31 +21,36 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+import torch.distributed as dist
 
-from scalelab.measure.training import SavedState, Training
+from scalelab.measure.state import SavedState
+from scalelab.measure.training import Training
 from scalelab.trial import Block, StepKind, StepSample
 
 RawStep = tuple[float, ...]
 """The clock readings of a step, first to last, and then its loss."""
 
 
-def run_block(training: Training, block: Block, rank: int, first_step: int, trace: Path) -> list[StepSample]:
-    """Run one block and give its samples."""
-    if block.kind is StepKind.PHASES:
-        raw = run_phase_steps(training, block.num_steps)
-    elif block.kind is StepKind.COMM_FREE:
-        raw = run_comm_free_steps(training, block.num_steps)
-    elif block.kind is StepKind.PROFILED:
-        raw = run_profiled_steps(training, block.num_steps, trace)
-    else:
-        raw = run_clean_steps(training, block.num_steps)
-    return [_make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
+def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
+    """Run one block and extend `samples` by its steps; by those that were completed when one raises an error."""
+    raw: list[RawStep] = []
+    first_step = samples[-1].step + 1 if samples else 0
+    try:
+        if block.kind is StepKind.PHASES:
+            run_phase_steps(training, block.num_steps, raw)
+        elif block.kind is StepKind.COMM_FREE:
+            run_comm_free_steps(training, block.num_steps, raw)
+        elif block.kind is StepKind.PROFILED:
+            run_profiled_steps(training, block.num_steps, raw, trace)
+        else:
+            run_clean_steps(training, block.num_steps, raw)
+    finally:
+        samples += [_make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
 
 
-def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
+def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
     model, loss_of, optimizer = training.model, training.loss, training.optimizer
     batches, synchronize = training.batches, training.synchronize
-    raw: list[RawStep] = []
     for _ in range(num_steps):
         synchronize()
         start = perf_counter()
@@ -55,13 +60,11 @@ def run_clean_steps(training: Training, num_steps: int) -> list[RawStep]:
         optimizer.zero_grad()
         synchronize()
         raw.append((start, perf_counter(), loss.item()))
-    return raw
 
 
-def run_phase_steps(training: Training, num_steps: int) -> list[RawStep]:
+def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
     model, loss_of, optimizer = training.model, training.loss, training.optimizer
     batches, synchronize = training.batches, training.synchronize
-    raw: list[RawStep] = []
     for _ in range(num_steps):
         synchronize()
         start = perf_counter()
@@ -78,32 +81,46 @@ def run_phase_steps(training: Training, num_steps: int) -> list[RawStep]:
         optimizer.zero_grad()
         synchronize()
         raw.append((start, after_input, after_forward, after_backward, perf_counter(), loss.item()))
-    return raw
 
 
-def run_comm_free_steps(training: Training, num_steps: int) -> list[RawStep]:
-    """Steps without the gradient exchange; the first one settles after the saving and is not kept."""
-    saved = SavedState(training)
+def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
+    """Steps without the gradient exchange; the first one settles after the saving and is not kept.
+
+    Where any rank has no memory left for a copy of its state, all leave the block out: an instrument must not be
+    what a trial runs out of memory by.
+    """
+    saved = SavedState.copy_of(training)
+    if not is_so_everywhere(saved is not None, training):
+        return
+    assert saved is not None
     no_sync = getattr(training.model, "no_sync", nullcontext)
     context: AbstractContextManager[None] = no_sync()
     with context:
-        raw = run_clean_steps(training, num_steps + 1)[1:]
+        run_clean_steps(training, 1, [])
+        run_clean_steps(training, num_steps, raw)
     saved.restore()
-    return raw
 
 
-def run_profiled_steps(training: Training, num_steps: int, trace: Path) -> list[RawStep]:
+def is_so_everywhere(is_so: bool, training: Training) -> bool:
+    """Whether something holds on every rank."""
+    if not dist.is_initialized():
+        return is_so
+    device = next(training.model.parameters()).device
+    votes = torch.tensor(int(is_so), device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())
+
+
+def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], trace: Path) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_initialized():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    raw: list[RawStep] = []
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         for _ in range(num_steps):
-            raw += run_clean_steps(training, 1)
+            run_clean_steps(training, 1, raw)
             profiler.step()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(trace))
-    return raw
 
 
 def _make_sample(rank: int, step: int, kind: StepKind, readings: RawStep) -> StepSample:

@@ -34,12 +34,13 @@ Listener = Callable[[Event], None]
 def run_trials(store: RunStore, launcher: Launcher, listener: Listener) -> list[TrialResult]:
     """Run every trial that has no result yet, in the order of the plan, and give all results.
 
-    A configuration that failed in a way that repeating cannot change is not launched again in later rounds: those
-    trials become `not_run` with that reason.
+    A configuration that never completed and failed in a way that repeating cannot change is not launched again in
+    later rounds: those trials become `not_run` with that reason.
     """
     trials = store.trials()
     results: list[TrialResult] = []
     failed: dict[str, TrialResult] = {}
+    completed: set[str] = set()
     for number, trial in enumerate(trials, start=1):
         known = _read_known(store, trial)
         if known is None:
@@ -50,7 +51,9 @@ def run_trials(store: RunStore, launcher: Launcher, listener: Listener) -> list[
             listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
         else:
             listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
-        if known.status is not Status.COMPLETED and known.status.is_final:
+        if known.status is Status.COMPLETED:
+            completed.add(trial.configuration)
+        elif known.status.is_final and trial.configuration not in completed:
             failed.setdefault(trial.configuration, known)
         results.append(known)
     return results

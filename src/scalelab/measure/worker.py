@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
@@ -28,22 +27,24 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.errors import UsageError
 from scalelab.files import read_json, write_json
+from scalelab.measure.agreement import (
+    DUMP_SIGNAL,
+    EXIT_FAILED,
+    EXIT_STORAGE,
+    outcome_file,
+    samples_file,
+    trace_file,
+)
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.loop import run_block
 from scalelab.measure.training import Training, build_training
 from scalelab.samples import render_samples
 from scalelab.trial import RankReport, StepSample, Trial, from_builtins, to_builtins
 
-EXIT_FAILED = 1
-"""The rank failed and `rank<r>.json` says why."""
-EXIT_STORAGE = 74
-"""The rank could not write its files (EX_IOERR of sysexits.h)."""
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from malloc.h."""
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a rank write the stacks of all its threads into its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +70,14 @@ def run_rank(assignment: Assignment) -> int:
     failure: Failure | None = None
     try:
         report = _measure(trial, assignment, directory, report, samples)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this trial's result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EXIT_STORAGE
         failure = classify(error, rank=rank, num_steps_done=len(samples), workload=trial.workload)
         with contextlib.suppress(OSError):
             traceback.print_exc()
     try:
-        write_json(directory / f"rank{rank}.json", {"report": to_builtins(report), "failure": to_builtins(failure)})
+        write_json(outcome_file(directory, rank), {"report": to_builtins(report), "failure": to_builtins(failure)})
     except OSError:
         return EXIT_STORAGE
     return EXIT_FAILED if failure else 0
@@ -91,19 +92,21 @@ def _measure(
     limit_memory(trial, device)
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
     training = build_training(trial, rank, device)
+    KEPT_ALIVE.append(training)
     report = replace(report, num_parameters=sum(p.numel() for p in training.model.parameters()))
     if dist.is_initialized():
         dist.barrier()
     gc.collect()
-    with (directory / f"rank{rank}.csv").open("w", encoding="utf-8", newline="") as file:
+    with samples_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
         file.write(render_samples(()))
         for number, block in enumerate(trial.plan.blocks):
-            trace = directory / "trace" / f"rank{rank}.json.gz"
             for part in _split_first(block.num_steps) if number == 0 else (block.num_steps,):
-                found = run_block(training, block._replace(num_steps=part), rank, _next_step(samples), trace)
-                samples += found
-                file.write(render_samples(found).partition("\n")[2])
-                file.flush()
+                num_before = len(samples)
+                try:
+                    run_block(training, block._replace(num_steps=part), rank, trace_file(directory, rank), samples)
+                finally:
+                    file.write(render_samples(samples[num_before:]).partition("\n")[2])
+                    file.flush()
             if number == 0:
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -116,10 +119,6 @@ def _split_first(num_steps: int) -> tuple[int, ...]:
     return (1, num_steps - 1) if num_steps > 1 else (num_steps,)
 
 
-def _next_step(samples: list[StepSample]) -> int:
-    return samples[-1].step + 1 if samples else 0
-
-
 def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     """Pin the cores, choose the device and join the process group."""
     if assignment.cores and hasattr(os, "sched_setaffinity"):
@@ -129,7 +128,12 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         keep_freed_memory()
     device = torch.device("cpu")
     if trial.device == "cuda":
-        device = torch.device("cuda", assignment.local_rank % torch.cuda.device_count())
+        if assignment.local_rank >= torch.cuda.device_count():
+            raise UsageError(
+                f"rank {assignment.rank} needs GPU {assignment.local_rank}, torch {torch.__version__} sees"
+                f" {torch.cuda.device_count()}: use --device cpu, fewer --ranks, or a CUDA build of torch"
+            )
+        device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
     if trial.strategy != "single":
         timeout = timedelta(seconds=trial.timeout_seconds)
@@ -186,12 +190,12 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def leave_together(training: Training) -> None:
-    """Wait for the others, so that closing sockets looks to nobody like a lost peer; then keep everything alive.
+    """Wait for the others, so that closing sockets looks to nobody like a lost peer.
 
-    Nothing is destroyed: the destructor of a gloo group joins its threads while it holds the interpreter's lock, and
-    now and then a thread needs that lock to let go of its last piece of work. The process ends a moment later anyway.
+    Nothing is destroyed, here or after a failure (`KEPT_ALIVE`): the destructor of a gloo group joins its threads
+    while it holds the interpreter's lock, and now and then a thread needs that lock to let go of its last piece of
+    work. The process ends a moment later anyway.
     """
     training.synchronize()
-    KEPT_ALIVE.append(training)
     if dist.is_initialized():
         dist.barrier()

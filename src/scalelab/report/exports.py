@@ -53,11 +53,12 @@ def _list_cells(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def _name_tables(document: Document) -> list[str]:
-    """A different name for each table: its title or else the document's, with a number if that is taken."""
+    """A different name for each table: its title, its section's or the document's, with a number if that is taken."""
     names: list[str] = []
-    for number, table in enumerate(document.tables, start=1):
-        name = _defuse_formula(table.title or document.title)
-        names.append(f"{name} ({number})" if name in names else name)
+    for section in document.sections:
+        for table in section.tables:
+            name = _defuse_formula(table.title or section.heading or document.title)
+            names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 
 

@@ -37,6 +37,10 @@ class Arm:
         return name_configuration(self.trial)
 
     @property
+    def completed(self) -> list[TrialResult]:
+        return [result for result in self.results if result.status is Status.COMPLETED]
+
+    @property
     def failure(self) -> TrialResult | None:
         """The first round that did not complete, if there is one."""
         return next((result for result in self.results if result.status is not Status.COMPLETED), None)
@@ -52,7 +56,7 @@ class Arm:
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
         rounds: list[list[float]] = []
-        for result in self.results:
+        for result in self.completed:
             timed = (getattr(s, f"{name}_seconds") for s in result.samples if s.kind is StepKind.PHASES)
             rounds.append([seconds for seconds in timed if seconds is not None])
         return estimate_median(rounds) if any(rounds) else None
@@ -63,7 +67,7 @@ class Arm:
         if self.trial.num_ranks == 1:
             return None
         skews = []
-        for result in self.results:
+        for result in self.completed:
             starts: dict[int, list[float]] = {}
             for sample in result.samples:
                 if sample.kind is StepKind.CLEAN:
@@ -74,7 +78,7 @@ class Arm:
     @property
     def peak_memory_bytes(self) -> int | None:
         """The highest of any rank in any round."""
-        found = [rank.peak_memory_bytes for result in self.results for rank in result.ranks]
+        found = [rank.peak_memory_bytes for result in self.completed for rank in result.ranks]
         return max((peak for peak in found if peak is not None), default=None)
 
 

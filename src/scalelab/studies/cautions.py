@@ -36,6 +36,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     yield from _name_unequal_losses(arm)
     if not arm.is_measured:
         return
+    yield from _name_missing_ablation(arm)
     yield from _name_warmup(arm)
     yield from _name_outliers(arm)
 
@@ -44,10 +45,10 @@ def _name_failure(arm: Arm) -> Iterator[Caution]:
     failure = arm.failure
     if failure is None:
         return
-    num_failed = sum(result.status is not Status.COMPLETED for result in arm.results)
+    num_failed = sum(result.status is failure.status for result in arm.results)
     which = "" if not arm.is_measured else f" in {num_failed} of {len(arm.results)} rounds"
     advice = {
-        Status.OUT_OF_MEMORY: "use a smaller batch or model, or a higher --memory-limit",
+        Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory",
         Status.TIMED_OUT: "look at the stacks in its rank*.log, or raise --timeout",
         Status.INVALID: "correct the workload or its options",
     }
@@ -81,6 +82,15 @@ def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
                 next_step="seed what build() draws; on GPUs, kernels that add in changing order do this too",
             )
             return
+
+
+def _name_missing_ablation(arm: Arm) -> Iterator[Caution]:
+    if arm.trial.plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
+        yield Caution(
+            message=f"{arm.label}: no memory was left for a copy of the training's state, so that steps without"
+            " communication could not be run",
+            next_step="give ranks more memory, or rely on communication by subtraction",
+        )
 
 
 def _name_warmup(arm: Arm) -> Iterator[Caution]:
@@ -177,7 +187,8 @@ def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
 
 
 def _name_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
-    first = min(results, key=lambda result: result.started_at, default=None)
+    launched = [result for result in results if result.started_at]
+    first = min(launched, key=lambda result: result.started_at, default=None)
     if first is not None and first.load_before is not None and first.load_before > 1.0:
         yield Caution(
             message=f"noisy host: its load was {first.load_before:.1f} before the first trial",

@@ -6,7 +6,7 @@ compared as two independent samples, and differences between the two environment
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ class RunSide:
     name: str
     arms: Mapping[str, Arm]
     environment: Mapping[str, Any]
+    damaged: tuple[str, ...] = ()
+    """What could not be read of it."""
 
 
 def compare_runs(before: RunSide, after: RunSide) -> Document:
@@ -40,6 +42,7 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
         )
     ratios = {name: _find_ratio(before.arms[name], after.arms[name]) for name in common}
+    different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
     return Document(
         title="Comparison",
         question="Is B faster than A?",
@@ -50,6 +53,9 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
         ),
         summary=tuple(_say_verdict(before.arms[name].label, ratio) for name, ratio in ratios.items()),
         cautions=(
+            *_warn_of_other_work(different),
+            *(Caution(message=words, next_step="scalelab resume measures it again") for words in before.damaged),
+            *(Caution(message=words, next_step="scalelab resume measures it again") for words in after.damaged),
             Caution(
                 message="the runs were not interleaved: a ratio may be the machine's and not the code's",
                 next_step="for a difference that matters, measure both in one run, or repeat A after B",
@@ -58,8 +64,23 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
     )
 
 
+def _is_other_work(before: Trial, after: Trial) -> bool:
+    """Whether a step of the two trials does not do the same work, so that its time cannot be compared."""
+    return any(getattr(before, name) != getattr(after, name) for name in ("workload", "options", "global_batch"))
+
+
+def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
+    if names:
+        yield Caution(
+            message=f"a step of A does not do the work of a step of B: {', '.join(names)} differ in workload, options"
+            " or batch",
+            next_step="compare their samples/s, or measure the same job in both",
+        )
+
+
 def _find_ratio(before: Arm, after: Arm) -> Estimate | None:
-    if not before.is_measured or not after.is_measured:
+    """B's time over A's; None unless both were measured and do the same work."""
+    if not before.is_measured or not after.is_measured or _is_other_work(before.trial, after.trial):
         return None
     return estimate_unpaired_ratio(after.clean, before.clean)
 
@@ -93,7 +114,7 @@ def _step_cell(arm: Arm) -> Cell:
 
 def _say_verdict(label: str, ratio: Estimate | None) -> str:
     if ratio is None:
-        return f"{label}: not measured in both runs."
+        return f"{label}: there is no verdict, it was not measured in both runs or is not the same work."
     words = {
         Verdict.FASTER: "B is faster",
         Verdict.SLOWER: "B is slower",

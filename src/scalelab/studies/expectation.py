@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.environment import usable_cores
+from scalelab.environment import count_cores
 from scalelab.errors import StoreError
 from scalelab.files import read_json
 from scalelab.studies.study import Study
@@ -45,7 +45,7 @@ def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) 
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="as earlier runs of the same trials took")
     flops_per_sample = study.job.flops_per_sample()
-    if flops_per_sample is None:
+    if flops_per_sample is None or any(trial.device != "cpu" for trial in trials):
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
             seconds=None,
@@ -54,7 +54,7 @@ def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) 
     speed = measure_matmul_speed()
     total = START_SECONDS
     for trial in trials:
-        crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / _count_cores())
+        crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
         work = flops_per_sample * trial.batch_per_rank * trial.plan.num_steps
         total += LAUNCH_SECONDS + crowding * work / (speed * trial.threads_per_rank)
     return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
@@ -85,7 +85,7 @@ def measure_matmul_speed() -> float:
         start = time.perf_counter()
         left @ left
         best = min(best, time.perf_counter() - start)
-    return 2.0 * MATRIX_SIZE**3 / best / _count_cores()
+    return 2.0 * MATRIX_SIZE**3 / best / count_cores()
 
 
 def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
@@ -103,10 +103,6 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
         f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _count_cores() -> int:
-    return len(usable_cores())
 
 
 def _fingerprint(trial: Trial) -> str:

@@ -27,9 +27,10 @@ def _find_sentences(answer: ScalingAnswer) -> Iterator[str]:
     best = (fair or several)[-1:]
     for arm in best:
         yield from _describe_speedup(answer, arm)
-        yield from _describe_linearity(answer, fair)
-        yield from _explain_loss(answer, arm)
-        yield from _compare_methods(answer, arm)
+        if fair:
+            yield from _describe_linearity(answer, fair)
+            yield from _explain_loss(answer, arm)
+            yield from _compare_methods(answer, arm)
     yield from _describe_law(answer)
     yield from _describe_machinery(answer)
     yield from _describe_oversubscribed(answer)
@@ -89,19 +90,32 @@ def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
         return
     n = arm.trial.num_ranks
     ideal = f"1/{n} of the {answer.strategy} × 1 step" if answer.is_strong else f"the {answer.strategy} × 1 step"
-    larger = "exposed gradient exchange" if exposed.seconds.value > unshrunk.value else "computation"
+    slow = (
+        "does not shrink with the batch, or slows down beside other ranks"
+        if answer.is_strong
+        else ("slows down beside other ranks")
+    )
     yield (
         f"Why: at {n} ranks a step is {_say('seconds', excess)} longer than {ideal}: {_say('seconds', exposed.seconds)}"
-        f" is exposed gradient exchange, {_say('seconds', unshrunk)} is computation that does not"
-        f" {'shrink with the batch' if answer.is_strong else 'run as fast beside others'}; mostly {larger}."
+        f" is exposed gradient exchange, {_say('seconds', unshrunk)} is computation that {slow}"
+        f"{_name_larger(exposed.seconds, unshrunk)}."
     )
     optimizer = arm.phase("optimizer")
     if answer.is_strong and optimizer is not None and unshrunk.value > 0:
         fixed = optimizer.map(lambda seconds: seconds * (1 - 1 / n))
         yield (
-            f"The optimizer updates every parameter on every rank: {_say('seconds', optimizer)} a step, which alone"
-            f" accounts for {_say('seconds', fixed)} of what does not shrink."
+            f"The optimizer updates every parameter on every rank, {_say('seconds', optimizer)} a step: that alone is"
+            f" {_say('seconds', fixed)} over 1/{n} of it."
         )
+
+
+def _name_larger(exchange: Estimate, computation: Estimate) -> str:
+    """Which of two causes is the larger, where their intervals leave no doubt."""
+    if exchange.low is not None and computation.high is not None and exchange.low > computation.high:
+        return "; mostly exchange"
+    if computation.low is not None and exchange.high is not None and computation.low > exchange.high:
+        return "; mostly computation"
+    return ""
 
 
 def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
@@ -111,7 +125,8 @@ def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
     assert excess.high is not None
     assert exposed.seconds.high is not None
     overlap = excess.low <= exposed.seconds.high and exposed.seconds.low <= excess.high
-    verdict = "agree" if overlap else "disagree, because subtraction also counts what is not communication"
+    cause = ", because subtraction also counts what is not communication" if excess.low > exposed.seconds.high else ""
+    verdict = "agree" if overlap else f"disagree{cause}"
     yield (
         f"Communication at {arm.trial.num_ranks} ranks: {_say('seconds', exposed.seconds)} by ablation"
         f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; they {verdict}."

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import tyro
 
-from scalelab.environment import find_gpus, usable_cores
+from scalelab.environment import count_cores, find_gpus, installed_version
 from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document
@@ -91,7 +91,8 @@ class Job:
     def found_device(self) -> str:
         if self.device != "auto":
             return self.device
-        return "cuda" if find_gpus() else "cpu"
+        is_cpu_build = (installed_version("torch") or "").endswith("+cpu")
+        return "cuda" if find_gpus() and not is_cpu_build else "cpu"
 
     @property
     def built_in(self) -> WorkloadOptions | None:
@@ -180,7 +181,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     Every other round runs backwards: what comes first in a round is not always the same.
     """
     device = job.found_device
-    num_cores = len(usable_cores())
+    num_cores = count_cores()
     most_ranks = max(configuration.num_ranks for configuration in configurations)
     if device == "cuda":
         check_gpus(most_ranks)

@@ -22,6 +22,7 @@ from scalelab.environment import (
     usable_cores,
 )
 from scalelab.errors import LaunchFailed, StorageFull
+from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, log_file, remove_scratch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
 from scalelab.ranks.affinity import assign_cores
@@ -31,8 +32,6 @@ GRACE_SECONDS = 1.0
 """How long the other ranks may go on after one has failed, so that they can write what they saw."""
 DUMP_SECONDS = 3.0
 """How long a rank may take to write its stacks after the time limit."""
-EXIT_STORAGE = 74
-"""A rank that could not write its files; `worker.EXIT_STORAGE`, which cannot be imported without torch."""
 
 
 class LocalLauncher:
@@ -109,6 +108,7 @@ class LocalLauncher:
     ) -> None:
         """Collect the end of every rank, ending them ourselves when one has failed or time is up."""
         is_ending, is_timed_out = False, False
+        killed: set[int] = set()
         while len(ends) < len(pids):
             event = server.next_event(deadline - time.perf_counter())
             if event is None and not server.is_alive():
@@ -118,12 +118,13 @@ class LocalLauncher:
                 alive = [pid for pid in pids if pid not in ends]
                 if not is_ending:
                     is_timed_out = True
-                    dump_stacks(alive, [directory / f"rank{pids.index(pid)}.log" for pid in alive])
+                    dump_stacks(alive, [log_file(directory, pids.index(pid)) for pid in alive])
                 end_ranks(alive)
+                killed.update(alive)
                 is_ending, deadline = True, time.perf_counter() + 60
             else:
                 pid, code = event["pid"], event["code"]
-                ends[pid] = RankEnd(code=code, was_killed=is_ending, is_timed_out=is_timed_out)
+                ends[pid] = RankEnd(code=code, was_killed=pid in killed, is_timed_out=is_timed_out)
                 if code != 0 and not is_ending:
                     is_ending, deadline = True, min(deadline, time.perf_counter() + GRACE_SECONDS)
 
@@ -140,19 +141,19 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
 
 def clear_previous(directory: Path) -> None:
     """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one."""
-    for pattern in ("rank*.csv", "rank*.json", "rank*.log"):
-        for file in directory.glob(pattern):
-            file.unlink()
+    remove_scratch(directory)
+    for log in directory.glob("rank*.log"):
+        log.unlink()
 
 
 def dump_stacks(pids: list[int], logs: list[Path]) -> None:
     """Ask ranks for the stacks of all their threads and wait until they are in the logs."""
     for pid in pids:
-        _send_signal(pid, signal.SIGUSR1)
+        _send_signal(pid, DUMP_SIGNAL)
     give_up = time.perf_counter() + DUMP_SECONDS
     sizes: list[int] = []
     while time.perf_counter() < give_up:
-        before, sizes = sizes, [log.stat().st_size for log in logs]
+        before, sizes = sizes, [log.stat().st_size if log.exists() else 0 for log in logs]
         if sizes == before and all(has_stack_dump(log) for log in logs):
             return
         time.sleep(0.05)

@@ -10,6 +10,7 @@ from typing import Any
 
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json
+from scalelab.measure.agreement import log_file, outcome_file, remove_scratch, samples_file
 from scalelab.samples import parse_samples
 from scalelab.trial import RankReport, Status, StepSample, Trial, TrialResult, from_builtins
 
@@ -48,8 +49,8 @@ def conclude_trial(
     **measured: Any,
 ) -> TrialResult:
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
-    files = [_read_outcome(directory / f"rank{rank}.json") for rank in range(trial.num_ranks)]
-    samples = [s for rank in range(trial.num_ranks) for s in _read_partial(directory / f"rank{rank}.csv")]
+    files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_ranks)]
+    samples = [s for rank in range(trial.num_ranks) for s in _read_partial(samples_file(directory, rank))]
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
     first_start = min((s.start_seconds for s in samples), default=None)
     result = TrialResult(
@@ -62,9 +63,7 @@ def conclude_trial(
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
-    for pattern in ("rank*.csv", "rank*.json"):
-        for file in directory.glob(pattern):
-            file.unlink()
+    remove_scratch(directory)
     return result
 
 
@@ -95,7 +94,7 @@ def find_cause(
 def _blame_rank(
     rank: int, end: RankEnd, file: dict[str, Any] | None, directory: Path, *, has_oom_kill: bool
 ) -> Blame | None:
-    log = directory / f"rank{rank}.log"
+    log = log_file(directory, rank)
     failure = file.get("failure") if file else None
     if failure:
         weight = 1 if failure["is_lost_peer"] else 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -22,13 +23,19 @@ class ServerProcess:
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "scalelab.measure.forkserver"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self._events, events_write = os.pipe()
+        try:
+            # -P: a file in the working directory must not take the place of a module that the server imports.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "scalelab.measure.forkserver", str(events_write)],
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(events_write,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(events_write)
         self._pending = b""
         try:
             ready = self._next_line(START_SECONDS)
@@ -73,19 +80,17 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        os.close(self._events)
         self._log.close()
 
     def _next_line(self, seconds: float) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
         deadline = time.perf_counter() + seconds
         while b"\n" not in self._pending:
             remaining = max(0.0, deadline - time.perf_counter())
-            ready, _, _ = select.select([self._process.stdout], [], [], remaining)
+            ready, _, _ = select.select([self._events], [], [], remaining)
             if not ready:
                 return None
-            received = self._process.stdout.read1(65536)  # type: ignore[attr-defined]
+            received = os.read(self._events, 65536)
             if not received:
                 self._process.wait()
                 return None

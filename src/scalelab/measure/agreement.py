@@ -1,0 +1,40 @@
+"""What a launcher and its ranks have agreed on: exit codes, signals and file names, without torch."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+EXIT_FAILED = 1
+"""The rank failed and its outcome file says why."""
+EXIT_STORAGE = 74
+"""The rank could not write its files (EX_IOERR of sysexits.h)."""
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of all its threads into its log."""
+
+
+def log_file(directory: Path, rank: int) -> Path:
+    """What the rank printed, and its stacks after a time-out; stays with the trial."""
+    return directory / f"rank{rank}.log"
+
+
+def samples_file(directory: Path, rank: int) -> Path:
+    """The rank's samples so far, extended after every block; becomes part of `samples.csv`."""
+    return directory / f"rank{rank}.csv"
+
+
+def outcome_file(directory: Path, rank: int) -> Path:
+    """How the rank ended, written last; becomes part of `result.json`."""
+    return directory / f"rank{rank}.json"
+
+
+def trace_file(directory: Path, rank: int) -> Path:
+    """What torch's profiler recorded; stays with the trial."""
+    return directory / "trace" / f"rank{rank}.json.gz"
+
+
+def remove_scratch(directory: Path) -> None:
+    """Remove what the result replaces."""
+    for pattern in ("rank*.csv", "rank*.json"):
+        for file in directory.glob(pattern):
+            file.unlink()

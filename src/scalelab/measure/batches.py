@@ -1,0 +1,106 @@
+"""One rank's batches: without end, of the right size, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from scalelab.errors import UsageError
+
+
+class BatchStream:
+    """Batches without end, on the device: started again when they run out.
+
+    The first batch is checked for its size, and so is the last of an epoch, which a loader without `drop_last` makes
+    smaller than the others: steps on it would be too fast. Checking every batch would cost every step.
+    """
+
+    def __init__(self, batches: Iterable[Any], move: Callable[[Any], Any] | None, batch_size: int) -> None:
+        self._batches = batches
+        self._move = move
+        self._batch_size = batch_size
+        self._epoch = 0
+        self._iterator = iter(batches)
+        self._last: Any = None
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            batch = self._start_again()
+        if self._last is None:
+            self._check_size(batch, "let build() take batch_size and use it")
+        self._last = batch
+        return batch if self._move is None else self._move(batch)
+
+    def _start_again(self) -> Any:
+        if self._epoch == 0 and self._last is not None:
+            self._check_size(self._last, "the last of an epoch is smaller, use drop_last=True")
+        self._epoch += 1
+        set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._epoch)
+        self._iterator = iter(self._batches)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise UsageError(
+                "the batches ended and cannot be started again: let build() return a list, a DataLoader or an"
+                " endless generator"
+            ) from None
+
+    def _check_size(self, batch: Any, advice: str) -> None:
+        if not could_hold(batch, self._batch_size):
+            raise UsageError(
+                f"build() gave a batch of {count_samples(batch)} samples where this trial needs {self._batch_size} on"
+                f" each rank: {advice}"
+            )
+
+
+def could_hold(batch: Any, num_samples: int) -> bool:
+    """Whether a batch may be one of so many samples.
+
+    Most are tensors with the samples first. Some models want the sequence first (T, B, F), and some a list with one
+    entry per sample: these pass too, and so does what has no tensor at all.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.ndim == 0 or batch.shape[0] == num_samples or (batch.ndim > 2 and batch.shape[1] == num_samples)
+    parts = list_parts(batch)
+    tensors = [part for part in parts if count_samples(part) is not None]
+    return not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples)
+
+
+def count_samples(batch: Any) -> int | None:
+    """The leading dimension of the first tensor in a batch; None when there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else None
+    return next((found for part in list_parts(batch) if (found := count_samples(part)) is not None), None)
+
+
+def list_parts(batch: Any) -> list[Any]:
+    """What a batch is made of, if it is a collection."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, list | tuple) else []
+
+
+def make_mover(device: torch.device, dtype: torch.dtype) -> Callable[[Any], Any]:
+    """A function that brings a nest of tensors to the device, and its floating-point ones to the dtype."""
+
+    def move(batch: Any) -> Any:
+        if isinstance(batch, torch.Tensor):
+            wanted = dtype if batch.is_floating_point() else batch.dtype
+            return batch.to(device, wanted, non_blocking=True)
+        if isinstance(batch, Mapping):
+            return {key: move(value) for key, value in batch.items()}
+        if isinstance(batch, list | tuple):
+            moved = [move(value) for value in batch]
+            return batch._make(moved) if hasattr(batch, "_make") else type(batch)(moved)
+        return batch
+
+    return move
