@@ -157,7 +157,7 @@ def test_a_failed_run_of_an_own_workload_is_named_by_its_file(tmp_path: Path) ->
     study = make_strong(ranks=(1,), job=Job(workload=f"{tmp_path}/own.py:build", device="cpu"))
     failures = dict.fromkeys(("single-1", "control", "ddp-1"), Status.NOT_RUN)
     with pytest.raises(
-        NothingMeasured, match=r"^--workload own\.py:build: no trial completed; single-1 was not_run: the fake"
+        NothingMeasured, match=r"^no trial completed; single-1 of --workload own\.py:build was not run: the fake"
     ):
         run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(share_evenly, failures=failures))
 
@@ -189,7 +189,7 @@ def test_the_environment_is_told_in_words(tmp_path: Path) -> None:
     assert rows["command"] == "scalelab run strong-scaling --ranks 1"
     assert rows["measured"] == store.record.created_at[:19].replace("T", " ") + " UTC"
     assert rows["host"] == "node1, Linux 6.1 x86_64"
-    assert rows["processor"] == "Xeon, 4 of 8 usable"
+    assert rows["processor"] == "Xeon, 4 of 8 cores usable"
     assert rows["memory"] == "16 GB"
     assert rows["GPUs"] == "H100 (80 GB)"
     assert rows["load before"] == "0.25"
@@ -202,7 +202,7 @@ def test_what_is_unknown_of_the_environment_is_a_dash(tmp_path: Path) -> None:
         torch=None, processor=None, gpus=(), load_average=None, git_commit=None, git_is_dirty=None, variables={}
     )
     rows = dict(describe_environment(unknown, make_store(tmp_path)))
-    assert rows["processor"] == "–, 4 of 8 usable"
+    assert rows["processor"] == "–, 4 of 8 cores usable"
     assert rows["GPUs"] == "none"
     assert [rows[name] for name in ("command", "load before", "torch", "git")] == ["–"] * 4
 

@@ -56,7 +56,7 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
             launcher.close()
         document = conclude_run(store)
         store.save_document(render_json(document))
-    check_something_measured(results)
+    check_something_measured(results, store)
     return document
 
 
@@ -93,15 +93,18 @@ def read_study(store: RunStore) -> Study:
     return study
 
 
-def check_something_measured(results: Sequence[TrialResult]) -> None:
+def check_something_measured(results: Sequence[TrialResult], store: RunStore) -> None:
+    """Raise the first failure as an error, with the user's own traceback, when there is nothing else to tell."""
     failed = [result for result in results if result.status is not Status.COMPLETED]
     if len(failed) < len(results):
         return
     first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
-    workload = first.trial.workload
-    label = f"{Path(workload.rpartition(':')[0]).name}:{workload.rpartition(':')[2]}" if ":" in workload else workload
-    words = f"--workload {label}: no trial completed; {first.trial.configuration} was {first.status}: {first.reason}"
-    error = NothingMeasured(words)
+    file, colon, function = first.trial.workload.rpartition(":")
+    label = f"{Path(file).name}:{function}" if colon else function
+    error = NothingMeasured(
+        f"no trial completed; {first.trial.configuration} of --workload {label} was {first.status.words}:"
+        f" {first.reason}: {first.status.advice} (logs: {store.trial_directory(first.trial.name)})"
+    )
     if first.status is Status.TIMED_OUT:
         error.exit_code = 124
     if first.traceback:
@@ -114,7 +117,7 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
     commit = environment.git_commit
     changed = " with uncommitted changes" if environment.git_is_dirty else ""
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
-    cores = f"{environment.num_cores} of {environment.num_machine_cores} usable"
+    cores = f"{environment.num_cores} of {environment.num_machine_cores} cores usable"
     load = environment.load_average
     rows = [
         ("run", store.name),

@@ -51,6 +51,20 @@ class Status(StrEnum):
         """Whether the same trial would end the same way again, so that repeating it is a waste."""
         return self in (Status.OUT_OF_MEMORY, Status.INVALID, Status.TIMED_OUT, Status.NOT_RUN)
 
+    @property
+    def words(self) -> str:
+        """The status as a reader is told it."""
+        return self.value.replace("_", " ")
+
+    @property
+    def advice(self) -> str:
+        """What to do about a trial that ended so."""
+        return {
+            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (--memory-limit, if there is one)",
+            Status.TIMED_OUT: "look where the stacks in the logs wait, or raise --timeout",
+            Status.INVALID: "correct the workload or its options",
+        }.get(self, "look at the last lines of the logs")
+
 
 class StepKind(StrEnum):
     """What a step carries besides the training itself."""

@@ -24,7 +24,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, Protocol
 
@@ -204,7 +204,8 @@ def format_interval(quantity: Quantity, estimate: Bounded) -> str:
     """An estimate for a sentence whose point is where the interval ends: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:
         return format_quantity(quantity, estimate)
-    unit = choose_unit(quantity, [estimate])
+    chosen = choose_unit(quantity, [estimate])
+    unit = replace(chosen, decimals=chosen.decimals + 1)  # an end that rounds to the limit it is judged by says nothing
     low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
     return f"{value} ({low} to {high})"
 

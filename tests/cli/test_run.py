@@ -86,7 +86,7 @@ def test_a_workload_that_never_works_is_one_line_after_the_users_own_traceback(t
     assert done.returncode == 1
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: --workload mine.py:build: no trial completed")
+    assert last.startswith("error: no trial completed; single-1 of --workload mine.py:build was invalid: RuntimeError")
     assert "shapes cannot be multiplied" in last
     assert done.stderr.index("Traceback") < done.stderr.index("error: ")
 
@@ -99,7 +99,8 @@ def test_a_study_of_which_every_trial_times_out_exits_with_124(tmp_path: Path) -
         cwd=tmp_path,
     )
     assert done.returncode == 124
-    assert "timed_out" in done.stderr.splitlines()[-1]
+    assert "timed out" in done.stderr.splitlines()[-1]
+    assert "--timeout" in done.stderr.splitlines()[-1]
 
 
 def test_more_ranks_than_cores_are_marked(tmp_path: Path) -> None:

@@ -47,9 +47,15 @@ def test_a_sampler_is_told_of_every_new_epoch() -> None:
     assert Loader.sampler.epochs == [1, 2, 3]
 
 
-@pytest.mark.parametrize("batches", [(number for number in range(2)), []], ids=["generator", "empty"])
-def test_batches_that_cannot_start_again_are_explained(batches: Iterable[Any]) -> None:
-    with pytest.raises(UsageError, match=r"the batches ended and cannot be started again: .*endless generator"):
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ((number for number in range(2)), r"the batches ended and cannot be started again: .*endless generator"),
+        ([], r"build\(\) gave no batches"),
+    ],
+)
+def test_batches_that_cannot_start_again_are_explained(batches: Iterable[Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         take(BatchStream(batches, None, 1), 3)
 
 

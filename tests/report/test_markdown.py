@@ -76,6 +76,7 @@ def test_the_summary_comes_first_and_the_environment_last() -> None:
         "# Strong scaling: how much faster does the same job get with more ranks?",
         "## Summary",
         "## Warnings",
+        "## Results",
         "## What failed",
         "### Failures",
         "## Environment",

@@ -24,7 +24,7 @@ ONE_RANK_SECONDS = 0.4
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, num_cores: int) -> None:
     """Plan for a machine of so many cores and no GPU, whatever this one is."""
-    monkeypatch.setattr("scalelab.studies.study.usable_cores", lambda: tuple(range(num_cores)))
+    monkeypatch.setattr("scalelab.studies.study.count_cores", lambda: num_cores)
     monkeypatch.setattr("scalelab.studies.study.find_gpus", tuple)
 
 

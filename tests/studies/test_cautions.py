@@ -159,7 +159,7 @@ def fail(status: Status) -> Caution:
         (Status.OUT_OF_MEMORY, "more memory"),
         (Status.TIMED_OUT, "--timeout"),
         (Status.INVALID, "correct the workload"),
-        (Status.CRASHED, "rank*.log in trials/ddp-2-r1"),
+        (Status.CRASHED, "logs are in trials/ddp-2-r1"),
     ],
 )
 def test_every_failure_is_named_with_what_to_do(status: Status, advice: str) -> None:

@@ -28,7 +28,7 @@ from tests.studies.answers import SAMPLING, AlteredLauncher, answer, make_strong
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 4)
-    monkeypatch.setattr(expectation, "usable_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(expectation, "count_cores", lambda: 4)
     monkeypatch.setattr(expectation, "measure_matmul_speed", lambda: 1e6)
 
 

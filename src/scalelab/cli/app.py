@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -53,12 +54,23 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         code = 130
-    except BrokenPipeError:
-        # The reader of our output has left (`| head`): there is nobody to tell.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            code = leave_quietly()
+        elif error.errno == errno.ENOSPC:
+            leave_quietly()
+            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
+            code = 1
+        else:
+            raise
     sys.exit(code)
+
+
+def leave_quietly() -> int:
+    """Nobody reads our output any more (`| head`): what is left of it goes nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def run_verb(arguments: list[str]) -> int:

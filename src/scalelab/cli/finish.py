@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from scalelab.cli.output import Output, write_outputs
@@ -13,16 +14,27 @@ from scalelab.store import RUNS_DIR, RunStore, find_runs
 from scalelab.trial import Status
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as batch systems send it: the run ends as it does on Ctrl-C."""
+
+
 def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> int:
     """Run the trials that have no result, print and export the answer; gives the exit code."""
+    previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         with ProgressReporter() as progress:
             document = execute_run(store, launcher, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         message = f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
-        return 130
+        return 143 if isinstance(interruption, Terminated) else 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return report_run(store, document, output)
+
+
+def _raise_terminated(*_: object) -> None:
+    raise Terminated
 
 
 def refer_to(store: RunStore) -> str:

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table
-
-from scalelab.cli.console import OutputConsole
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import StoreError
+from scalelab.report.text import clean_text, measure_text, pad_text
 from scalelab.store import RUNS_DIR, RunStore, find_runs
 from scalelab.trial import check_at_least
 
@@ -80,15 +77,14 @@ def describe_run(path: Path) -> RunLine:
 
 
 def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("run", "study", "workload", "trials", "state"):
-        table.add_column(header, justify="right" if header == "trials" else "left", overflow="fold")
-    for line in lines:
-        trials = f"{line.num_done}/{line.num_trials}"
-        cells = (line.name, line.study, line.workload, trials, line.state)
-        table.add_row(*(escape(cell) for cell in cells))
-    console = OutputConsole()
-    console.print(table)
+    """One line each, whole: names are there to be copied, also from a narrow terminal or a pipe."""
+    rows = [("run", "study", "workload", "trials", "state")]
+    rows += [(x.name, x.study, x.workload, f"{x.num_done}/{x.num_trials}", x.state) for x in lines]
+    cleaned = [[clean_text(cell) for cell in row] for row in rows]
+    widths = [max(measure_text(row[i]) for row in cleaned) for i in range(len(rows[0]))]
+    for row in cleaned:
+        padded = (pad_text(cell, width, "left") for cell, width in zip(row, widths, strict=True))
+        print("  ".join(padded).rstrip())  # noqa: T201
     if num_hidden:
-        console.print(f"… and {num_hidden} older  ·  scalelab list --limit 0")
-    console.print(f"\nscalelab show {escape(lines[-1].name)}", soft_wrap=True)
+        print(f"… and {num_hidden} older  ·  scalelab list --limit 0")  # noqa: T201
+    print(f"\nscalelab show {cleaned[-1][0]}")  # noqa: T201

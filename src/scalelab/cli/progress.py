@@ -59,9 +59,9 @@ class ProgressReporter:
         """A line per trial without a terminal; with one, only for trials that failed."""
         result = event.result
         failed = result.status is not Status.COMPLETED
-        if self._bar is not None and not failed:
+        if (self._bar is not None and not failed) or (result.status is Status.NOT_RUN and result.trial.round > 1):
             return
-        words = f"[{event.number}/{event.num_trials}] {result.trial.name} {result.status.replace('_', ' ')}"
+        words = f"[{event.number}/{event.num_trials}] {result.trial.name} {result.status.words}"
         if event.is_from_disk:
             words += " (measured before)"
         elif not failed:

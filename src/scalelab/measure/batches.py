@@ -49,6 +49,8 @@ class BatchStream:
         try:
             return next(self._iterator)
         except StopIteration:
+            if self._last is None:
+                raise UsageError("build() gave no batches: it must give at least one") from None
             raise UsageError(
                 "the batches ended and cannot be started again: let build() return a list, a DataLoader or an"
                 " endless generator"

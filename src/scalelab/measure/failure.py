@@ -22,6 +22,7 @@ import torch.distributed
 
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.trial import Status
+from scalelab.units import format_bytes
 
 MEMORY_WORDS = re.compile(
     r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|[Cc]annot allocate memory"
@@ -51,7 +52,7 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
     words = describe(error)
     own = format_own_frames(error, workload)
     if is_out_of_memory(error):
-        return Failure(status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory: {words}")
+        return Failure(status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory{_say_request(error)}")
     if is_lost_peer(error):
         reason = f"rank {rank} lost another rank: {words}"
         return Failure(status=Status.CRASHED, reason=reason, is_lost_peer=True)
@@ -62,6 +63,14 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
         return Failure(status=Status.INVALID, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
     return Failure(status=Status.CRASHED, reason=reason, traceback=own)
+
+
+def _say_request(error: BaseException) -> str:
+    """How much was asked for in vain, where the allocator says so."""
+    asked = re.search(r"you tried to allocate (\d+) bytes", str(error))
+    if asked:
+        return f" when it asked for {format_bytes(int(asked[1]))} more"
+    return f": {describe(error)}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

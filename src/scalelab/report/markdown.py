@@ -51,7 +51,7 @@ def _list_blocks(document: Document) -> Iterator[str]:
 
 
 def _list_section_blocks(section: Section) -> Iterator[str]:
-    yield _set_heading(2, section.heading)
+    yield _set_heading(2, section.heading or "Results")
     yield from map(escape_markdown, section.paragraphs)
     for table in section.tables:
         yield _set_heading(3, table.title)

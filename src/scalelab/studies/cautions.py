@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.report.document import Caution
 from scalelab.studies.arms import Arm
 from scalelab.trial import Status, StepKind, TrialResult
-from scalelab.units import format_share
+from scalelab.units import format_quantity, format_share
 
 MOST_NAMED = 3
 """How many outliers are named; the others are counted."""
@@ -19,6 +20,8 @@ NOISY_BETWEEN = 0.05
 """Relative spreads above which a host is called noisy: of steps within a launch, of launches' medians."""
 FEWEST_LAUNCHES = 6
 """With fewer, intervals assume that launches differ as a normal distribution does."""
+HEAVY_TAIL = 1.15
+"""A mean this many times the median is not noise around it."""
 STOLEN = 0.02
 """A share of processor time taken by the hypervisor that moves step times by as much."""
 
@@ -39,6 +42,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     yield from _name_missing_ablation(arm)
     yield from _name_warmup(arm)
     yield from _name_outliers(arm)
+    yield from _name_heavy_tail(arm)
 
 
 def _name_failure(arm: Arm) -> Iterator[Caution]:
@@ -47,15 +51,9 @@ def _name_failure(arm: Arm) -> Iterator[Caution]:
         return
     num_failed = sum(result.status is failure.status for result in arm.results)
     which = "" if not arm.is_measured else f" in {num_failed} of {len(arm.results)} rounds"
-    advice = {
-        Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory",
-        Status.TIMED_OUT: "look at the stacks in its rank*.log, or raise --timeout",
-        Status.INVALID: "correct the workload or its options",
-    }
-    next_step = advice.get(failure.status, f"look at rank*.log in trials/{failure.trial.name}")
     yield Caution(
-        message=f"{arm.label} {failure.status.replace('_', ' ')}{which}: {failure.reason}",
-        next_step=next_step,
+        message=f"{arm.label} {failure.status.words}{which}: {failure.reason}",
+        next_step=f"{failure.status.advice}; its logs are in trials/{failure.trial.name}",
     )
 
 
@@ -127,6 +125,19 @@ def _number_step(arm: Arm, outlier: Outlier) -> int:
     """The number of an outlier in its launch, as `samples.csv` has it: steps of other kinds ran between clean ones."""
     (result,) = (result for result in arm.results if result.trial.round == outlier.round + 1)
     return list(result.step_seconds(StepKind.CLEAN))[arm.warmup.num_steps + outlier.step]
+
+
+def _name_heavy_tail(arm: Arm) -> Iterator[Caution]:
+    """A few very long steps move no median, and decide how long a training takes."""
+    steps = [seconds for launch in arm.clean for seconds in launch]
+    mean, median = statistics.fmean(steps), statistics.median(steps)
+    if mean > HEAVY_TAIL * median:
+        rate = format_quantity("rate", arm.trial.global_batch / mean)
+        yield Caution(
+            message=f"{arm.label}: the mean step is {mean / median:.1f} times the median; with its long steps a"
+            f" training does {rate} samples/s",
+            next_step="look at samples.csv: batches that start again, such as a DataLoader's workers, do this",
+        )
 
 
 def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:

@@ -103,7 +103,7 @@ def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate |
         )
         for name, ratio in ratios.items()
     )
-    return Table(columns=columns, rows=rows, notes=("± is a 95 % confidence interval",))
+    return Table(columns=columns, rows=rows, notes=("± is a 95 % confidence interval, its longer arm",))
 
 
 def _step_cell(arm: Arm) -> Cell:

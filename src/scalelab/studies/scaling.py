@@ -20,7 +20,7 @@ from scalelab.analysis.speedup import (
     estimate_scaled_speedup,
     estimate_speedup,
 )
-from scalelab.analysis.stats import estimate_difference, estimate_ratio
+from scalelab.analysis.stats import estimate_ratio
 from scalelab.analysis.usl import UslFit, fit_usl
 from scalelab.errors import UnknownName
 from scalelab.strategies.catalogue import STRATEGIES
@@ -115,12 +115,13 @@ class ScalingAnswer:
         )
 
     def unshrunk(self, arm: Arm) -> Estimate | None:
-        """The part of the excess that is computation: the step without communication less the ideal step."""
-        if self.one_rank is None or arm.trial.num_ranks == 1 or not any(len(steps) for steps in arm.comm_free):
+        """The part of the excess that is computation: like `excess`, from steps without communication on both sides."""
+        one = self.one_rank
+        if one is None or arm.trial.num_ranks == 1 or not any(arm.comm_free) or not any(one.comm_free):
             return None
-        share = 1 / arm.trial.num_ranks if self.is_strong else 1.0
-        ideal = [[seconds * share for seconds in steps] for steps in self.one_rank.clean]
-        return estimate_difference(arm.comm_free, ideal)
+        return communication_by_subtraction(
+            one.comm_free, arm.comm_free, arm.trial.num_ranks, is_weak=not self.is_strong
+        )
 
     @cached_property
     def control_ratio(self) -> Estimate | None:

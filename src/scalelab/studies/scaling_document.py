@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from scalelab.analysis.stats import Verdict, judge
 from scalelab.report.document import Caution, Document, Section
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
 from scalelab.studies.scaling_words import summarise_scaling
 from scalelab.studies.study import Job, Sampling
+from scalelab.units import format_interval
 
 
 def conclude_scaling(
@@ -26,7 +28,7 @@ def conclude_scaling(
         setting=describe_setting(answer, job, sampling, batch),
         sections=tuple(sections),
         summary=summarise_scaling(answer),
-        cautions=(*find_cautions(answer.arms.values()), *_warn_of_extrapolation(answer)),
+        cautions=(*_warn_of_control(answer), *find_cautions(answer.arms.values()), *_warn_of_extrapolation(answer)),
     )
 
 
@@ -42,6 +44,20 @@ def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch:
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
     launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
     return " · ".join([job.label, answer.strategy, job.dtype, backend, batch, cores, launches])
+
+
+def _warn_of_control(answer: ScalingAnswer) -> tuple[Caution, ...]:
+    """The first thing to know: the machine made a difference where there is none."""
+    ratio = answer.control_ratio
+    if ratio is None or judge(ratio) not in (Verdict.FASTER, Verdict.SLOWER):
+        return ()
+    return (
+        Caution(
+            message="the control failed: the plain loop measured twice differs by a factor of"
+            f" {format_interval('ratio', ratio)}, so that differences of this size mean nothing here",
+            next_step="measure again on a quieter machine, with more --rounds",
+        ),
+    )
 
 
 def _warn_of_extrapolation(answer: ScalingAnswer) -> tuple[Caution, ...]:

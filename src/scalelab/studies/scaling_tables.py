@@ -10,7 +10,7 @@ from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.trial import PHASES
 
-INTERVAL_NOTE = "± is a 95 % confidence interval"
+INTERVAL_NOTE = "± is a 95 % confidence interval, its longer arm"
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
 
@@ -114,8 +114,8 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
     for arm in answer.fair:
         n = arm.trial.num_ranks
         speedup = answer.speedup(arm, answer.one_rank)
-        serial = karp_flatt(speedup, n) if speedup and answer.is_strong else None
-        law_speedup = 1.0 if n == 1 else fit.predict_speedup(n)
+        serial = karp_flatt(speedup, n) if speedup and speedup.value > 1 and answer.is_strong else None
+        law_speedup = 1.0 if n == 1 else fit.predict_speedup(n) if fit.serial_fraction.value < 1 else None
         usl = answer.usl.predict_speedup(n) if answer.usl else None
         rows.append(make_row(n, float(n), 1.0 if n == 1 else speedup, law_speedup, usl, serial))
     return Table(columns=columns, rows=tuple(rows), notes=_explain_laws(answer, law))

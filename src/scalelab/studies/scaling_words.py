@@ -12,9 +12,6 @@ from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.units import Quantity, format_interval, format_quantity, format_share
 
-WORTH_EXPLAINING = 0.02
-"""An efficiency closer to 1 than this needs no cause."""
-
 
 def summarise_scaling(answer: ScalingAnswer) -> tuple[str, ...]:
     """The findings, the main one first."""
@@ -86,7 +83,7 @@ def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
     efficiency = answer.efficiency(arm, answer.one_rank)
     if excess is None or exposed is None or unshrunk is None or efficiency is None:
         return
-    if efficiency.value > 1 - WORTH_EXPLAINING:
+    if judge(efficiency.map(lambda ratio: 1 / ratio)) is not Verdict.SLOWER:
         return
     n = arm.trial.num_ranks
     ideal = f"1/{n} of the {answer.strategy} × 1 step" if answer.is_strong else f"the {answer.strategy} × 1 step"
@@ -101,11 +98,11 @@ def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
         f"{_name_larger(exposed.seconds, unshrunk)}."
     )
     optimizer = arm.phase("optimizer")
-    if answer.is_strong and optimizer is not None and unshrunk.value > 0:
-        fixed = optimizer.map(lambda seconds: seconds * (1 - 1 / n))
+    before = answer.one_rank.phase("optimizer") if answer.one_rank else None
+    if answer.is_strong and optimizer is not None and before is not None:
         yield (
-            f"The optimizer updates every parameter on every rank, {_say('seconds', optimizer)} a step: that alone is"
-            f" {_say('seconds', fixed)} over 1/{n} of it."
+            f"The optimizer updates every parameter on every rank: {_say('seconds', optimizer)} a step on {n} ranks,"
+            f" {_say('seconds', before)} on one."
         )
 
 
@@ -126,10 +123,11 @@ def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
     assert exposed.seconds.high is not None
     overlap = excess.low <= exposed.seconds.high and exposed.seconds.low <= excess.high
     cause = ", because subtraction also counts what is not communication" if excess.low > exposed.seconds.high else ""
-    verdict = "agree" if overlap else f"disagree{cause}"
+    verdict = "overlap" if overlap else f"do not overlap{cause}"
     yield (
         f"Communication at {arm.trial.num_ranks} ranks: {_say('seconds', exposed.seconds)} by ablation"
-        f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; they {verdict}."
+        f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; the intervals"
+        f" {verdict}."
     )
 
 
@@ -138,17 +136,19 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[str]:
     if fit is None:
         return
     serial = fit.serial_fraction
+    law = "Amdahl" if answer.is_strong else "Gustafson"
+    last = answer.fair[-1]
+    speedup = answer.speedup(last, answer.one_rank)
     if serial.value >= 1:
-        law = "Amdahl" if answer.is_strong else "Gustafson"
-        yield f"More ranks are slower than one, which {law}'s law cannot describe."
-    elif answer.is_strong:
-        last = answer.fair[-1]
-        speedup = answer.speedup(last, answer.one_rank)
-        point = karp_flatt(speedup, last.trial.num_ranks) if speedup else None
-        flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {_say('share', point)})" if point else ""
-        yield f"{_say('share', serial)} of the one-rank step does not shrink with ranks by Amdahl's law{flatt}."
-    else:
-        yield f"{_say('share', serial)} of the step is serial by Gustafson's law."
+        is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
+        doubt = (
+            "More ranks are slower than one" if is_sure else "It is unresolved whether more ranks are faster than one"
+        )
+        yield f"{doubt}: {law}'s law does not describe it."
+        return
+    point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None
+    flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {_say('share', point)})" if point else ""
+    yield f"By {law}'s law this is worth a serial fraction of {_say('share', serial)}{flatt}."
     if answer.usl is not None:
         peak = answer.usl.peak_ranks
         top = f"; throughput would peak near {peak:.0f} ranks" if peak else "; the data show no peak"

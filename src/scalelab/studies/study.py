@@ -137,7 +137,7 @@ class Sampling:
     profile_steps: int = 0
     """Further steps of one launch under torch's profiler; traces are kept."""
     control: bool = True
-    """Whether the reference is measured twice, as if it were two configurations: they must not differ."""
+    """The control: the reference measured twice, as if it were two configurations; they must not differ."""
 
     def __post_init__(self) -> None:
         check_at_least("rounds", self.rounds, 1)
