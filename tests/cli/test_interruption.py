@@ -32,11 +32,11 @@ def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, st
     return command.returncode, errors
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how: signal.Signals, code: int) -> None:
     returncode, errors = stop_after(4, how, tmp_path)
     assert returncode == code
-    if how is signal.SIGINT:
+    if how is not signal.SIGKILL:
         assert "scalelab resume" in errors
         assert "Traceback" not in errors
     assert "interrupted" in scalelab("list", cwd=tmp_path).stdout

@@ -141,3 +141,39 @@ def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two ranks with gloo over loopback" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")
+
+
+def test_what_is_no_ordinary_file_is_written_into_and_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("")
+    link.symlink_to(target)
+    call(capsys, "show", "last", "--runs-dir", tmp_path, "--json", link)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["title"] == "Strong scaling"
+    call(capsys, "show", "last", "--runs-dir", tmp_path, "--json", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_target_that_cannot_be_written_is_refused_by_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["show", "last", "--runs-dir", str(tmp_path), "--csv", "/proc/nothing.csv"])
+    assert ended.value.code == 1
+    assert "--csv" in capsys.readouterr().err
+
+
+def test_runs_of_different_work_get_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = make_run(tmp_path)
+    study = StrongScaling(
+        job=Job(workload="mlp", options={"dim": 16, "depth": 2}), sampling=Sampling(rounds=6), global_batch=128
+    )
+    after, _ = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.2 / trial.num_ranks))
+    out = call(capsys, "compare", before.name, after.name, "--runs-dir", tmp_path, "--json", "-")
+    document = json.loads(out)
+    assert all("there is no verdict" in sentence for sentence in document["summary"])
+    assert "does not do the work" in document["cautions"][0]["message"]

@@ -48,6 +48,11 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
         ((*STRONG, "--rank", "2"), ["--rank", "Did you mean --ranks?"]),
         (("run", "--ranks", "2"), ["the study comes first"]),
         (("run", "weak-scaling", "--batch-per-rank", "-3"), ["--batch-per-rank -3"]),
+        ((*STRONG, "--ranks", "two"), ["--ranks", "two", "--help"]),
+        ((*STRONG, "--steps"), ["--steps", "--help"]),
+        ((*STRONG, "--dtype", "int3"), ["int3", "--dtype", "float32"]),
+        (("list", "--limit", "-3"), ["--limit -3"]),
+        (("show", "a", "b"), ["unknown option b"]),
         (("show", "nothing-like-it"), ["unknown run 'nothing-like-it'"]),
     ],
 )
@@ -118,3 +123,11 @@ def test_a_dry_run_lists_the_trials_and_runs_nothing(tmp_path: Path, capsys: pyt
     ]
     assert lines[-1].startswith("8 trials, about ")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_of_build_that_is_a_flag_of_the_study_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def build(batch_size, steps=5): ...\n")
+    line = fail(capsys, "run", "weak-scaling", "--workload", f"{tmp_path}/mine.py")
+    assert "its parameter 'steps' would be --steps" in line

@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.errors import StorageFull
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status, StepKind
+from scalelab.trial import Status, StepKind, StepPlan
 from tests.measure.trials import launch, make_trial, write_step_workload, write_workload
 
 pytestmark = pytest.mark.ranks
@@ -151,3 +151,49 @@ def test_a_full_disk_is_no_failure_of_the_trial(
     with pytest.raises(StorageFull, match="resume"):
         launch(launcher, make_trial(workload=spec), full_disk / "t")
     assert launch(launcher, make_trial(), tmp_path / "u").step_seconds(StepKind.CLEAN)
+
+
+def test_the_comm_free_instrument_never_runs_a_trial_out_of_memory(launcher: LocalLauncher, tmp_path: Path) -> None:
+    plan = StepPlan(lead_in_steps=2, clean_steps=2, phase_steps=0, comm_free_steps=2)
+    trial = make_trial(options={"dim": 2048, "depth": 4}, memory_limit_bytes=500_000_000, plan=plan)
+    result = launch(launcher, trial, tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    assert result.step_seconds(StepKind.CLEAN)
+    assert not result.step_seconds(StepKind.COMM_FREE)
+
+
+def test_a_parameter_without_a_gradient_is_invalid_under_ddp(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(
+        tmp_path, "model.unused = nn.Linear(2, 2)\nloss = lambda model, batch: model(batch[0]).square().mean()"
+    )
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "some parameters get no gradient" in result.reason
+
+
+def test_a_file_that_exits_is_invalid(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, "raise SystemExit(2)")
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "SystemExit: 2" in result.reason
+
+
+def test_a_time_limit_shorter_than_a_launch_is_a_result(launcher: LocalLauncher, tmp_path: Path) -> None:
+    assert launch(launcher, make_trial(timeout_seconds=0.001), tmp_path).status is Status.TIMED_OUT
+
+
+def test_an_error_in_a_loaders_worker_is_told_in_its_own_words(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(
+        tmp_path,
+        """
+        class Broken(torch.utils.data.Dataset):
+            def __len__(self):
+                return 64
+            def __getitem__(self, index):
+                raise ValueError("bad record 17")
+        batches = torch.utils.data.DataLoader(Broken(), batch_size=batch_size, num_workers=1)
+        """,
+    )
+    result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "ValueError: bad record 17" in result.reason

@@ -14,7 +14,7 @@ from scalelab.report.document import Cell, read_document
 from scalelab.report.exports import render_json
 from scalelab.store import RunStore
 from scalelab.studies.study import Sampling
-from scalelab.trial import Status, StepKind, Trial, TrialResult
+from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult
 from tests.records import replace_losses
 from tests.studies.answers import (
     ONE_RANK_SECONDS,
@@ -326,3 +326,23 @@ def test_the_raw_samples_of_every_launch_are_kept(tmp_path: Path) -> None:
     assert len(results) == 5 * SAMPLING.rounds
     for result in results:
         assert len(result.step_seconds(StepKind.CLEAN)) == SAMPLING.steps
+
+
+def test_a_control_that_differs_is_the_first_warning(tmp_path: Path) -> None:
+    def favour_control(trial: Trial) -> float:
+        return (0.8 if trial.configuration == "control" else 1.0) / trial.num_ranks
+
+    _, document = answer(make_strong(), tmp_path, FakeLauncher(favour_control))
+    assert document.cautions[0].message.startswith("the control failed")
+
+
+def test_a_few_very_long_steps_are_told_with_the_throughput_they_leave(tmp_path: Path) -> None:
+    store, _ = answer(make_strong(), tmp_path)
+    results, _ = store.results()
+
+    def slow_down(sample: StepSample) -> StepSample:
+        return sample._replace(step_seconds=sample.step_seconds * (9 if sample.step % 4 == 3 else 1))
+
+    slowed = [replace(result, samples=tuple(map(slow_down, result.samples))) for result in results]
+    document = make_strong().conclude(slowed)
+    assert "times the median; with its long steps a training does" in warn_all(document)

@@ -49,11 +49,16 @@ def parse_known_flags(
 
 
 def read_box(text: str) -> str:
-    """The first sentence of tyro's framed error, in one line."""
-    inside = [line.strip().strip("│").strip() for line in text.splitlines() if line.strip().startswith("│")]
-    sentence: list[str] = []
-    for line in inside:
-        if line and not line.strip("─"):
-            break
-        sentence.append(line)
+    """The sentence of tyro's framed error, in one line; where the terminal has no UTF-8 the frame is of hyphens."""
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        content = line.strip().strip("│").strip()
+        if content.startswith(("╭", "╰")):
+            continue
+        if content and not content.strip("─-"):
+            blocks.append([])
+        elif content:
+            blocks[-1].append(content)
+    has_title_above = "╭" not in text
+    sentence = blocks[min(has_title_above, len(blocks) - 1)]
     return " ".join(sentence).rstrip(".") or text.strip()

@@ -80,7 +80,8 @@ def write_target(path: Path, text: str, flag: str) -> None:
     place = path.resolve()
     with storage_errors(path, flag):
         if place.exists() and not place.is_file():
-            place.open("w", encoding="utf-8").write(text)
+            with place.open("w", encoding="utf-8") as stream:
+                stream.write(text)
         else:
             write_atomically(place, text)
 

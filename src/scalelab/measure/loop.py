@@ -23,6 +23,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from scalelab.measure.failure import is_out_of_memory
 from scalelab.measure.state import SavedState
 from scalelab.measure.training import Training
 from scalelab.trial import Block, StepKind, StepSample
@@ -86,8 +87,8 @@ def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
 def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
     """Steps without the gradient exchange; the first one settles after the saving and is not kept.
 
-    Where any rank has no memory left for a copy of its state, all leave the block out: an instrument must not be
-    what a trial runs out of memory by.
+    Where any rank has no memory for a copy of its state, or none left beside it, all leave the block out: an
+    instrument must not be what a trial runs out of memory by.
     """
     saved = SavedState.copy_of(training)
     if not is_so_everywhere(saved is not None, training):
@@ -95,10 +96,20 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
     assert saved is not None
     no_sync = getattr(training.model, "no_sync", nullcontext)
     context: AbstractContextManager[None] = no_sync()
-    with context:
-        run_clean_steps(training, 1, [])
-        run_clean_steps(training, num_steps, raw)
+    is_done = True
+    try:
+        with context:
+            run_clean_steps(training, 1, [])
+            run_clean_steps(training, num_steps, raw)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        is_done = False
+        training.optimizer.zero_grad()
     saved.restore()
+    del saved
+    if not is_so_everywhere(is_done, training):
+        raw.clear()
 
 
 def is_so_everywhere(is_so: bool, training: Training) -> bool:
