@@ -44,6 +44,7 @@ This page is made from the commands' own help texts by `python docs/generate_cli
 | 3 | some trials failed; the others are kept and reported |
 | 124 | no trial completed, and the first failure was the time limit |
 | 130 | interrupted; what was measured is kept |
+| 143 | ended by SIGTERM, as batch systems do; what was measured is kept |
 
 `scalelab doctor` ends with 1 when a check failed.
 

@@ -9,7 +9,7 @@ distributed or counts 240 steps of 12 launches as 240 facts.
     difference   the same, without the logs
 
 Comparing round by round removes what neighbours in time share: a machine that slows down by 30 % half-way
-moves every median and no ratio. It is also why a ratio may differ in its last digit from the quotient of
+moves every median and no ratio. It is also why a ratio may differ, on a noisy machine, from the quotient of
 the two printed medians: those do not know which launches ran side by side, and their quotient has the
 larger error. (Simulated with such a slow-down: the same interval around the quotient of the medians covers
 83 to 86 %, not 95 %.)
