@@ -128,6 +128,11 @@ class RunStore:
     def has_result(self, trial_name: str) -> bool:
         return (self.trial_directory(trial_name) / "result.json").is_file()
 
+    def count_failed(self) -> int:
+        """How many results are of trials that did not complete; told from a glance at each, for listings."""
+        statuses = (_glance_at_status(self.trial_directory(name) / "result.json") for name in self.record.trials)
+        return sum(status not in (None, "completed") for status in statuses)
+
     def save_result(self, result: TrialResult) -> None:
         """Write the samples, then `result.json`; after this the trial is never run again."""
         directory = self.trial_directory(result.trial.name)
@@ -203,6 +208,14 @@ class RunStore:
 
     def is_running(self) -> bool:
         return find_holder(self.path / "running.json") is not None
+
+
+def _glance_at_status(file: Path) -> str | None:
+    try:
+        found = re.search(r'"status": "(\w+)"', file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found else None
 
 
 def hash_workload(workload: str) -> str | None:

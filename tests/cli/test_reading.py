@@ -72,6 +72,9 @@ def test_listing_tells_the_state_of_every_run(tmp_path: Path, capsys: pytest.Cap
     assert states[complete.name] == ("complete", 24)
     assert states[interrupted.name] == ("interrupted", 23)
     assert states[damaged.name][0] == "damaged"
+    failed = make_run(tmp_path, failures={"ddp-2": Status.OUT_OF_MEMORY})
+    last = json.loads(call(capsys, "list", "--runs-dir", tmp_path, "--json").splitlines()[-1])
+    assert (last["name"], last["state"]) == (failed.name, "complete, 6 failed")
     assert "older" in call(capsys, "list", "--runs-dir", tmp_path, "--limit", "1")
 
 

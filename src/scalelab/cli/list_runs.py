@@ -64,6 +64,7 @@ def describe_run(path: Path) -> RunLine:
     trials = store.record.trials
     done = sum(store.has_result(name) for name in trials)
     state = "running" if store.is_running() else "complete" if done == len(trials) else "interrupted"
+    failed = store.count_failed()
     job = store.record.fields.get("job", {})
     workload = str(job.get("workload", "–")) if isinstance(job, dict) else "–"
     return RunLine(
@@ -72,7 +73,7 @@ def describe_run(path: Path) -> RunLine:
         workload=Path(workload).name,
         num_done=done,
         num_trials=len(trials),
-        state=state,
+        state=f"{state}, {failed} failed" if failed else state,
     )
 
 
