@@ -1,8 +1,10 @@
 """`scalelab`: choose the verb, run it, turn errors into one line and an exit code.
 
-0  ok                        3    some trials failed; the rest is kept and reported
-1  an error with a name      124  a time limit passed
-2  usage                     130  interrupted
+The codes:
+
+    0  ok                        3    some trials failed; the rest is kept and reported
+    1  an error with a name      124  a time limit passed
+    2  usage                     130  interrupted; 143 by SIGTERM
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from scalelab.files import write_json
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RUNS_DIR
+from scalelab.studies.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_seconds, format_share
 
@@ -175,7 +176,7 @@ def try_ranks(launcher: Launcher) -> Iterator[Check]:
     results = [launch_once(launcher, num_ranks=1) for _ in range(NUM_NOISE_LAUNCHES)]
     noise = measure_noise([list(result.step_seconds(StepKind.CLEAN).values())[8:] for result in results])
     within, between = noise.within_ratio or 0.0, noise.between_ratio or 0.0
-    is_noisy = between > 0.05 or within > 0.15
+    is_noisy = between > NOISY_BETWEEN or within > NOISY_WITHIN
     yield Check(
         name="noise",
         grade=Grade.WARNING if is_noisy else Grade.OK,

@@ -1,7 +1,8 @@
-"""What a launcher and its ranks have agreed on: exit codes, signals and file names, without torch."""
+"""What a launcher and its ranks have agreed on: exit codes, signals, process groups and files, without torch."""
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def outcome_file(directory: Path, rank: int) -> Path:
 def trace_file(directory: Path, rank: int) -> Path:
     """What torch's profiler recorded; stays with the trial."""
     return directory / "trace" / f"rank{rank}.json.gz"
+
+
+def kill_group(pid: int) -> bool:
+    """End what is in a rank's process group; False where there is none: it has ended, or does not lead one yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def remove_scratch(directory: Path) -> None:

@@ -34,7 +34,7 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.measure.agreement import log_file
+from scalelab.measure.agreement import kill_group, log_file
 from scalelab.measure.worker import Assignment, run_rank
 
 PR_SET_PDEATHSIG = 1
@@ -128,9 +128,9 @@ class ForkServer:
 
     def _kill_children(self) -> None:
         for pid in self._children:
-            kill_group(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
+            if not kill_group(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _send(self, event: dict[str, Any]) -> None:
         self._events.write(json.dumps(event) + "\n")
@@ -163,14 +163,6 @@ def become_rank(assignment: Assignment, server: int) -> None:
 def find_loopback() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])
-
-
-def kill_group(pid: int) -> None:
-    """End what is left of a rank's process group; it is usually gone."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def main(events_fd: str) -> None:

@@ -40,15 +40,15 @@ def _describe_speedup(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
     if base is None or speedup is None or efficiency is None:
         return
     where = "the plain loop on 1 rank" if base is answer.plain else f"{base.label}"
-    n, ratio = arm.trial.num_ranks, _say("ratio", speedup)
+    who, ratio, share = (
+        f"{answer.strategy} on {arm.trial.num_ranks} ranks",
+        _say("ratio", speedup),
+        _say("share", efficiency),
+    )
     if answer.is_strong:
-        share = _say("share", efficiency)
-        yield f"{answer.strategy} on {n} ranks ran {ratio} times as fast as {where}: {share} of ideal."
+        yield f"{who} ran {ratio} times as fast as {where}: {share} of ideal."
     else:
-        yield (
-            f"{answer.strategy} on {n} ranks did {ratio} times the work per second of {where}:"
-            f" {_say('share', efficiency)} of ideal."
-        )
+        yield f"{who} did {ratio} times the work per second of {where}: {share} of ideal."
 
 
 def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[str]:
@@ -87,11 +87,9 @@ def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
         return
     n = arm.trial.num_ranks
     ideal = f"1/{n} of the {answer.strategy} × 1 step" if answer.is_strong else f"the {answer.strategy} × 1 step"
-    slow = (
-        "does not shrink with the batch, or slows down beside other ranks"
-        if answer.is_strong
-        else ("slows down beside other ranks")
-    )
+    slow = "slows down beside other ranks"
+    if answer.is_strong:
+        slow = f"does not shrink with the batch, or {slow}"
     yield (
         f"Why: at {n} ranks a step is {_say('seconds', excess)} longer than {ideal}: {_say('seconds', exposed.seconds)}"
         f" is exposed gradient exchange, {_say('seconds', unshrunk)} is computation that {slow}"

@@ -22,7 +22,7 @@ from scalelab.environment import (
     usable_cores,
 )
 from scalelab.errors import LaunchFailed, StorageFull
-from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, log_file, remove_scratch
+from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
 from scalelab.ranks.affinity import assign_cores
@@ -162,9 +162,7 @@ def dump_stacks(pids: list[int], logs: list[Path]) -> None:
 def end_ranks(pids: list[int]) -> None:
     """Kill ranks and everything in their process groups."""
     for pid in pids:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        if not kill_group(pid):
             _send_signal(pid, signal.SIGKILL)
 
 
