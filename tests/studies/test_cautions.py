@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.analysis.warmup import Warmup
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.report.document import Caution
-from scalelab.studies.arms import group_arms
+from scalelab.studies.arms import group_arms, share_warmup
 from scalelab.studies.cautions import find_cautions
 from scalelab.trial import Status, StepPlan, StepSample, Trial, TrialResult
 from tests.records import make_record, replace_losses
@@ -193,3 +194,11 @@ def test_the_plain_loop_and_its_control_are_called_by_their_names() -> None:
     assert label(make_record()) == "plain loop"
     assert label(make_record(configuration="control")) == "control"
     assert label(make_record(configuration="ddp-1", strategy="ddp")) == "ddp × 1"
+
+
+def test_what_is_compared_loses_the_same_first_steps() -> None:
+    settled = [Warmup(num_steps=2, is_settled=True), Warmup(num_steps=5, is_settled=True)]
+    unsettled = Warmup(num_steps=20, is_settled=False)
+    assert share_warmup([*settled, unsettled]) == 5
+    assert share_warmup([unsettled]) == 20
+    assert share_warmup([]) == 0

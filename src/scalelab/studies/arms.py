@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.rounds import Rounds
@@ -24,6 +24,9 @@ class Arm:
     """Step times after warm-up, the maximum over ranks."""
     comm_free: Rounds
     warmup: Warmup
+    """What this configuration's own steps show, or what was told."""
+    num_dropped: int
+    """How many first steps are left out, the same in every configuration of a study."""
     num_clean_steps: int
     """Clean steps of one launch, warm-up included."""
 
@@ -95,7 +98,21 @@ def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dic
     for result in sorted(results, key=lambda result: result.trial.round):
         grouped.setdefault(result.trial.configuration, []).append(result)
     last_round = max((result.trial.round for result in results), default=0)
-    return {name: _make_arm(found, last_round, forced_warmup) for name, found in grouped.items()}
+    arms = {name: _make_arm(found, last_round, forced_warmup) for name, found in grouped.items()}
+    shared = share_warmup([arm.warmup for arm in arms.values() if arm.is_measured])
+    return {
+        name: replace(arm, clean=[steps[shared:] for steps in arm.clean], num_dropped=shared)
+        for name, arm in arms.items()
+    }
+
+
+def share_warmup(found: Sequence[Warmup]) -> int:
+    """One warm-up for all that is compared, or a difference could be that of the cut.
+
+    The longest of those that settled. One that never settled has no warm-up to speak of and is warned of instead.
+    """
+    settled = [warmup.num_steps for warmup in found if warmup.is_settled]
+    return max(settled) if settled else min((warmup.num_steps for warmup in found), default=0)
 
 
 def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | None) -> Arm:
@@ -113,8 +130,9 @@ def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | 
     return Arm(
         trial=results[0].trial,
         results=tuple(results),
-        clean=[steps[warmup.num_steps :] for steps in clean],
+        clean=clean,
         comm_free=comm_free,
         warmup=warmup,
+        num_dropped=0,
         num_clean_steps=max((len(steps) for steps in clean), default=0),
     )

@@ -124,7 +124,7 @@ def _name_outliers(arm: Arm) -> Iterator[Caution]:
 def _number_step(arm: Arm, outlier: Outlier) -> int:
     """The number of an outlier in its launch, as `samples.csv` has it: steps of other kinds ran between clean ones."""
     (result,) = (result for result in arm.results if result.trial.round == outlier.round + 1)
-    return list(result.step_seconds(StepKind.CLEAN))[arm.warmup.num_steps + outlier.step]
+    return list(result.step_seconds(StepKind.CLEAN))[arm.num_dropped + outlier.step]
 
 
 def _name_heavy_tail(arm: Arm) -> Iterator[Caution]:

@@ -38,8 +38,7 @@ def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch:
     device = arms[0].trial.device if arms else job.found_device
     threads = arms[0].trial.threads_per_rank if arms else job.threads_per_rank
     backend = "nccl" if device == "cuda" else "gloo"
-    found = sorted({arm.warmup.num_steps for arm in arms if arm.is_measured})
-    dropped = f"{found[0]}–{found[-1]}" if len(found) > 1 else str(found[0]) if found else "–"
+    dropped = arms[0].num_dropped if arms else "–"
     how = "as told" if sampling.warmup is not None else "as found"
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
     launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
