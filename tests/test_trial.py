@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalelab.checks import check_divisible, flag
 from scalelab.errors import UsageError
 from scalelab.trial import (
     Block,
@@ -22,8 +23,6 @@ from scalelab.trial import (
     StepSample,
     Trial,
     TrialResult,
-    check_divisible,
-    flag,
     from_builtins,
     not_run,
     to_builtins,

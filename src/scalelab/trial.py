@@ -19,11 +19,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
+from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
+from scalelab.settings import Course, Dtype, Optimization, Perturbation, Spreading, StepShape
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of an older version would be misread."""
@@ -31,9 +33,11 @@ SCHEMA_VERSION = 1
 Option = bool | int | float | str
 """What a workload's option may be: it must survive JSON and a command line."""
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = get_args(Dtype)
 DEVICES = ("cpu", "cuda")
 ALLOCATORS = ("system", "keep")
+SINGLE_PROCESS = ("single", "dp")
+"""Strategies that have no process group."""
 
 
 class Status(StrEnum):
@@ -156,7 +160,13 @@ class Trial:
     threads_per_rank: int = 1
     is_oversubscribed: bool = False
     """Whether the ranks of this trial must share cores or devices."""
+    shape: StepShape = field(default_factory=StepShape)
+    optimization: Optimization = field(default_factory=Optimization)
+    spreading: Spreading = field(default_factory=Spreading)
+    perturbation: Perturbation = field(default_factory=Perturbation)
     plan: StepPlan = field(default_factory=StepPlan)
+    course: Course | None = None
+    """A training run instead of a measurement by `plan`."""
     timeout_seconds: float = 600.0
     memory_limit_bytes: int | None = None
     """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
@@ -187,6 +197,16 @@ class Trial:
             raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+        micro, batch = self.shape.micro_batch, self.batch_per_rank
+        if micro is not None and batch % micro:
+            raise UsageError(
+                f"--micro-batch {micro} does not divide the {batch} samples of a rank: use a divisor of it"
+            )
+        rank = self.perturbation.delay_rank
+        if rank is not None and rank >= self.num_processes and self.num_processes > 1:
+            raise UsageError(
+                f"--delay-rank {rank} does not exist: the last of {self.num_processes} is {self.num_processes - 1}"
+            )
 
     @property
     def name(self) -> str:
@@ -194,8 +214,29 @@ class Trial:
         return f"{self.configuration}-r{self.round}"
 
     @property
+    def num_processes(self) -> int:
+        """One per rank; the replicas of `dp` are threads of one process."""
+        return 1 if self.strategy in SINGLE_PROCESS else self.num_ranks
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the strategy exists for GPUs only and is played here by threads on cores."""
+        return self.strategy == "dp" and self.device == "cpu"
+
+    @property
     def batch_per_rank(self) -> int:
+        """Samples of one step on one rank, or on one replica of `dp`."""
         return self.global_batch // self.num_ranks
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of one step on one rank."""
+        return 1 if self.shape.micro_batch is None else self.batch_per_rank // self.shape.micro_batch
+
+    @property
+    def batch_per_pass(self) -> int:
+        """Samples of one forward pass of one process."""
+        return self.global_batch // self.num_processes // self.accumulation
 
 
 class StepSample(NamedTuple):
@@ -217,6 +258,25 @@ class StepSample(NamedTuple):
 
 PHASES = ("input", "forward", "backward", "optimizer")
 """The phases of a step, in order; `StepSample` has one `…_seconds` field for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One line of a training run: the state of learning after a step."""
+
+    step: int
+    """Optimizer steps done, from 1."""
+    epoch: float
+    """Passes over the data done."""
+    loss: float
+    """On this step's batches, or on the whole test data; the mean over ranks."""
+    accuracy: float | None = None
+    """The share of right answers, where the output has classes."""
+    learning_rate: float | None = None
+    """What this step's update used; None for an evaluation."""
+    seconds: float = 0.0
+    """Of this step, or of this evaluation."""
+    is_evaluation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +310,8 @@ class TrialResult:
     """The user's own frames, where the user's code raised the error."""
     samples: tuple[StepSample, ...] = ()
     ranks: tuple[RankReport, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    """The lines of a training run; empty for a measurement."""
     started_at: str = ""
     """UTC, ISO 8601."""
     wall_seconds: float = 0.0
@@ -267,7 +329,7 @@ class TrialResult:
         for sample in self.samples:
             if sample.kind is kind:
                 by_step.setdefault(sample.step, []).append(sample.step_seconds)
-        wanted = self.trial.num_ranks
+        wanted = self.trial.num_processes
         return {step: max(times) for step, times in sorted(by_step.items()) if len(times) == wanted}
 
     def losses(self) -> dict[int, float]:
@@ -312,31 +374,3 @@ def _encode_mapping(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"cannot store a {type(value).__name__}")
-
-
-def flag(name: str) -> str:
-    """The flag that a field is set by."""
-    return "--" + name.replace("_", "-")
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"{flag(name)} {value} is too small: use {least} or more")
-
-
-def check_positive(name: str, value: float) -> None:
-    if not value > 0 or math.isinf(value):
-        raise UsageError(f"{flag(name)} {value:g} cannot be: use a finite number above 0")
-
-
-def check_one_of(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{flag(name)} {value!r} is not known: use one of {', '.join(known)}")
-
-
-def check_divisible(global_batch: int, num_ranks: int) -> None:
-    """Every rank must get the same number of samples, or the comparison is not of like with like."""
-    if global_batch % num_ranks:
-        below, above = global_batch // num_ranks * num_ranks, (global_batch // num_ranks + 1) * num_ranks
-        options = f"{below} or {above}" if below else f"{above}"
-        raise UsageError(f"--global-batch {global_batch} cannot be divided over {num_ranks} ranks: use {options}")

@@ -39,10 +39,10 @@ def test_phases_are_timed_only_where_asked_and_sum_to_the_step(launcher: LocalLa
 
 
 def test_two_runs_with_one_seed_give_bit_equal_losses(launcher: LocalLauncher, tmp_path: Path) -> None:
-    trial = make_trial(workload="gpt", options={"size": "tiny"}, global_batch=4)
+    trial = make_trial(workload="gpt2", options={"size": "tiny"}, global_batch=4)
     first = launch(launcher, trial, tmp_path / "a")
     second = launch(launcher, trial, tmp_path / "b")
-    other = launch(launcher, make_trial(workload="gpt", global_batch=4, seed=1), tmp_path / "c")
+    other = launch(launcher, make_trial(workload="gpt2", global_batch=4, seed=1), tmp_path / "c")
     assert len(first.losses()) > 5
     assert first.losses() == second.losses()
     assert first.losses() != other.losses()
@@ -59,7 +59,7 @@ def test_two_ranks_train_on_the_same_samples_as_one(launcher: LocalLauncher, tmp
 
 def test_steps_without_communication_leave_no_trace_in_the_training(launcher: LocalLauncher, tmp_path: Path) -> None:
     def clean_losses(plan: StepPlan, name: str) -> list[float]:
-        result = launch(launcher, make_trial(workload="gpt", global_batch=4, plan=plan), tmp_path / name)
+        result = launch(launcher, make_trial(workload="gpt2", global_batch=4, plan=plan), tmp_path / name)
         assert result.status is Status.COMPLETED, result.reason
         return list(result.losses().values())
 

@@ -250,7 +250,7 @@ def test_restoring_twice_is_restoring_once() -> None:
 def test_a_trial_of_an_own_optimizer_default_is_adam() -> None:
     assert isinstance(build().optimizer, torch.optim.Adam)
     assert isinstance(
-        build_training(Trial(configuration="a", workload="gpt", global_batch=1), 0, CPU).optimizer, torch.optim.AdamW
+        build_training(Trial(configuration="a", workload="gpt2", global_batch=1), 0, CPU).optimizer, torch.optim.AdamW
     )
 
 

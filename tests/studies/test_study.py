@@ -115,7 +115,7 @@ def test_auto_is_the_processor_where_there_is_no_gpu() -> None:
 
 def test_every_field_of_the_job_reaches_the_trials() -> None:
     job = Job(
-        workload="gpt",
+        workload="gpt2",
         options={"size": "tiny"},
         device="cpu",
         dtype="float64",
@@ -125,7 +125,7 @@ def test_every_field_of_the_job_reaches_the_trials() -> None:
         port=4321,
     )
     trial = make_strong(job=job).plan()[0]
-    assert (trial.workload, trial.options, trial.dtype) == ("gpt", {"size": "tiny"}, "float64")
+    assert (trial.workload, trial.options, trial.dtype) == ("gpt2", {"size": "tiny"}, "float64")
     assert (trial.memory_limit_bytes, trial.timeout_seconds) == (2 * 2**30, 90.0)
     assert (trial.seed, trial.port, trial.plan) == (7, 4321, SAMPLING.plan)
 
@@ -202,15 +202,15 @@ def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, me
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (Job(workload="gtp"), r"unknown workload 'gtp'\. Did you mean 'gpt'\?"),
+        (Job(workload="gtp"), r"unknown workload 'gtp'\. Did you mean 'gpt2'\?"),
         (
             Job(workload="mlp", options={"dmi": 3}),
             r"unknown option of mlp 'dmi'\. Did you mean 'dim'\? Known: depth, dim",
         ),
         (Job(workload="mlp", options={"dim": "3"}), "--workload mlp: Expected `int`, got `str` - at `\\$.dim`"),
         (Job(workload="mlp", options={"dim": 0}), "--dim 0 is too small"),
-        (Job(workload="gpt", options={"size": "huge"}), "--workload gpt: .*'huge'"),
-        (Job(workload="gpt", options={"dropout": float("nan")}), "--dropout nan cannot be"),
+        (Job(workload="gpt2", options={"size": "huge"}), "--workload gpt2: .*'huge'"),
+        (Job(workload="gpt2", options={"dropout": float("nan")}), "--dropout nan cannot be"),
         (Job(workload="mlp", port=70000), "--port 70000 is no port"),
     ],
 )

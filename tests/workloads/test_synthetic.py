@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scalelab.workloads.catalogue import GptOptions, MlpOptions
-from scalelab.workloads.gpt import build_gpt
+from scalelab.workloads.catalogue import Gpt2Options, MlpOptions
+from scalelab.workloads.gpt2 import build_gpt2
 from scalelab.workloads.mlp import build_mlp
 from scalelab.workloads.synthetic import NUM_POOLED_BATCHES, draw_batches
 from scalelab.workloads.workload import BuildContext
@@ -58,11 +58,13 @@ def test_drawing_leaves_the_global_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt"])
+@pytest.mark.parametrize("name", ["mlp", "gpt2"])
 def test_two_ranks_of_a_built_in_workload_share_the_samples_of_one(name: str) -> None:
     def first_batch(num_ranks: int, rank: int) -> tuple[torch.Tensor, ...]:
         context = make_context(num_ranks, rank)
-        workload = build_mlp(MlpOptions(dim=4, depth=1), context) if name == "mlp" else build_gpt(GptOptions(), context)
+        workload = (
+            build_mlp(MlpOptions(dim=4, depth=1), context) if name == "mlp" else build_gpt2(Gpt2Options(), context)
+        )
         batch: tuple[torch.Tensor, ...] = next(iter(workload.batches))
         return batch
 
@@ -72,5 +74,5 @@ def test_two_ranks_of_a_built_in_workload_share_the_samples_of_one(name: str) ->
 
 
 def test_a_gpt_is_asked_for_the_next_token() -> None:
-    tokens, targets = next(iter(build_gpt(GptOptions(), make_context(1, 0)).batches))
+    tokens, targets = next(iter(build_gpt2(Gpt2Options(), make_context(1, 0)).batches))
     assert torch.equal(tokens[:, 1:], targets[:, :-1])

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalelab.checks import check_at_least
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import StoreError
 from scalelab.report.text import clean_text, measure_text, pad_text
 from scalelab.store import RUNS_DIR, RunStore, find_runs
-from scalelab.trial import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     seed_everything(trial.seed)
     workload = load_workload(trial, rank)
     dtype = getattr(torch, trial.dtype)
-    model = APPLY[trial.strategy](workload.model.to(dtype).train(), device)
+    model = APPLY[trial.strategy](workload.model.to(dtype).train(), device, trial)
     optimizer = (workload.optimizer or torch.optim.Adam)(model.parameters())
     move = None
     if device.type != "cpu" or dtype is not torch.float32:

@@ -1,8 +1,45 @@
-"""The strategies by name, without torch."""
+"""The strategies by name and what each can be told, without torch."""
 
 from __future__ import annotations
 
-STRATEGIES = {
+from dataclasses import fields
+from typing import Literal, get_args
+
+from scalelab.checks import flag
+from scalelab.errors import UsageError
+from scalelab.settings import Spreading
+
+Strategy = Literal["single", "dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
+Spread = Literal["dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
+"""The strategies that use more than one rank."""
+
+STRATEGIES: dict[str, str] = {
     "single": "the plain loop with no process group, on one rank",
+    "dp": "nn.DataParallel: one process, a replica per GPU; on CPU its algorithm is emulated by threads",
     "ddp": "DistributedDataParallel: every rank holds the model, gradients are averaged during backward",
+    "fsdp-full": "FullyShardedDataParallel, FULL_SHARD: parameters, gradients and optimizer are sharded",
+    "fsdp-grad-op": "FullyShardedDataParallel, SHARD_GRAD_OP: parameters stay gathered between forward and backward",
+    "fsdp-none": "FullyShardedDataParallel, NO_SHARD: its machinery with nothing sharded",
+    "fsdp2": "fully_shard: parameters are sharded one by one, as DTensors",
 }
+
+FSDP = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
+KNOWN_FIELDS: dict[str, tuple[str, ...]] = {
+    "ddp": tuple(field.name for field in fields(Spreading) if field.name != "reshard_after_forward"),
+    "fsdp2": ("sync_batch_norm", "reshard_after_forward"),
+} | dict.fromkeys(FSDP[:3], ("sync_batch_norm",))
+"""Which fields of `Spreading` a strategy takes."""
+
+
+def check_spreading(strategy: str, spreading: Spreading) -> None:
+    """Refuse a setting that the strategy would ignore."""
+    for field in fields(Spreading):
+        value = getattr(spreading, field.name)
+        if value != field.default and field.name not in KNOWN_FIELDS.get(strategy, ()):
+            takers = [name for name, known in KNOWN_FIELDS.items() if field.name in known]
+            raise UsageError(
+                f"{flag(field.name)} means nothing to --strategy {strategy}: use it with {' or '.join(takers)}"
+            )
+
+
+assert set(get_args(Strategy)) == set(STRATEGIES)

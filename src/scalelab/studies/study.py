@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import tyro
 
+from scalelab.checks import check_at_least, check_divisible, check_positive, read_flag
 from scalelab.environment import count_cores, find_gpus, installed_version
 from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document
-from scalelab.trial import (
-    Option,
-    StepPlan,
-    Trial,
-    TrialResult,
-    check_at_least,
-    check_divisible,
-    check_positive,
-    flag,
-)
+from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.trial import Option, StepPlan, Trial, TrialResult
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options
 from scalelab.workloads.source import OwnWorkload, split_name
@@ -50,13 +43,18 @@ class Study(Protocol):
 class Job:
     """What is trained, and on what."""
 
-    workload: str = "gpt"
-    """A built-in workload (gpt, mlp), or your own: file.py:build."""
+    workload: str = "gpt2"
+    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress] = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """What the model and its floating-point inputs are cast to."""
+    dtype: Dtype = "float32"
+    """What the model and its floating-point inputs are cast to, or with --autocast what is computed in. tf32: float32
+    whose matrix products may round their inputs to TF32 (GPUs)."""
+    shape: StepShape = field(default_factory=StepShape)
+    optimization: Optimization = field(default_factory=Optimization)
+    spreading: Spreading = field(default_factory=Spreading)
+    perturbation: Perturbation = field(default_factory=Perturbation)
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
@@ -70,6 +68,8 @@ class Job:
     """Of the weights, the data and the dropout."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free one."""
+    sees_failure: Annotated[bool, tyro.conf.Suppress] = False
+    """Launch also options that cannot work together: a study that wants to show how they fail says so."""
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)
@@ -97,7 +97,12 @@ class Job:
     @property
     def built_in(self) -> WorkloadOptions | None:
         """The options of a built-in workload, checked; None for a workload of the user's own."""
-        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
+        if self.workload not in BUILT_IN:
+            return None
+        options = make_options(self.workload, self.options)
+        if not self.sees_failure:
+            options.check()
+        return options
 
     @property
     def workload_spec(self) -> str:
@@ -192,6 +197,10 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         "seed": job.seed,
         "device": device,
         "dtype": job.dtype,
+        "shape": job.shape,
+        "optimization": job.optimization,
+        "spreading": job.spreading,
+        "perturbation": job.perturbation,
         "threads_per_rank": threads,
         "allocator": job.allocator,
         "plan": sampling.plan,
@@ -212,17 +221,6 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         for number in range(1, sampling.rounds + 1)
         for configuration in (configurations if number % 2 else reversed(configurations))
     ]
-
-
-T = TypeVar("T")
-
-
-def read_flag(name: str, text: str, parse: Callable[[str], T]) -> T:
-    """The value of a flag; a text that cannot be read is refused with the flag's name."""
-    try:
-        return parse(text)
-    except UsageError as error:
-        raise UsageError(f"{flag(name)} {error}") from None
 
 
 def check_gpus(most_ranks: int) -> None:

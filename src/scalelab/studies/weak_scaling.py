@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from scalelab.checks import check_at_least
 from scalelab.report.document import Document
 from scalelab.studies.scaling import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling_document import conclude_scaling
 from scalelab.studies.study import Job, Sampling, check_ranks
-from scalelab.trial import Trial, TrialResult, check_at_least
+from scalelab.trial import Trial, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)

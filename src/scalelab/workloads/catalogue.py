@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from scalelab.checks import check_at_least, check_share
 from scalelab.errors import UnknownName, UsageError
-from scalelab.trial import Option, check_at_least, from_builtins
+from scalelab.trial import Option, from_builtins
 from scalelab.workloads.source import OwnWorkload, read_own_workload
 
 
@@ -34,6 +35,10 @@ class WorkloadOptions(Protocol):
         """Floating-point operations of one training step on one sample: 2 forward, 4 backward per multiply-add."""
         ...
 
+    def check(self) -> None:
+        """Refuse options that cannot work together, and data that is not there."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class MlpOptions:
@@ -52,6 +57,9 @@ class MlpOptions:
     def label(self) -> str:
         return f"mlp {self.dim}×{self.depth}"
 
+    def check(self) -> None:
+        """Every combination works."""
+
     def count_parameters(self) -> int:
         return self.depth * (self.dim * self.dim + self.dim)
 
@@ -60,7 +68,7 @@ class MlpOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptShape:
+class Gpt2Shape:
     """The sizes that make a GPT-2 model."""
 
     num_layers: int
@@ -70,14 +78,14 @@ class GptShape:
     context: int
 
 
-GPT_SHAPES = {
-    "tiny": GptShape(num_layers=4, num_heads=4, width=128, vocabulary=512, context=64),
-    "small": GptShape(num_layers=12, num_heads=12, width=768, vocabulary=50257, context=1024),
+GPT2_SHAPES = {
+    "tiny": Gpt2Shape(num_layers=4, num_heads=4, width=128, vocabulary=512, context=64),
+    "small": Gpt2Shape(num_layers=12, num_heads=12, width=768, vocabulary=50257, context=1024),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptOptions:
+class Gpt2Options:
     """A GPT-2 language model on random tokens, AdamW."""
 
     size: Literal["tiny", "small"] = "tiny"
@@ -86,16 +94,18 @@ class GptOptions:
     """Share of activations dropped while training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout {self.dropout:g} cannot be: use 0 or more and less than 1")
+        check_share("dropout", self.dropout)
 
     @property
-    def shape(self) -> GptShape:
-        return GPT_SHAPES[self.size]
+    def shape(self) -> Gpt2Shape:
+        return GPT2_SHAPES[self.size]
 
     @property
     def label(self) -> str:
-        return f"gpt {self.size}"
+        return f"gpt2 {self.size}"
+
+    def check(self) -> None:
+        """Every combination works."""
 
     def count_parameters(self) -> int:
         """Embeddings (the head shares the token table), blocks of 12·d² + 13·d, and the last norm."""
@@ -110,7 +120,7 @@ class GptOptions:
         return shape.context * (6.0 * weights + attention)
 
 
-BUILT_IN: dict[str, type[Any]] = {"mlp": MlpOptions, "gpt": GptOptions}
+BUILT_IN: dict[str, type[Any]] = {"mlp": MlpOptions, "gpt2": Gpt2Options}
 
 
 def make_options(name: str, options: Mapping[str, Option]) -> WorkloadOptions:

@@ -16,12 +16,12 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.trial import Trial
 from scalelab.workloads.catalogue import BUILT_IN
-from scalelab.workloads.gpt import build_gpt
+from scalelab.workloads.gpt2 import build_gpt2
 from scalelab.workloads.mlp import build_mlp
 from scalelab.workloads.source import CONTEXT_NAMES
 from scalelab.workloads.workload import BuildContext, Workload
 
-BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {"mlp": build_mlp, "gpt": build_gpt}
+BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {"mlp": build_mlp, "gpt2": build_gpt2}
 
 EXPECTED = "return model, batches and loss (a fourth may make the optimizer from the parameters)"
 
@@ -29,11 +29,12 @@ EXPECTED = "return model, batches and loss (a fourth may make the optimizer from
 def load_workload(trial: Trial, rank: int) -> Workload:
     """Build what the trial trains, for one rank."""
     context = BuildContext(
-        batch_size=trial.batch_per_rank,
+        batch_size=trial.batch_per_pass,
         rank=rank,
-        num_ranks=trial.num_ranks,
+        num_ranks=trial.num_processes,
         seed=trial.seed,
         device=trial.device,
+        accumulation=trial.accumulation,
     )
     if trial.workload in BUILT_IN:
         return BUILDERS[trial.workload](BUILT_IN[trial.workload](**trial.options), context)

@@ -23,6 +23,8 @@ class Workload:
     the model's output for the first element of the batch, and the second element."""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     """Makes the optimizer from the parameters; None: Adam with its defaults."""
+    test_batches: Iterable[Any] | None = None
+    """One rank's share of the test data, gone through once for an evaluation; the same number on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,10 @@ class BuildContext:
     """What a rank tells `build` besides the workload's own options."""
 
     batch_size: int
-    """Samples per step on this rank."""
+    """Samples of one forward pass on this rank."""
     rank: int
     num_ranks: int
     seed: int
     device: str
+    accumulation: int = 1
+    """Forward passes of one step: so many batches make a step."""

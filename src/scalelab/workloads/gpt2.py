@@ -1,4 +1,4 @@
-"""`gpt`: a GPT-2 language model on random tokens.
+"""`gpt2`: a GPT-2 language model on random tokens.
 
 Pre-norm blocks, learned positions, tanh-approximated GELU, the output head sharing the token table; weights drawn
 with standard deviation 0.02, positions 0.01, and the projections into the residual stream scaled down by
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.workloads.catalogue import GptOptions, GptShape
+from scalelab.workloads.catalogue import Gpt2Options, Gpt2Shape
 from scalelab.workloads.synthetic import draw_batches
 from scalelab.workloads.workload import BuildContext, Workload
 
@@ -22,7 +22,7 @@ from scalelab.workloads.workload import BuildContext, Workload
 class Attention(nn.Module):
     """Causal self-attention, all heads in one matrix product."""
 
-    def __init__(self, shape: GptShape, dropout: float) -> None:
+    def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention, then a feed-forward layer four times as wide, each behind a norm and around a shortcut."""
 
-    def __init__(self, shape: GptShape, dropout: float) -> None:
+    def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width)
         self.attention = Attention(shape, dropout)
@@ -58,10 +58,10 @@ class TransformerBlock(nn.Module):
         return result
 
 
-class Gpt(nn.Module):
+class Gpt2(nn.Module):
     """Token indices in, logits of the next token out."""
 
-    def __init__(self, shape: GptShape, dropout: float) -> None:
+    def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
@@ -96,7 +96,7 @@ def next_token_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) 
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def build_gpt(options: GptOptions, context: BuildContext) -> Workload:
+def build_gpt2(options: Gpt2Options, context: BuildContext) -> Workload:
     shape = options.shape
 
     def draw(generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
@@ -105,7 +105,7 @@ def build_gpt(options: GptOptions, context: BuildContext) -> Workload:
         return tokens[:, :-1], tokens[:, 1:]
 
     return Workload(
-        model=Gpt(shape, options.dropout),
+        model=Gpt2(shape, options.dropout),
         batches=draw_batches(draw, context),
         loss=next_token_loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1),

@@ -1,0 +1,184 @@
+"""How a step is shaped, spread, optimised and disturbed: the parts of a trial that are flags of every study.
+
+Each is a frozen record whose fields are flags, JSON keys and help at once. The defaults are torch's own, so that a
+trial that sets none of them is the plain thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from scalelab.checks import check_at_least, check_not_negative, check_positive, read_flag
+from scalelab.errors import UsageError
+from scalelab.units import parse_seconds
+
+Phase = Literal["input", "forward", "backward", "optimizer"]
+Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+
+MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """The shape of a step."""
+
+    autocast: bool = False
+    """Keep the weights in float32 and compute in --dtype where that is safe (torch.autocast; with a GradScaler for
+    float16), instead of casting the whole model."""
+    micro_batch: MaybeInt = None
+    """Samples of one forward pass on one rank; gradients are accumulated, without exchange, over as many passes as
+    the rank's batch needs. None: the whole batch at once."""
+    checkpointing: Literal["none", "selective", "full"] = "none"
+    """Activations to recompute in backward instead of keeping: full, those inside every block; selective, all but
+    the results of matrix products and attention."""
+    compile: bool = False
+    """torch.compile the model."""
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None:
+            check_at_least("micro_batch", self.micro_batch, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """How the parameters are updated."""
+
+    optimizer: Literal["sgd", "nesterov", "adagrad", "adadelta", "adam", "adamw"] | None = None
+    """None: the workload's own."""
+    lr: MaybeFloat = None
+    """Learning rate before scaling. None: the workload's own; with --optimizer, torch's default for it."""
+    momentum: MaybeFloat = None
+    """Of sgd and nesterov. None: 0 for sgd, 0.9 for nesterov."""
+    weight_decay: MaybeFloat = None
+    """None: the optimizer's own."""
+    lr_scaling: Literal["none", "ranks", "batch"] = "none"
+    """Multiply the learning rate by the number of ranks, or by the global batch over --lr-base-batch."""
+    lr_base_batch: MaybeInt = None
+    """The global batch that the learning rate was chosen for, with --lr-scaling batch."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up."""
+    schedule_steps: MaybeInt = None
+    """Steps until a cosine schedule arrives at --lr-min. None: all steps of the training."""
+    lr_min: float = 0.0
+    """Where a cosine schedule ends."""
+    lr_warmup: int = 0
+    """First steps over which the learning rate rises linearly to its full value."""
+    lr_warmup_epochs: float = 0.0
+    """The same in epochs; added to --lr-warmup."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None:
+                check_not_negative(name, value)
+        check_not_negative("lr_min", self.lr_min)
+        check_not_negative("lr_warmup_epochs", self.lr_warmup_epochs)
+        check_at_least("lr_warmup", self.lr_warmup, 0)
+        if self.momentum is not None and self.optimizer not in ("sgd", "nesterov"):
+            raise UsageError(f"--momentum {self.momentum:g} needs --optimizer sgd or nesterov")
+        if self.optimizer == "nesterov" and self.momentum == 0:
+            raise UsageError("--momentum 0 leaves nothing of --optimizer nesterov: use a number above 0")
+        if self.schedule_steps is not None:
+            check_at_least("schedule_steps", self.schedule_steps, 1)
+        if self.lr_base_batch is not None:
+            check_at_least("lr_base_batch", self.lr_base_batch, 1)
+        if (self.lr_scaling == "batch") != (self.lr_base_batch is not None):
+            raise UsageError("--lr-scaling batch and --lr-base-batch need each other: give both or neither")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreading:
+    """How a strategy is set up. What a strategy does not know is refused."""
+
+    bucket_mb: MaybeFloat = None
+    """ddp: megabytes of gradients exchanged at once. None: torch's 25."""
+    static_graph: bool = False
+    """ddp: promise that every step uses the same parameters in the same order."""
+    gradient_as_bucket_view: bool = False
+    """ddp: gradients live in the buckets instead of being copied there."""
+    broadcast_buffers: bool = True
+    """ddp: rank 0's buffers, such as batch-norm statistics, replace the others' before every forward."""
+    find_unused_parameters: bool = False
+    """ddp: look after every forward for parameters that get no gradient."""
+    gradient_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """ddp: how gradients are compressed for the exchange."""
+    powersgd_rank: int = 1
+    """ddp: rank of PowerSGD's approximation."""
+    powersgd_start: int = 10
+    """ddp: steps with plain exchange before PowerSGD begins."""
+    sync_batch_norm: bool = False
+    """ddp and fsdp: batch-norm statistics over all ranks' samples instead of each rank's own."""
+    reshard_after_forward: bool = True
+    """fsdp2: give gathered parameters back after forward and gather them again for backward."""
+
+    def __post_init__(self) -> None:
+        if self.bucket_mb is not None:
+            check_positive("bucket_mb", self.bucket_mb)
+        check_at_least("powersgd_rank", self.powersgd_rank, 1)
+        check_at_least("powersgd_start", self.powersgd_start, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    """A delay added to every step, on all ranks or on one."""
+
+    delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
+    """How long every step is held up, for example 10ms; with accumulation, once per step."""
+    delay_phase: Phase = "backward"
+    """The phase that the delay is part of: it comes at its beginning."""
+    delay_rank: MaybeInt = None
+    """The rank that is delayed. None: all."""
+
+    def __post_init__(self) -> None:
+        check_not_negative("delay", self.seconds)
+        if self.delay_rank is not None:
+            check_at_least("delay_rank", self.delay_rank, 0)
+
+    @property
+    def seconds(self) -> float:
+        return read_flag("delay", self.delay, parse_seconds)
+
+    def seconds_on(self, rank: int) -> float:
+        """The delay of one rank."""
+        return self.seconds if self.delay_rank in (None, rank) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """A real training run: how far, and what is done on the way."""
+
+    steps: MaybeInt = None
+    """Optimizer steps. None: as many as --epochs make; 100 without either."""
+    epochs: MaybeInt = None
+    """Passes over the training data."""
+    log_every: int = 1
+    """Steps between two lines."""
+    evaluate_every: MaybeInt = None
+    """Steps between two evaluations on the test data. None: after every epoch, and at the end."""
+    checkpoint_every: MaybeInt = None
+    """Steps between two checkpoints. None: only at the end."""
+    keep: int = 2
+    """How many of the newest checkpoints are kept."""
+    checkpoints: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where checkpoints go. A training that finds one of its own there goes on from it. None: with the run."""
+    profile_wait: int = 1
+    """Steps before the profiler's warm-up."""
+    profile_warmup: int = 1
+    """Steps that the profiler runs and throws away."""
+    profile_active: int = 0
+    """Steps that it records: a trace and a table of key averages for every rank. 0: no profiler."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None:
+                check_at_least(name, value, 1)
+        for name, least in (("log_every", 1), ("keep", 1), ("profile_wait", 0), ("profile_warmup", 0)):
+            check_at_least(name, getattr(self, name), least)
+        check_at_least("profile_active", self.profile_active, 0)
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one")
