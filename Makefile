@@ -10,7 +10,7 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Setting up .venv: this takes a minute or two"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,text,examples,dev,docs]'
 	touch $@
 
 demo: setup

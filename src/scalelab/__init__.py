@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scalelab.measure.launchers.fake import FakeLauncher
     from scalelab.measure.launchers.launcher import Launcher
     from scalelab.measure.launchers.local import LocalLauncher
+    from scalelab.measure.meter import Meter
     from scalelab.report.document import Document
     from scalelab.store import RunStore, open_run
     from scalelab.studies.strong_scaling import StrongScaling
@@ -30,6 +31,7 @@ __all__ = [
     "Job",
     "Launcher",
     "LocalLauncher",
+    "Meter",
     "RunStore",
     "Sampling",
     "ScalelabError",
@@ -49,6 +51,7 @@ _HOMES = {
     "Job": "scalelab.studies.study",
     "Launcher": "scalelab.measure.launchers.launcher",
     "LocalLauncher": "scalelab.measure.launchers.local",
+    "Meter": "scalelab.measure.meter",
     "RunStore": "scalelab.store",
     "Sampling": "scalelab.studies.study",
     "ScalelabError": "scalelab.errors",

@@ -13,11 +13,13 @@ from scalelab.environment import Environment, read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UsageError
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.meter_result import rescue_result
 from scalelab.measure.scheduler import Event, Listener, run_trials
 from scalelab.report.document import Caution, Document
 from scalelab.report.exports import render_json
 from scalelab.store import RUNS_DIR, RunStore
 from scalelab.studies.catalogue import find_study
+from scalelab.studies.metered import MeteredRun
 from scalelab.studies.study import Study
 from scalelab.trial import Status, TrialResult, from_builtins, to_builtins
 from scalelab.units import format_bytes
@@ -49,6 +51,8 @@ def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
 
 def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Document:
     """Run what has no result yet and write the document; raises `NothingMeasured` when every trial failed."""
+    if store.record.study == MeteredRun.name:
+        raise UsageError(f"{store.name} was made by a Meter: launch its script again, or scalelab show {store.name}")
     with store.claim():
         try:
             results = run_trials(store, launcher, listener)
@@ -63,13 +67,15 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
 def conclude_run(store: RunStore) -> Document:
     """The document of whatever has been measured so far, with what could not be read as cautions."""
     study = read_study(store)
-    results, damaged = store.results()
+    results, damaged = read_results(store)
     document = study.conclude(results)
     missing = len(store.record.trials) - len(results)
-    cautions = [
-        Caution(message=str(error), next_step=f"scalelab resume {store.name} measures it again") for error in damaged
-    ]
-    if missing > len(damaged):
+    is_metered = store.record.study == MeteredRun.name
+    again = "launch the script again" if is_metered else f"scalelab resume {store.name} measures it again"
+    cautions = [Caution(message=str(error), next_step=again) for error in damaged]
+    if missing > len(damaged) and is_metered:
+        cautions.append(Caution(message="it is being metered now", next_step="look again when the script has ended"))
+    elif missing > len(damaged):
         cautions.append(
             Caution(
                 message=f"{missing - len(damaged)} of {len(store.record.trials)} trials have not been run yet",
@@ -81,6 +87,14 @@ def conclude_run(store: RunStore) -> Document:
         cautions=(*cautions, *document.cautions),
         environment=describe_environment(store.environment(), store),
     )
+
+
+def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:
+    """All readable results, and what could not be read; a metered run that was killed is put together first."""
+    if store.record.study == MeteredRun.name and not store.has_result(store.record.trials[0]):
+        rescued = rescue_result(store)
+        return ([] if rescued is None else [rescued]), []
+    return store.results()
 
 
 def read_study(store: RunStore) -> Study:

@@ -176,6 +176,12 @@ class RunStore:
         with storage_errors(file):
             file.replace(file.with_suffix(".json.damaged"))
 
+    def reopen(self, trial_name: str) -> None:
+        """Rename the result of a trial that is to go on; nothing is deleted."""
+        file = self.trial_directory(trial_name) / "result.json"
+        with storage_errors(file):
+            file.replace(file.with_suffix(".json.before"))
+
     def save_document(self, text: str) -> None:
         with storage_errors(self.path):
             write_atomically(self.path / "document.json", text)

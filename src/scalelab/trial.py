@@ -265,7 +265,7 @@ class CurvePoint:
     """One line of a training run: the state of learning after a step."""
 
     step: int
-    """Optimizer steps done, from 1."""
+    """The step that it was taken in or after, from 0."""
     epoch: float
     """Passes over the data done."""
     loss: float

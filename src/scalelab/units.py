@@ -30,7 +30,7 @@ from typing import Literal, Protocol
 
 from scalelab.errors import UsageError
 
-Quantity = Literal["text", "count", "seconds", "bytes", "rate", "ratio", "share", "number"]
+Quantity = Literal["text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "epochs"]
 """What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit."""
 
 UNKNOWN = "–"
@@ -90,6 +90,10 @@ _USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
 """Beyond these, a second digit of ± is not worth the reading."""
 
 
+_FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "epochs": 2}
+"""Exact figures, read line by line against those of another run."""
+
+
 def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -> Unit:
     """One unit and one number of decimals for a whole column; what is unknown in it has no say."""
     pairs = [_split_measured(value) for value in values]
@@ -99,6 +103,8 @@ def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -
     numbers, widths = _scale_all(numbers, factor), _scale_all(widths, factor)
     if not (numbers or widths) or quantity in ("text", "count") or symbol == "B":
         return Unit(symbol=symbol, factor=factor)
+    if quantity in _FIXED_DECIMALS:
+        return Unit(decimals=_FIXED_DECIMALS[quantity])
     wanted = _decimals_for_widths(quantity, widths) if widths else _decimals_for_values(quantity, numbers)
     affordable = MAX_DIGITS - _count_integer_digits(max(numbers + widths))
     return Unit(symbol=symbol, factor=factor, decimals=max(0, min(wanted, affordable, MAX_DECIMALS)))
@@ -227,6 +233,11 @@ def format_share(share: float | None) -> str:
     size = abs(share)
     decimals = 0 if size >= 0.0995 or size == 0 else 1 if size >= 0.00095 else 2
     return format_value(share, Unit(symbol="%", factor=0.01, decimals=decimals))
+
+
+def format_learning_rate(rate: float | None) -> str:
+    """Three digits and a power of ten, as papers and logs write it."""
+    return "–" if rate is None else f"{rate:.2e}"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -1,84 +1,67 @@
-"""The built-in workloads: what is said of them without torch is true of the models that torch builds."""
+"""The built-in workloads by name, and the way from options to a trial."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.workloads.catalogue import BUILT_IN, Gpt2Options, MlpOptions, WorkloadOptions, find_workload
-from scalelab.workloads.gpt2 import Gpt2
+from scalelab.workloads.catalogue import BUILT_IN, find_workload, make_options, resolve_options
 from scalelab.workloads.load import BUILDERS
-from scalelab.workloads.mlp import build_mlp
 from scalelab.workloads.source import OwnWorkload
-from scalelab.workloads.workload import BuildContext
-
-CONTEXT = BuildContext(batch_size=1, rank=0, num_ranks=1, seed=0, device="cpu")
-
-
-def count_gpt(options: Gpt2Options) -> int:
-    with torch.device("meta"):
-        model = Gpt2(options.shape, options.dropout)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_the_small_gpt_has_the_parameters_of_gpt_2() -> None:
-    options = Gpt2Options(size="small")
-    assert options.count_parameters() == count_gpt(options) == 124_439_808
-
-
-def test_the_tiny_gpt_is_counted_right() -> None:
-    assert Gpt2Options().count_parameters() == count_gpt(Gpt2Options())
-
-
-@pytest.mark.parametrize(("dim", "depth"), [(1, 1), (16, 3), (7, 5)])
-def test_the_mlp_is_counted_right(dim: int, depth: int) -> None:
-    options = MlpOptions(dim=dim, depth=depth)
-    model = build_mlp(options, CONTEXT).model
-    assert options.count_parameters() == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_the_mlp_costs_six_operations_per_weight_and_sample() -> None:
-    assert MlpOptions(dim=10, depth=3).flops_per_sample() == 6 * 3 * 10 * 10
-
-
-def test_the_operations_of_a_gpt_are_those_of_its_weights_and_its_attention() -> None:
-    options = Gpt2Options(size="small")
-    per_token = options.flops_per_sample() / 1024
-    assert per_token == pytest.approx(6 * 124e6 + 12 * 12 * 768 * 1024, rel=0.01)
 
 
 def test_every_built_in_workload_can_be_built() -> None:
     assert BUILDERS.keys() == BUILT_IN.keys()
+    assert list(BUILT_IN) == sorted(BUILT_IN)
 
 
-def test_labels_tell_the_sizes() -> None:
-    options: list[WorkloadOptions] = [MlpOptions(dim=64, depth=2), Gpt2Options(size="small")]
-    assert [found.label for found in options] == ["mlp 64×2", "gpt2 small"]
+@pytest.mark.parametrize("module", ["catalogue", "schedule", "workload", "source"])
+def test_what_the_parent_reads_does_not_load_torch(module: str) -> None:
+    code = f"import sys, scalelab.workloads.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MlpOptions(dim=0), "--dim 0 is too small: use 1 or more"),
-        (lambda: MlpOptions(depth=-1), "--depth -1 is too small: use 1 or more"),
-        (lambda: Gpt2Options(dropout=1.0), "--dropout 1 cannot be: use 0 or more and less than 1"),
-        (lambda: Gpt2Options(dropout=-0.1), "--dropout -0.1 cannot be"),
-        (lambda: Gpt2Options(dropout=float("nan")), "--dropout nan cannot be"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_with_their_flag(make: type[MlpOptions], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make()
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_options_survive_a_trial(name: str) -> None:
+    made = make_options(name, {})
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    given = {option: value for option, value in values.items() if value is not None}
+    assert make_options(name, given) == made
 
 
 def test_an_unknown_workload_lists_the_known_ones_and_the_way_to_an_own_one() -> None:
+    known = "gpt2, lenet, mlp, resnet18, transformer"
     with pytest.raises(
-        UnknownName, match=r"'gtp'\. Did you mean 'gpt2'\? Known: gpt2, mlp\. Your own: --workload file\.py"
+        UnknownName, match=rf"'resnet'\. Did you mean 'resnet18'\? Known: {known}\. Your own: --workload file\.py"
     ):
-        find_workload("gtp")
+        find_workload("resnet")
+
+
+def test_an_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"unknown option of mlp 'detph'\. Did you mean 'depth'\?"):
+        make_options("mlp", {"detph": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet18", {"norm": "group"}),
+        ("resnet18", {"data": "imagenet"}),
+        ("gpt2", {"size": "huge"}),
+        ("gpt2", {"data": "text"}),
+        ("lenet", {"bias": "first"}),
+        ("transformer", {"heads": "eight"}),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"--workload {name}: .*{next(iter(options))}"):
+        make_options(name, options)
 
 
 def test_a_file_is_a_workload_of_the_users_own(tmp_path: Path) -> None:
@@ -90,13 +73,16 @@ def test_a_file_is_a_workload_of_the_users_own(tmp_path: Path) -> None:
         assert found.function == function
 
 
-def test_a_gpt_predicts_no_token_from_later_ones() -> None:
-    torch.manual_seed(0)
-    model = Gpt2(Gpt2Options().shape, 0.0).eval()
-    tokens = torch.randint(512, (1, 64))
-    changed = tokens.clone()
-    changed[0, 40:] = (changed[0, 40:] + 1) % 512
-    with torch.no_grad():
-        before, after = model(tokens), model(changed)
-    assert torch.equal(before[0, :40], after[0, :40])
-    assert not torch.equal(before[0, 40:], after[0, 40:])
+def test_a_trial_carries_absolute_paths_even_of_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_options("resnet18", {"data": "cifar10"}) == {"data": "cifar10", "data_path": str(tmp_path / "data")}
+    tokens = {"data": "tokens", "data_path": "a/*.bin", "test_path": "b"}
+    resolved = resolve_options("gpt2", tokens)
+    assert resolved == {"data": "tokens", "data_path": f"{tmp_path}/a/*.bin", "test_path": str(tmp_path / "b")}
+    assert resolve_options("gpt2", resolved) == resolved
+
+
+def test_what_has_no_path_stays_as_it_is() -> None:
+    assert resolve_options("mlp", {"dim": 3}) == {"dim": 3}
+    assert resolve_options("resnet18", {"norm": "none"}) == {"norm": "none"}
+    assert resolve_options("own.py:build", {"data_path": "a"}) == {"data_path": "a"}

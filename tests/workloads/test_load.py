@@ -1,7 +1,8 @@
-"""From a trial to a workload: what `build` is told, and every wrong answer it may give."""
+"""From a trial to a workload: what `build` is told, every wrong answer it may give, and the built-in ones on ranks."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,18 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.trial import Trial
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.trial import Status, StepPlan, Trial
 from scalelab.workloads.load import build_own, load_workload, read_answer
 from scalelab.workloads.workload import BuildContext, Workload
+from tests.measure.trials import launch, make_trial
 
 CONTEXT = BuildContext(batch_size=4, rank=1, num_ranks=2, seed=7, device="cpu")
 MODEL, LOSS = nn.Linear(2, 1), nn.MSELoss()
 BATCHES = [(torch.ones(4, 2), torch.zeros(4, 1))]
+
+PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=1, comm_free_steps=0, cycles=1)
+SMALL = {"samples": 16, "features": 16, "d_model": 16, "feedforward": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +169,46 @@ def test_an_own_workload_is_built_from_the_trial(tmp_path: Path) -> None:
     spec = write_build(tmp_path, "def build(batch_size, rank):\n    return model, [(batch_size, rank)], loss\n")
     trial = Trial(configuration="ddp-2", workload=spec, strategy="ddp", num_ranks=2, global_batch=8)
     assert load_workload(trial, rank=1).batches == [(4, 1)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("gpt2", {"sequence": 8}),
+        ("lenet", {"data": "digits"}),
+        ("mlp", {"dim": 8, "depth": 1}),
+        ("resnet18", {}),
+        ("resnet18", {"norm": "none"}),
+        ("transformer", SMALL),
+    ],
+    ids=str,
+)
+def test_a_built_in_workload_trains_on_two_ranks(
+    workload: str, options: dict[str, Any], launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    trial = make_trial(workload=workload, options=options, plan=PLAN, global_batch=4)
+    result = launch(launcher, trial, tmp_path / "trial")
+    assert result.status is Status.COMPLETED, result.reason
+    assert len(result.losses()) == PLAN.num_steps
+    assert all(math.isfinite(loss) for loss in result.losses().values())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("workload", "options", "reason"),
+    [
+        ("transformer", {**SMALL, "features": 32}, "feature number of src and tgt must be equal to d_model"),
+        ("transformer", {**SMALL, "heads": 3}, "embed_dim must be divisible by num_heads"),
+        ("gpt2", {"sequence": 65}, "index out of range"),
+        ("resnet18", {"data": "cifar10", "data_path": "gone"}, "CIFAR-10: there is no gone"),
+    ],
+    ids=["features", "heads", "sequence", "files"],
+)
+def test_options_that_cannot_work_are_an_invalid_trial_with_torchs_own_words(
+    workload: str, options: dict[str, Any], reason: str, launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    trial = make_trial(workload=workload, options=options, plan=PLAN, global_batch=4)
+    result = launch(launcher, trial, tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert reason in result.reason

@@ -1,15 +1,15 @@
-"""Random batches do not depend on how many ranks share them."""
+"""Random batches do not depend on how many ranks share them, nor on how many passes make a step."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from scalelab.workloads.catalogue import Gpt2Options, MlpOptions
-from scalelab.workloads.gpt2 import build_gpt2
-from scalelab.workloads.mlp import build_mlp
 from scalelab.workloads.synthetic import NUM_POOLED_BATCHES, draw_batches
 from scalelab.workloads.workload import BuildContext
+from tests.workloads.built import build
 
 GLOBAL_BATCH = 12
 
@@ -58,21 +58,43 @@ def test_drawing_leaves_the_global_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt2"])
-def test_two_ranks_of_a_built_in_workload_share_the_samples_of_one(name: str) -> None:
-    def first_batch(num_ranks: int, rank: int) -> tuple[torch.Tensor, ...]:
-        context = make_context(num_ranks, rank)
-        workload = (
-            build_mlp(MlpOptions(dim=4, depth=1), context) if name == "mlp" else build_gpt2(Gpt2Options(), context)
+def list_steps(num_ranks: int, accumulation: int) -> list[set[int]]:
+    """The samples of every step, on all ranks together."""
+    size = GLOBAL_BATCH // num_ranks // accumulation
+    steps: list[set[int]] = [set() for _ in range(NUM_POOLED_BATCHES)]
+    for rank in range(num_ranks):
+        context = BuildContext(
+            batch_size=size, rank=rank, num_ranks=num_ranks, seed=0, device="cpu", accumulation=accumulation
         )
-        batch: tuple[torch.Tensor, ...] = next(iter(workload.batches))
-        return batch
+        passes = draw_batches(draw_numbers, context)
+        assert [len(batch[0]) for batch in passes] == [size] * (NUM_POOLED_BATCHES * accumulation)
+        for number, batch in enumerate(passes):
+            steps[number // accumulation] |= set(batch[0].tolist())
+    return steps
 
-    whole, (left, right) = first_batch(1, 0), (first_batch(2, rank) for rank in range(2))
-    for part in range(2):
-        assert torch.equal(torch.cat([left[part], right[part]]), whole[part])
+
+@pytest.mark.parametrize(("num_ranks", "accumulation"), [(2, 1), (1, 2), (2, 2), (3, 4), (1, 12)])
+def test_a_step_has_the_same_samples_on_any_ranks_in_any_number_of_passes(num_ranks: int, accumulation: int) -> None:
+    steps = list_steps(num_ranks, accumulation)
+    assert steps == list_steps(1, 1)
+    assert [len(samples) for samples in steps] == [GLOBAL_BATCH] * NUM_POOLED_BATCHES
 
 
-def test_a_gpt_is_asked_for_the_next_token() -> None:
-    tokens, targets = next(iter(build_gpt2(Gpt2Options(), make_context(1, 0)).batches))
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "resnet18", "lenet", "transformer"])
+def test_ranks_and_passes_of_a_built_in_workload_share_the_samples_of_one(name: str) -> None:
+    small: dict[str, Any] = {
+        "mlp": {"dim": 4, "depth": 1},
+        "transformer": {"samples": 16, "d_model": 8, "features": 8, "feedforward": 8},
+    }
+
+    def read_batches(**context: Any) -> list[tuple[torch.Tensor, ...]]:
+        return list(build(name, small.get(name, {}), **context).batches)
+
+    whole = read_batches(batch_size=8)
+    ranks = [read_batches(batch_size=4, rank=rank, num_ranks=2) for rank in range(2)]
+    passes = read_batches(batch_size=4, accumulation=2)
+    assert len(passes) == 2 * len(whole)
+    for step, batch in enumerate(whole):
+        for part in range(2):
+            assert torch.equal(torch.cat([own[step][part] for own in ranks]), batch[part])
+            assert torch.equal(torch.cat([passes[2 * step][part], passes[2 * step + 1][part]]), batch[part])

@@ -22,6 +22,7 @@ from scalelab.errors import ScalelabError, UnknownName
 
 VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
+    "train": ("scalelab.cli.train", "Train for real: lines, evaluation, checkpoints; alone or under torchrun."),
     "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),
     "compare": (
@@ -29,6 +30,7 @@ VERBS = {
         "Two runs side by side: faster, slower, no difference or unresolved.",
     ),
     "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
+    "data": ("scalelab.cli.data", "Prepare data: text to token shards."),
     "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }

@@ -11,9 +11,11 @@ import tyro
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
+from scalelab.experiment import read_results
 from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.arms import group_arms
 from scalelab.studies.comparison import RunSide, compare_runs
+from scalelab.studies.metered import MeteredRun, count_all_steps
 from scalelab.trial import to_builtins
 
 
@@ -41,7 +43,9 @@ def main(args: Sequence[str]) -> int:
 
 def read_side(store: RunStore) -> RunSide:
     """A run as the comparison takes it."""
-    results, damaged = store.results()
+    results, damaged = read_results(store)
+    if store.record.study == MeteredRun.name:
+        results = [count_all_steps(result) for result in results]
     sampling = store.record.fields.get("sampling", {})
     warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
     return RunSide(

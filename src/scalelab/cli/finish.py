@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
+from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import ProgressReporter
 from scalelab.experiment import execute_run
@@ -22,7 +23,7 @@ def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> i
     """Run the trials that have no result, print and export the answer; gives the exit code."""
     previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
-        with ProgressReporter() as progress:
+        with make_reporter(store) as progress:
             document = execute_run(store, launcher, progress)
     except KeyboardInterrupt as interruption:
         message = f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}"
@@ -31,6 +32,12 @@ def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> i
     finally:
         signal.signal(signal.SIGTERM, previous)
     return report_run(store, document, output)
+
+
+def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
+    """How the run is followed: trial by trial, or line by line where it is a training."""
+    first = store.trials()[0]
+    return LineReporter(store.trial_directory(first.name), first.course) if first.course else ProgressReporter()
 
 
 def _raise_terminated(*_: object) -> None:

@@ -44,10 +44,14 @@ def make_options_class(workload: str) -> tuple[type[Any], bool]:
     return made, found.takes_any_option
 
 
+ROUTED = ("lr", "weight_decay")
+"""Flags of every study that a parameter of `build` may be called too: then the value is that parameter's."""
+
+
 def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -> None:
     """Refuse a parameter of `build` that a flag of the study is called by."""
     for field in dataclasses.fields(options_class):
-        if field.name in taken:
+        if field.name in taken and field.name not in ROUTED:
             flag = f"--{field.name.replace('_', '-')}"
             clash = f"its parameter {field.name!r} would be {flag}, which is a flag of the study"
             raise UsageError(f"--workload {workload}: {clash}: rename it")

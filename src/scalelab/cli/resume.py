@@ -14,8 +14,11 @@ from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.environment import read_environment
+from scalelab.errors import DamagedRun
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
+from scalelab.studies.train import Train
+from scalelab.trial import Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,20 @@ def main(args: Sequence[str]) -> int:
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
     warn_of_changes(store)
+    reopen_training(store)
     return measure_and_report(store, LocalLauncher(), resume.output)
+
+
+def reopen_training(store: RunStore) -> None:
+    """A training that failed, or was killed, goes on from its last checkpoint; other failures are results."""
+    name = store.record.trials[0]
+    if store.record.study == Train.name and store.has_result(name):
+        try:
+            is_over = store.result(name).status is Status.COMPLETED
+        except DamagedRun:
+            return  # the scheduler sets it aside
+        if not is_over:
+            store.reopen(name)
 
 
 def warn_of_changes(store: RunStore) -> None:

@@ -14,6 +14,7 @@ import tyro
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_known_flags
 from scalelab.cli.options import (
+    ROUTED,
     check_names,
     explain_unknown_flag,
     find_flag_value,
@@ -26,9 +27,9 @@ from scalelab.errors import UsageError
 from scalelab.experiment import start_run
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RUNS_DIR, find_runs
-from scalelab.studies.catalogue import STUDIES, find_study
+from scalelab.studies.catalogue import STUDIES, find_runnable
 from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.studies.study import Study
+from scalelab.studies.study import Job, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +62,48 @@ def main(args: Sequence[str]) -> int:
 
 
 def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
+    """A study from the flags of `scalelab run`."""
+    return parse_kind(find_runnable(name), args, f"run {name}")
+
+
+def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
     """The study with its workload's options, and how to execute it, from the flags."""
-    kind = find_study(name)
     default: str = kind().job.workload
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
     check_names(options_class, [*list_fields(kind), *list_fields(Execution)], workload)
-    command = make_command_class(kind, options_class, workload)
+    routed = [field.name for field in dataclasses.fields(options_class) if field.name in ROUTED]
+    command = make_command_class(kind, leave_out(options_class, routed), workload)
     description = f"{kind.question}\n\n{kind.__doc__}"
-    answer, extra = parse_known_flags(command, args, f"run {name}", description)
+    answer, extra = parse_known_flags(command, args, verb, description)
     if extra and not takes_any_option:
-        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab run {name} --workload {workload} --help"))
+        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --workload {workload} --help"))
     options = read_options(answer.options, extra)
-    job = dataclasses.replace(answer.study.job, options=options)
+    job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
     return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def leave_out(options_class: type[Any], names: Sequence[str]) -> type[Any]:
+    """The same options without some."""
+    if not names:
+        return options_class
+    kept = [
+        (one.name, one.type, *([] if one.default is dataclasses.MISSING else [one.default]))
+        for one in dataclasses.fields(options_class)
+        if one.name not in names
+    ]
+    made = dataclasses.make_dataclass("OwnOptions", kept, frozen=True, kw_only=True)
+    made.__doc__ = options_class.__doc__
+    return made
+
+
+def route_options(job: Job, names: Sequence[str]) -> Job:
+    """Hand the values of flags that `build` takes itself to `build`."""
+    given: dict[str, Any] = {name: getattr(job.optimization, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    nothing: dict[str, Any] = dict.fromkeys(given)
+    optimization = dataclasses.replace(job.optimization, **nothing)
+    return dataclasses.replace(job, options={**job.options, **given}, optimization=optimization)
 
 
 def make_command_class(kind: type[Any], options_class: type[Any], workload: str) -> type[Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
+
+from scalelab.settings import Course
 
 EXIT_FAILED = 1
 """The rank failed and its outcome file says why."""
@@ -12,6 +16,10 @@ EXIT_STORAGE = 74
 """The rank could not write its files (EX_IOERR of sysexits.h)."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
+
+
+PR_SET_PDEATHSIG = 1
+"""From prctl.h."""
 
 
 def log_file(directory: Path, rank: int) -> Path:
@@ -34,6 +42,34 @@ def trace_file(directory: Path, rank: int) -> Path:
     return directory / "trace" / f"rank{rank}.json.gz"
 
 
+def curve_file(directory: Path) -> Path:
+    """The lines of a training run so far; becomes part of `result.json`."""
+    return directory / "curve.jsonl"
+
+
+def checkpoint_directory(directory: Path, course: Course) -> Path:
+    """Where a training run keeps its checkpoints."""
+    return Path(course.checkpoints) if course.checkpoints else directory / "checkpoints"
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """The checkpoints that were completed, oldest first."""
+    return sorted(path for path in root.glob("step-*") if path.is_dir())
+
+
+def count_saved_steps(root: Path) -> int:
+    """After how many steps the newest checkpoint was written; 0: there is none."""
+    return max((int(path.name.removeprefix("step-")) for path in list_checkpoints(root)), default=0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def kill_group(pid: int) -> bool:
     """End what is in a rank's process group; False where there is none: it has ended, or does not lead one yet."""
     try:
@@ -45,6 +81,6 @@ def kill_group(pid: int) -> bool:
 
 def remove_scratch(directory: Path) -> None:
     """Remove what the result replaces."""
-    for pattern in ("rank*.csv", "rank*.json"):
+    for pattern in ("rank*.csv", "rank*.json", "curve.jsonl"):
         for file in directory.glob(pattern):
             file.unlink()

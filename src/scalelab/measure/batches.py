@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from scalelab.errors import UsageError
+from scalelab.measure.randomness import read_random_state, restore_random_state
 
 
 class BatchStream:
@@ -21,9 +22,9 @@ class BatchStream:
         self._batches = batches
         self._move = move
         self._batch_size = batch_size
-        self._epoch = 0
-        self._iterator = iter(batches)
         self._last: Any = None
+        self._iterator: Iterator[Any]
+        self._begin_epoch(0)
 
     def __iter__(self) -> BatchStream:
         return self
@@ -35,17 +36,64 @@ class BatchStream:
             batch = self._start_again()
         if self._last is None:
             self._check_size(batch, "let build() take batch_size and use it")
+        self._index += 1
         self._last = batch
         return batch if self._move is None else self._move(batch)
+
+    @property
+    def last(self) -> Any:
+        """The batch that was given last, as it came."""
+        return self._last
+
+    @property
+    def epochs_done(self) -> float:
+        """Passes over the data so far; whole ones only where the data does not say how long it is."""
+        length = self._count()
+        return self._epoch + (self._index / length if length else 0.0)
+
+    @property
+    def is_at_end_of_epoch(self) -> bool:
+        """Whether the last batch was the last of its epoch; never where the data does not say how long it is."""
+        length = self._count()
+        return length is not None and self._index >= length
+
+    def _count(self) -> int | None:
+        """Batches of one epoch, where the data says so."""
+        try:
+            return len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def read_position(self) -> dict[str, Any]:
+        """Where the stream is: the epoch, the batches taken of it, and the random state that it began with."""
+        return {"epoch": self._epoch, "index": self._index, "random": self._random_at_start}
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Go on from a position: data that can `seek` jumps there; of other data the epoch is gone through again."""
+        seek = getattr(self._batches, "seek", None)
+        restore_random_state(position["random"])
+        if seek is not None:
+            seek(position["index"])
+        self._begin_epoch(position["epoch"])
+        if seek is None:
+            for _ in range(position["index"]):
+                next(self._iterator)
+        self._index = position["index"]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._index = epoch, 0
+        if epoch:
+            for part in (self._batches, getattr(self._batches, "sampler", None)):
+                set_epoch = getattr(part, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+        self._random_at_start = read_random_state()
+        self._iterator = iter(self._batches)
 
     def _start_again(self) -> Any:
         if self._epoch == 0 and self._last is not None:
             self._check_size(self._last, "the last of an epoch is smaller, use drop_last=True")
-        self._epoch += 1
-        set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(self._epoch)
-        self._iterator = iter(self._batches)
+        self._begin_epoch(self._epoch + 1)
         try:
             return next(self._iterator)
         except StopIteration:

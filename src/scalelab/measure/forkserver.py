@@ -17,7 +17,6 @@ Nothing here may compute with torch before forking: its thread pools do not surv
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -34,10 +33,8 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.measure.agreement import kill_group, log_file
+from scalelab.measure.agreement import die_with_parent, kill_group, log_file
 from scalelab.measure.worker import Assignment, run_rank
-
-PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
@@ -140,10 +137,7 @@ class ForkServer:
 def become_rank(assignment: Assignment, server: int) -> None:
     """Leave the server behind: own process group, own log, default signals, death with the server."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)
+    die_with_parent(server)
     if assignment.rank and assignment.listen_fd is not None:
         os.close(assignment.listen_fd)
     signal.set_wakeup_fd(-1)

@@ -15,21 +15,29 @@ to tensors would cost a percent of a millisecond step in memory and garbage coll
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from scalelab.measure.failure import is_out_of_memory
 from scalelab.measure.state import SavedState
+from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
-from scalelab.trial import Block, StepKind, StepSample
+from scalelab.strategies.synchronization import without_sync
+from scalelab.trial import PHASES, Block, StepKind, StepSample
 
-RawStep = tuple[float, ...]
-"""The clock readings of a step, first to last, and then its loss."""
+
+class RawStep(NamedTuple):
+    """Two clock readings, the loss, and the phases' seconds where they were timed."""
+
+    start: float
+    end: float
+    loss: float
+    phases: dict[str, float] | None = None
 
 
 def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
@@ -46,42 +54,40 @@ def run_block(training: Training, block: Block, rank: int, trace: Path, samples:
         else:
             run_clean_steps(training, block.num_steps, raw)
     finally:
-        samples += [_make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
+        samples += [make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
 
 
 def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    model, loss_of, optimizer = training.model, training.loss, training.optimizer
-    batches, synchronize = training.batches, training.synchronize
+    synchronize = training.synchronize
     for _ in range(num_steps):
         synchronize()
         start = perf_counter()
-        loss = loss_of(model, next(batches))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = take_step(training, mark_nothing)
         synchronize()
-        raw.append((start, perf_counter(), loss.item()))
+        raw.append(RawStep(start, perf_counter(), loss.item()))
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    model, loss_of, optimizer = training.model, training.loss, training.optimizer
-    batches, synchronize = training.batches, training.synchronize
     for _ in range(num_steps):
-        synchronize()
-        start = perf_counter()
-        batch = next(batches)
-        synchronize()
-        after_input = perf_counter()
-        loss = loss_of(model, batch)
-        synchronize()
-        after_forward = perf_counter()
-        loss.backward()
-        synchronize()
-        after_backward = perf_counter()
-        optimizer.step()
-        optimizer.zero_grad()
-        synchronize()
-        raw.append((start, after_input, after_forward, after_backward, perf_counter(), loss.item()))
+        training.synchronize()
+        clock = PhaseClock(training.synchronize)
+        loss = take_step(training, clock.mark)
+        raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds))
+
+
+class PhaseClock:
+    """Adds up the time of each phase over the passes of a step, with the device synchronised at every mark."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.start = self.last = perf_counter()
+
+    def mark(self, phase: str) -> None:
+        self._synchronize()
+        now = perf_counter()
+        self.seconds[phase] += now - self.last
+        self.last = now
 
 
 def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
@@ -94,11 +100,9 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
     if not is_so_everywhere(saved is not None, training):
         return
     assert saved is not None
-    no_sync = getattr(training.model, "no_sync", nullcontext)
-    context: AbstractContextManager[None] = no_sync()
     is_done = True
     try:
-        with context:
+        with without_sync(training.model):
             run_clean_steps(training, 1, [])
             run_clean_steps(training, num_steps, raw)
     except (RuntimeError, MemoryError) as error:
@@ -123,10 +127,7 @@ def is_so_everywhere(is_so: bool, training: Training) -> bool:
 
 
 def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], trace: Path) -> None:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_initialized():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+    with torch.profiler.profile(activities=list_activities(), record_shapes=True) as profiler:
         for _ in range(num_steps):
             run_clean_steps(training, 1, raw)
             profiler.step()
@@ -134,8 +135,13 @@ def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], t
     profiler.export_chrome_trace(str(trace))
 
 
-def _make_sample(rank: int, step: int, kind: StepKind, readings: RawStep) -> StepSample:
-    *times, loss = readings
-    phases = [after - before for before, after in pairwise(times)] if kind is StepKind.PHASES else [None] * 4
-    input_, forward, backward, optimizer = phases
-    return StepSample(rank, step, kind, times[0], times[-1] - times[0], input_, forward, backward, optimizer, loss)
+def list_activities() -> list[torch.profiler.ProfilerActivity]:
+    """What the profiler records here."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return [*activities, torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else activities
+
+
+def make_sample(rank: int, step: int, kind: StepKind, raw: RawStep) -> StepSample:
+    """A step as it is stored."""
+    seconds = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
+    return StepSample(rank, step, kind, raw.start, raw.end - raw.start, loss=raw.loss, **seconds)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import random
 from typing import Any
 
-import numpy as np
 import torch
 
 from scalelab.measure.failure import is_out_of_memory
+from scalelab.measure.randomness import read_random_state, restore_random_state
 from scalelab.measure.training import Training
 
 
 class SavedState:
-    """Parameters, buffers, optimizer and random state. Copies stay in the host's memory, where there is more of it."""
+    """Parameters, buffers, optimizer, learning rate, loss scale and random state.
+
+    Copies stay in the host's memory, where there is more of it.
+    """
 
     def __init__(self, training: Training) -> None:
         self._optimizer = training.optimizer
@@ -27,8 +29,9 @@ class SavedState:
             for state, key, value in self._optimizer_values()
             if not isinstance(value, torch.Tensor)
         ]
-        self._rng = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._others = [(part, part.state_dict()) for part in (training.scheduler, training.scaler) if part]
+        self._random = read_random_state()
 
     @classmethod
     def copy_of(cls, training: Training) -> SavedState | None:
@@ -51,12 +54,11 @@ class SavedState:
                 del state[key]
             if parameter not in self._keys:
                 del self._optimizer.state[parameter]
-        torch_state, python_state, numpy_state = self._rng
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if self._cuda_rng is not None:
-            torch.cuda.set_rng_state(self._cuda_rng)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        for part, kept in self._others:
+            part.load_state_dict(kept)
+        restore_random_state(self._random)
 
     def _optimizer_values(self) -> list[tuple[dict[str, Any], str, Any]]:
         return [(state, key, state[key]) for state in self._optimizer.state.values() for key in state]

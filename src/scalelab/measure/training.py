@@ -1,22 +1,38 @@
-"""What the timed loop needs, made from a trial: model, loss, optimizer and an endless stream of batches."""
+"""What the timed loop needs, made from a trial: model, loss, optimizer and an endless stream of batches.
+
+The order in which a model is dressed matters: cast, synchronised batch norm, activation checkpointing, compiled blocks
+(sharded strategies), the strategy, and the whole compiled around it (the others, because only there can torch.compile
+cut its graph at the buckets of DDP).
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from scalelab.errors import UsageError
 from scalelab.measure.batches import BatchStream, make_mover
+from scalelab.measure.randomness import seed_everything
 from scalelab.strategies.apply import APPLY
+from scalelab.strategies.blocks import find_blocks
+from scalelab.strategies.catalogue import FSDP
+from scalelab.strategies.checkpointing import apply_checkpointing
+from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
 from scalelab.trial import Trial
 from scalelab.workloads.load import load_workload
+from scalelab.workloads.optimizers import make_optimizer
+from scalelab.workloads.schedule import learning_rate_factor, scale_learning_rate
+from scalelab.workloads.workload import Workload
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
+DEFAULT_STEPS = 100
+"""Of a training run that says neither --steps nor --epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,34 +45,145 @@ class Training:
     batches: Iterator[Any]
     synchronize: Callable[[], None]
     """Waits for the device; on CPU there is nothing to wait for."""
+    num_steps: int = 0
+    """Of the whole training; a schedule that ends with it needs to know."""
+    num_parameters: int | None = None
+    """Of the whole model, however it is sharded."""
+    accumulation: int = 1
+    """Forward passes of one step."""
+    scaler: torch.amp.GradScaler | None = None
+    """For float16 under autocast, whose gradients would otherwise vanish."""
+    scheduler: LRScheduler | None = None
+    """None: the learning rate is constant."""
+    delays: dict[str, float] | None = None
+    """Seconds to sleep at the beginning of a phase."""
+    test_batches: Iterable[Any] | None = None
+    move: Callable[[Any], Any] | None = None
+    """Brings a batch to the device and its dtype; None: it is there."""
 
 
 def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     """Build the workload from the trial's seed and put the strategy around it."""
     seed_everything(trial.seed)
     workload = load_workload(trial, rank)
-    dtype = getattr(torch, trial.dtype)
-    model = APPLY[trial.strategy](workload.model.to(dtype).train(), device, trial)
-    optimizer = (workload.optimizer or torch.optim.Adam)(model.parameters())
+    num_steps = count_steps(trial, workload)
+    num_parameters = sum(parameter.numel() for parameter in workload.model.parameters())
+    dtype = find_dtype(trial)
+    model = spread_model(workload.model.to(dtype).train(), trial, device)
+    optimizer = make_optimizer(workload.optimizer or torch.optim.Adam, model.parameters(), trial.optimization)
     move = None
     if device.type != "cpu" or dtype is not torch.float32:
         move = make_mover(device, dtype)
+    delay = trial.perturbation.seconds_on(rank)
+    loss = as_loss(workload.loss.to(device, dtype) if isinstance(workload.loss, nn.Module) else workload.loss)
     # Ranks draw the same weights and different dropout masks.
     seed_everything(trial.seed + rank)
     return Training(
         model=model,
-        loss=as_loss(workload.loss.to(device, dtype) if isinstance(workload.loss, nn.Module) else workload.loss),
+        loss=under_autocast(loss, trial, device) if trial.shape.autocast else loss,
         optimizer=optimizer,
-        batches=BatchStream(workload.batches, move, trial.batch_per_rank),
+        batches=BatchStream(workload.batches, move, trial.batch_per_pass),
         synchronize=torch.cuda.synchronize if device.type == "cuda" else _nothing_to_wait_for,
+        accumulation=trial.accumulation,
+        scaler=make_scaler(trial, device),
+        scheduler=make_scheduler(optimizer, trial, workload, num_steps),
+        num_steps=num_steps,
+        num_parameters=num_parameters,
+        delays={trial.perturbation.delay_phase: delay} if delay else None,
+        test_batches=workload.test_batches,
+        move=move,
     )
 
 
-def seed_everything(seed: int) -> None:
-    """torch on every device, NumPy and Python: a user's `build` may draw from any of them."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+def find_dtype(trial: Trial) -> torch.dtype:
+    """What the weights are cast to; under autocast, and for TF32, they stay float32."""
+    if trial.dtype == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        return torch.float32
+    if trial.shape.autocast:
+        return torch.float32
+    found: torch.dtype = getattr(torch, trial.dtype)
+    return found
+
+
+def spread_model(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
+    """The model as the trial wants it trained: recomputed, compiled and spread."""
+    if trial.spreading.sync_batch_norm:
+        model = apply_sync_batch_norm(model, device)
+    apply_checkpointing(model, trial.shape.checkpointing)
+    is_sharded = trial.strategy in FSDP
+    if trial.shape.compile and is_sharded:
+        for block in find_blocks(model) or [model]:
+            block.compile()
+    spread = APPLY[trial.strategy](model, device, trial)
+    if trial.shape.compile and not is_sharded:
+        compiled: Any = torch.compile(spread)
+        whole: nn.Module = compiled
+        return whole
+    return spread
+
+
+def under_autocast(loss: Loss, trial: Trial, device: torch.device) -> Loss:
+    """The same loss, with its forward pass computed in the trial's dtype where torch deems that safe."""
+    dtype = getattr(torch, trial.dtype)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise UsageError(f"--autocast with --dtype {trial.dtype} means nothing: use bfloat16 or float16")
+
+    def loss_under_autocast(model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=dtype):
+            return loss(model, batch)
+
+    return loss_under_autocast
+
+
+def make_scaler(trial: Trial, device: torch.device) -> torch.amp.GradScaler | None:
+    """A loss scale for float16 under autocast; FSDP1's shards must agree on it, which takes one of its own."""
+    if not trial.shape.autocast or trial.dtype != "float16":
+        return None
+    if trial.strategy in FSDP:
+        return ShardedGradScaler(device=device.type)
+    return torch.amp.GradScaler(device.type)
+
+
+def make_scheduler(
+    optimizer: torch.optim.Optimizer, trial: Trial, workload: Workload, total_steps: int
+) -> LRScheduler | None:
+    """Scale the learning rate, and have it follow its schedule where there is one."""
+    wanted = trial.optimization
+    for group in optimizer.param_groups:
+        group["lr"] = scale_learning_rate(group["lr"], wanted, trial.num_ranks, trial.global_batch)
+    if wanted.schedule == "constant" and not wanted.lr_warmup and not wanted.lr_warmup_epochs:
+        return None
+    per_epoch = max(1, count_batches(workload) // trial.accumulation) if wanted.lr_warmup_epochs else None
+    base = optimizer.param_groups[0]["lr"]
+
+    def factor(step: int) -> float:
+        return learning_rate_factor(step, wanted, total_steps=total_steps, steps_per_epoch=per_epoch, base_lr=base)
+
+    return LambdaLR(optimizer, factor)
+
+
+def count_steps(trial: Trial, workload: Workload) -> int:
+    """Optimizer steps of the whole launch."""
+    if trial.course is None:
+        return trial.plan.num_steps
+    if trial.course.epochs is None:
+        return trial.course.steps or DEFAULT_STEPS
+    return max(1, trial.course.epochs * count_batches(workload) // trial.accumulation)
+
+
+def count_batches(workload: Workload) -> int:
+    """Batches of one pass over the data; raises `UsageError` where the data does not say how long it is."""
+    try:
+        num_batches = len(workload.batches)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(
+            "the batches do not say how many there are (no len), so that an epoch has no length: use --steps"
+        ) from None
+    if not num_batches:
+        raise UsageError("build() gave no batches: it must give at least one")
+    return num_batches
 
 
 def as_loss(loss: Loss | nn.Module) -> Loss:

@@ -35,11 +35,12 @@ from scalelab.measure.agreement import (
     samples_file,
     trace_file,
 )
+from scalelab.measure.course import CourseRun
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.loop import run_block
 from scalelab.measure.training import Training, build_training
 from scalelab.samples import render_samples
-from scalelab.trial import RankReport, StepSample, Trial, from_builtins, to_builtins
+from scalelab.trial import SINGLE_PROCESS, RankReport, StepSample, Trial, from_builtins, to_builtins
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
@@ -93,10 +94,30 @@ def _measure(
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
     training = build_training(trial, rank, device)
     KEPT_ALIVE.append(training)
-    report = replace(report, num_parameters=sum(p.numel() for p in training.model.parameters()))
+    report = replace(report, num_parameters=training.num_parameters)
     if dist.is_initialized():
         dist.barrier()
     gc.collect()
+    if trial.course is not None:
+        CourseRun(trial, training, rank, directory, samples).run()
+        report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    else:
+        report = _run_plan(trial, training, directory, report, samples, device)
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    leave_together(training)
+    return replace(report, involuntary_switches=switches)
+
+
+def _run_plan(
+    trial: Trial,
+    training: Training,
+    directory: Path,
+    report: RankReport,
+    samples: list[StepSample],
+    device: torch.device,
+) -> RankReport:
+    """Run every block of a measurement, each on disk before the next."""
+    rank = report.rank
     with samples_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
         file.write(render_samples(()))
         for number, block in enumerate(trial.plan.blocks):
@@ -109,9 +130,7 @@ def _measure(
                     file.flush()
             if number == 0:
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    leave_together(training)
-    return replace(report, involuntary_switches=switches)
+    return report
 
 
 def _split_first(num_steps: int) -> tuple[int, ...]:
@@ -135,7 +154,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
             )
         device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
-    if trial.strategy != "single":
+    if trial.strategy not in SINGLE_PROCESS and not dist.is_initialized():
         timeout = timedelta(seconds=trial.timeout_seconds)
         store = TCPStore(
             "127.0.0.1",

@@ -6,21 +6,22 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from scalelab.strategies.ddp import apply_ddp
+from scalelab.strategies.dp import apply_dp
+from scalelab.strategies.fsdp import apply_fsdp
+from scalelab.strategies.fsdp2 import apply_fsdp2
+from scalelab.strategies.single import apply_single
 from scalelab.trial import Trial
 
 Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
 
-
-def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
-    """The model as it is: the reference that has no process group at all."""
-    return model.to(device)
-
-
-def apply_ddp(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
-    """Replicas whose gradients are averaged bucket by bucket while backward still runs (Li et al. 2020)."""
-    return DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
-
-
-APPLY: dict[str, Apply] = {"single": apply_single, "ddp": apply_ddp}
+APPLY: dict[str, Apply] = {
+    "single": apply_single,
+    "dp": apply_dp,
+    "ddp": apply_ddp,
+    "fsdp-full": apply_fsdp,
+    "fsdp-grad-op": apply_fsdp,
+    "fsdp-none": apply_fsdp,
+    "fsdp2": apply_fsdp2,
+}

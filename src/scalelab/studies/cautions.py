@@ -39,8 +39,9 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     yield from _name_unequal_losses(arm)
     if not arm.is_measured:
         return
-    yield from _name_missing_ablation(arm)
-    yield from _name_warmup(arm)
+    if arm.trial.course is None:  # a training run is one launch by intent, as long as it is
+        yield from _name_missing_ablation(arm)
+        yield from _name_warmup(arm)
     yield from _name_outliers(arm)
     yield from _name_heavy_tail(arm)
 
@@ -186,7 +187,11 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
 
 
 def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
-    counts = [(sum(bool(len(steps)) for steps in arm.clean), arm.label) for arm in arms if arm.is_measured]
+    counts = [
+        (sum(bool(len(steps)) for steps in arm.clean), arm.label)
+        for arm in arms
+        if arm.is_measured and not arm.trial.course
+    ]
     fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
     if fewest >= FEWEST_LAUNCHES:
         return

@@ -1,13 +1,14 @@
 """Two runs side by side: for every configuration that both measured, is B faster than A?
 
 The two were not interleaved: whatever changed on the machine between them is part of the ratio. So their launches are
-compared as two independent samples, and differences between the two environments are listed beside the verdict.
+compared as two independent samples, and differences between the two environments are listed beside the verdict. Where
+each run has one configuration, as a Meter's has, the two are compared whatever they are called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
@@ -20,6 +21,9 @@ from scalelab.units import format_interval
 
 IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds")
 """Fields of a trial that do not change what is measured."""
+
+METERED = "metered"
+"""The strategy of a trial that a Meter recorded: how the script spread its training is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,7 @@ class RunSide:
 
 def compare_runs(before: RunSide, after: RunSide) -> Document:
     """Every common configuration with its ratio and verdict, and what else differs between the runs."""
+    after = _match_single(before, after)
     common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
     if not common:
         raise UsageError(
@@ -51,7 +56,7 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             Section(tables=(_make_table(before, after, ratios),)),
             *_list_differences(before, after, common),
         ),
-        summary=tuple(_say_verdict(before.arms[name].label, ratio) for name, ratio in ratios.items()),
+        summary=tuple(_say_verdict(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items()),
         cautions=(
             *_warn_of_other_work(different),
             *(Caution(message=words, next_step="scalelab resume measures it again") for words in before.damaged),
@@ -64,9 +69,28 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
     )
 
 
+def _match_single(before: RunSide, after: RunSide) -> RunSide:
+    """The second run, its only configuration called as the first run's only one."""
+    if len(before.arms) != 1 or len(after.arms) != 1:
+        return after
+    return replace(after, arms=dict(zip(before.arms, after.arms.values(), strict=True)))
+
+
+def _name_pair(before: Arm, after: Arm) -> str:
+    """How tables call what is compared; a Meter's by the names that scripts gave it."""
+    if before.configuration != after.configuration:
+        return f"{before.configuration} → {after.configuration}"
+    return before.configuration if before.trial.strategy == METERED else before.label
+
+
 def _is_other_work(before: Trial, after: Trial) -> bool:
-    """Whether a step of the two trials does not do the same work, so that its time cannot be compared."""
-    return any(getattr(before, name) != getattr(after, name) for name in ("workload", "options", "global_batch"))
+    """Whether a step of the two trials does not do the same work, so that its time cannot be compared.
+
+    Of scripts nothing is known but their batch: which file it was says nothing about a step.
+    """
+    is_metered = before.strategy == after.strategy == METERED
+    names = ("global_batch",) if is_metered else ("workload", "options", "global_batch")
+    return any(getattr(before, name) != getattr(after, name) for name in names)
 
 
 def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
@@ -95,7 +119,7 @@ def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate |
     )
     rows = tuple(
         make_row(
-            before.arms[name].label,
+            _name_pair(before.arms[name], after.arms[name]),
             _step_cell(before.arms[name]),
             _step_cell(after.arms[name]),
             ratio,
@@ -112,16 +136,26 @@ def _step_cell(arm: Arm) -> Cell:
     return make_cell(arm.failure.status.replace("_", " ") if arm.failure else "not run yet")
 
 
-def _say_verdict(label: str, ratio: Estimate | None) -> str:
+def _say_verdict(before: Arm, after: Arm, ratio: Estimate | None) -> str:
+    label = _name_pair(before, after)
     if ratio is None:
         return f"{label}: there is no verdict, it was not measured in both runs or is not the same work."
     words = {
         Verdict.FASTER: "B is faster",
         Verdict.SLOWER: "B is slower",
         Verdict.NO_DIFFERENCE: "no difference",
-        Verdict.UNRESOLVED: "unresolved: more --rounds would narrow the interval",
+        Verdict.UNRESOLVED: f"unresolved: {_ask_for_more(before, after)}",
     }[judge(ratio)]
     return f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
+
+
+def _ask_for_more(before: Arm, after: Arm) -> str:
+    """Why there is no verdict, and what would give one."""
+    if min(sum(bool(len(steps)) for steps in arm.clean) for arm in (before, after)) > 1:
+        return "more --rounds would narrow the interval"
+    if METERED in (before.trial.strategy, after.trial.strategy):
+        return "one launch does not show how launches differ; launch both again and see whether the ratio stays"
+    return "one launch does not show how launches differ; use more --rounds"
 
 
 def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Iterator[Section]:

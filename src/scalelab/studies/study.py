@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -15,9 +15,10 @@ from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document
 from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.strategies.catalogue import check_spreading
 from scalelab.trial import Option, StepPlan, Trial, TrialResult
 from scalelab.units import parse_bytes, parse_seconds
-from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options
+from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
 from scalelab.workloads.source import OwnWorkload, split_name
 
 
@@ -96,21 +97,24 @@ class Job:
 
     @property
     def built_in(self) -> WorkloadOptions | None:
-        """The options of a built-in workload, checked; None for a workload of the user's own."""
-        if self.workload not in BUILT_IN:
-            return None
-        options = make_options(self.workload, self.options)
-        if not self.sees_failure:
-            options.check()
-        return options
+        """The options of a built-in workload; None for a workload of the user's own."""
+        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
 
     @property
     def workload_spec(self) -> str:
         """The workload as a trial carries it; raises `UsageError` where there is none, or not with these options."""
-        if self.built_in is not None:
+        options = self.built_in
+        if options is not None:
+            if not self.sees_failure:
+                options.check()
             return self.workload
         found = find_workload(self.workload)
         return found.spec if isinstance(found, OwnWorkload) else self.workload
+
+    @property
+    def trial_options(self) -> dict[str, Option]:
+        """The workload's options as a trial carries them: paths are absolute, so that a run can be resumed anywhere."""
+        return resolve_options(self.workload, self.options)
 
     @property
     def label(self) -> str:
@@ -191,23 +195,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     if device == "cuda":
         check_gpus(most_ranks)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
-    alike: dict[str, Any] = {
-        "workload": job.workload_spec,
-        "options": dict(job.options),
-        "seed": job.seed,
-        "device": device,
-        "dtype": job.dtype,
-        "shape": job.shape,
-        "optimization": job.optimization,
-        "spreading": job.spreading,
-        "perturbation": job.perturbation,
-        "threads_per_rank": threads,
-        "allocator": job.allocator,
-        "plan": sampling.plan,
-        "timeout_seconds": job.timeout_seconds,
-        "memory_limit_bytes": job.memory_limit_bytes,
-        "port": job.port,
-    }
+    alike = {strategy: describe_trial_fields(job, strategy) for strategy in {c.strategy for c in configurations}}
     return [
         Trial(
             configuration=configuration.name,
@@ -215,12 +203,45 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             num_ranks=configuration.num_ranks,
             global_batch=configuration.global_batch,
             round=number,
+            threads_per_rank=threads,
             is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
-            **alike,
+            plan=plan_steps(sampling, configuration.strategy),
+            **alike[configuration.strategy],
         )
         for number in range(1, sampling.rounds + 1)
         for configuration in (configurations if number % 2 else reversed(configurations))
     ]
+
+
+def plan_steps(sampling: Sampling, strategy: str) -> StepPlan:
+    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none."""
+    if strategy in ("single", "ddp"):
+        return sampling.plan
+    return replace(sampling.plan, comm_free_steps=0)
+
+
+def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
+    """What a job says about every trial of one strategy; settings that the strategy ignores are refused.
+
+    The plain loop of a study takes over what is not about spreading: it is the reference, not a strategy.
+    """
+    spreading = Spreading() if strategy == "single" else job.spreading
+    check_spreading(strategy, spreading)
+    return {
+        "workload": job.workload_spec,
+        "options": job.trial_options,
+        "seed": job.seed,
+        "device": job.found_device,
+        "dtype": job.dtype,
+        "shape": job.shape,
+        "optimization": job.optimization,
+        "spreading": spreading,
+        "perturbation": job.perturbation,
+        "allocator": job.allocator,
+        "timeout_seconds": job.timeout_seconds,
+        "memory_limit_bytes": job.memory_limit_bytes,
+        "port": job.port,
+    }
 
 
 def check_gpus(most_ranks: int) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from scalelab.checks import check_at_least
 from scalelab.report.document import Document
+from scalelab.strategies.catalogue import Spread
 from scalelab.studies.scaling import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling_document import conclude_scaling
 from scalelab.studies.study import Job, Sampling, check_ranks
@@ -28,7 +29,7 @@ class WeakScaling:
     """Numbers of ranks to measure; one rank and the plain loop are always measured."""
     batch_per_rank: int = 32
     """Samples per step on each rank."""
-    strategy: Literal["ddp"] = "ddp"
+    strategy: Spread = "ddp"
     """How the training is spread."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=Sampling)

@@ -1,4 +1,4 @@
-"""`gpt2`: a GPT-2 language model on random tokens.
+"""`gpt2`: a GPT-2 language model on random tokens or on shards of tokens.
 
 Pre-norm blocks, learned positions, tanh-approximated GELU, the output head sharing the token table; weights drawn
 with standard deviation 0.02, positions 0.01, and the projections into the residual stream scaled down by
@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.workloads.catalogue import Gpt2Options, Gpt2Shape
+from scalelab.data.shards import open_shard
+from scalelab.data.token_batches import TokenBatches
+from scalelab.workloads.gpt2_options import Gpt2Options, Gpt2Shape
 from scalelab.workloads.synthetic import draw_batches
 from scalelab.workloads.workload import BuildContext, Workload
+
+MOST_TEST_BATCHES = 20
+"""Of one evaluation: enough to see the loss fall, few enough not to wait for."""
 
 
 class Attention(nn.Module):
@@ -97,16 +104,40 @@ def next_token_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) 
 
 
 def build_gpt2(options: Gpt2Options, context: BuildContext) -> Workload:
-    shape = options.shape
-
-    def draw(generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
-        size = (num_samples, shape.context + 1)
-        tokens = torch.randint(shape.vocabulary, size, generator=generator)
-        return tokens[:, :-1], tokens[:, 1:]
-
+    if options.data == "tokens":
+        batches, test_batches = read_batches(options, context)
+    else:
+        batches, test_batches = draw_batches(functools.partial(draw_tokens, options), context), None
     return Workload(
-        model=Gpt2(shape, options.dropout),
-        batches=draw_batches(draw, context),
+        model=Gpt2(options.shape, options.dropout),
+        batches=batches,
         loss=next_token_loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1),
+        test_batches=test_batches,
     )
+
+
+def draw_tokens(options: Gpt2Options, generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
+    """Random tokens, and the same moved by one."""
+    size = (num_samples, options.num_tokens + 1)
+    tokens = torch.randint(options.shape.vocabulary, size, generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def read_batches(options: Gpt2Options, context: BuildContext) -> tuple[Iterable[Any], Iterable[Any] | None]:
+    """Batches of the shards to train on and, where there are shards to test on, the first few of those."""
+    train, test = ([open_shard(path) for path in paths] for paths in options.find_data())
+    read = functools.partial(
+        TokenBatches,
+        sequence=options.num_tokens,
+        rank=context.rank,
+        num_ranks=context.num_ranks,
+        vocabulary=options.shape.vocabulary,
+    )
+    batches = read(train, batch_size=context.batch_size, accumulation=context.accumulation)
+    if not test:
+        return batches, None
+    # What is held back is often little: a test batch is then smaller than one that is trained on.
+    most = (min(map(len, test)) - 1) // (options.num_tokens * context.num_ranks)
+    tests = read(test, batch_size=max(1, min(context.batch_size, most)))
+    return batches, [tests.read_batch(index) for index in range(min(MOST_TEST_BATCHES, len(tests)))]

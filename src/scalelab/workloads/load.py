@@ -17,11 +17,20 @@ from scalelab.errors import UsageError
 from scalelab.trial import Trial
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.gpt2 import build_gpt2
+from scalelab.workloads.lenet import build_lenet
 from scalelab.workloads.mlp import build_mlp
+from scalelab.workloads.resnet18 import build_resnet18
 from scalelab.workloads.source import CONTEXT_NAMES
+from scalelab.workloads.transformer import build_transformer
 from scalelab.workloads.workload import BuildContext, Workload
 
-BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {"mlp": build_mlp, "gpt2": build_gpt2}
+BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {
+    "gpt2": build_gpt2,
+    "lenet": build_lenet,
+    "mlp": build_mlp,
+    "resnet18": build_resnet18,
+    "transformer": build_transformer,
+}
 
 EXPECTED = "return model, batches and loss (a fourth may make the optimizer from the parameters)"
 

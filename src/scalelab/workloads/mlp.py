@@ -9,23 +9,26 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from scalelab.workloads.catalogue import MlpOptions
+from scalelab.workloads.options import MlpOptions
 from scalelab.workloads.synthetic import draw_batches
 from scalelab.workloads.workload import BuildContext, Workload
 
 
 def build_mlp(options: MlpOptions, context: BuildContext) -> Workload:
-    layers: list[nn.Module] = []
-    for _ in range(options.depth):
-        layers += [nn.Linear(options.dim, options.dim), nn.ReLU()]
-
     def draw(generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
         shape = (num_samples, options.dim)
         return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
     return Workload(
-        model=nn.Sequential(*layers),
+        model=make_mlp(options),
         batches=draw_batches(draw, context),
         loss=nn.MSELoss(),
         optimizer=torch.optim.Adam,
     )
+
+
+def make_mlp(options: MlpOptions) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(options.depth):
+        layers += [nn.Linear(options.dim, options.dim), nn.ReLU()]
+    return nn.Sequential(*layers)

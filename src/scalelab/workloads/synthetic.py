@@ -1,8 +1,10 @@
-"""Random batches that do not depend on how many ranks share them.
+"""Random batches that do not depend on how many ranks share them, nor on how many passes make a step.
 
-A global batch is drawn as one tensor and each rank keeps its slice, so that two ranks with half the batch each train
-on the same samples as one rank with the whole. A few different batches are drawn before the training starts and
-used in turn: drawing is not what is measured.
+The samples of a step are drawn as one tensor. A step is one or more forward passes; each pass takes the next samples,
+and in a pass each rank keeps its slice. So two ranks with half the batch each, or two passes of half the batch, train
+on the same samples as one rank with the whole. A few different steps are drawn before the training starts and used in
+turn: drawing is not what is measured. They are drawn one after the other, so that no rank ever holds much more than
+one global batch beside its own slices.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ import torch
 from scalelab.workloads.workload import BuildContext
 
 NUM_POOLED_BATCHES = 4
+"""Global batches, one for each of the first steps."""
 
 
 def draw_batches(
     draw: Callable[[torch.Generator, int], tuple[torch.Tensor, ...]], context: BuildContext
 ) -> list[tuple[torch.Tensor, ...]]:
-    """This rank's slices of a few global batches; `draw` makes a global batch of the given size."""
+    """This rank's batches of a few steps, one for each pass; `draw` makes so many samples."""
     generator = torch.Generator().manual_seed(context.seed)
-    first = context.rank * context.batch_size
-    mine = slice(first, first + context.batch_size)
-    pool = []
+    per_pass = context.batch_size * context.num_ranks
+    batches = []
     for _ in range(NUM_POOLED_BATCHES):
-        whole = draw(generator, context.batch_size * context.num_ranks)
-        pool.append(tuple(tensor[mine].clone() for tensor in whole))
-    return pool
+        whole = draw(generator, per_pass * context.accumulation)
+        for number in range(context.accumulation):
+            first = number * per_pass + context.rank * context.batch_size
+            mine = slice(first, first + context.batch_size)
+            batches.append(tuple(tensor[mine].clone() for tensor in whole))
+    return batches

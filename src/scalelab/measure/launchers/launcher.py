@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from scalelab.environment import installed_version
+from scalelab.errors import LaunchFailed
 from scalelab.trial import Trial, TrialResult
 
 
@@ -20,3 +22,11 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End every process that the launcher started."""
         ...
+
+
+def check_torch() -> None:
+    """Refuse at once where nothing can be trained."""
+    if installed_version("torch") is None:
+        raise LaunchFailed(
+            "measuring needs torch, which is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)"
+        )

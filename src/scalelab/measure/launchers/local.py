@@ -16,17 +16,17 @@ from typing import Any
 
 from scalelab.environment import (
     count_oom_kills,
-    installed_version,
     read_load_average,
     read_stolen_seconds,
     usable_cores,
 )
-from scalelab.errors import LaunchFailed, StorageFull
+from scalelab.errors import StorageFull
 from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch
+from scalelab.measure.launchers.launcher import check_torch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
 from scalelab.ranks.affinity import assign_cores
-from scalelab.trial import Trial, TrialResult
+from scalelab.trial import SINGLE_PROCESS, Trial, TrialResult
 
 GRACE_SECONDS = 1.0
 """How long the other ranks may go on after one has failed, so that they can write what they saw."""
@@ -48,10 +48,7 @@ class LocalLauncher:
 
     def check(self) -> None:
         """Refuse at once where no trial could be launched, before a run is made."""
-        if installed_version("torch") is None:
-            raise LaunchFailed(
-                "measuring needs torch, which is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)"
-            )
+        check_torch()
 
     def start(self) -> None:
         """Load torch now; otherwise the first trial does."""
@@ -65,7 +62,7 @@ class LocalLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         """Run the trial in fresh processes; whatever interrupts this call, no rank outlives it."""
         server = self._ready_server()
-        clear_previous(directory)
+        clear_previous(trial, directory)
         started_at = datetime.now(UTC).isoformat()
         load, stolen, oom_kills = read_load_average(), read_stolen_seconds(), count_oom_kills()
         launched = time.perf_counter()
@@ -130,20 +127,25 @@ class LocalLauncher:
 
 
 def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
-    cores = assign_cores(trial.num_ranks, trial.threads_per_rank, usable_cores())
+    threads = trial.num_ranks // trial.num_processes * trial.threads_per_rank
     return {
         "directory": str(directory.resolve()),
-        "cores": cores,
+        "cores": assign_cores(trial.num_processes, threads, usable_cores()),
         "port": trial.port,
-        "needs_rendezvous": trial.strategy != "single",
+        "needs_rendezvous": trial.strategy not in SINGLE_PROCESS,
     }
 
 
-def clear_previous(directory: Path) -> None:
-    """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one."""
-    remove_scratch(directory)
-    for log in directory.glob("rank*.log"):
-        log.unlink()
+def clear_previous(trial: Trial, directory: Path) -> None:
+    """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one.
+
+    A training run keeps its samples and lines: it goes on from its last checkpoint, and drops what lies beyond.
+    """
+    if trial.course is None:
+        remove_scratch(directory)
+    for pattern in ("rank*.log", "rank*.json"):
+        for file in directory.glob(pattern):
+            file.unlink()
 
 
 def dump_stacks(pids: list[int], logs: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,9 @@ from typing import Any
 
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json
-from scalelab.measure.agreement import log_file, outcome_file, remove_scratch, samples_file
+from scalelab.measure.agreement import curve_file, log_file, outcome_file, remove_scratch, samples_file
 from scalelab.samples import parse_samples
-from scalelab.trial import RankReport, Status, StepSample, Trial, TrialResult, from_builtins
+from scalelab.trial import CurvePoint, RankReport, Status, StepSample, Trial, TrialResult, from_builtins
 
 DUMP_MARK = "most recent call first"
 """The words with which `faulthandler` heads every thread's stack."""
@@ -49,10 +50,10 @@ def conclude_trial(
     **measured: Any,
 ) -> TrialResult:
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
-    files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_ranks)]
-    samples = [s for rank in range(trial.num_ranks) for s in _read_partial(samples_file(directory, rank))]
+    files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
+    samples = [s for rank in range(trial.num_processes) for s in _read_partial(samples_file(directory, rank))]
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
-    first_start = min((s.start_seconds for s in samples), default=None)
+    first_start = min((s.start_seconds for s in samples if s.start_seconds >= launched), default=None)
     result = TrialResult(
         trial=trial,
         status=blame.status if blame else Status.COMPLETED,
@@ -60,10 +61,12 @@ def conclude_trial(
         traceback=blame.traceback if blame else "",
         samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
         ranks=tuple(_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))),
+        curve=read_curve(curve_file(directory)),
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
-    remove_scratch(directory)
+    if trial.course is None or blame is None:  # a training that was cut short goes on from its own files
+        remove_scratch(directory)
     return result
 
 
@@ -117,6 +120,15 @@ def _blame_rank(
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory (bad_alloc)")
     how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"ended with exit code {end.code}"
     return Blame(weight=5, status=Status.CRASHED, reason=f"rank {rank} {how}; its log is {log}")
+
+
+def read_curve(path: Path) -> tuple[CurvePoint, ...]:
+    """The lines of a training run; one that was cut is dropped."""
+    try:
+        lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    except OSError:
+        return ()
+    return tuple(from_builtins(json.loads(line), CurvePoint) for line in lines)
 
 
 def has_stack_dump(log: Path) -> bool:

@@ -1,0 +1,156 @@
+"""`scalelab data VERB`: make the data that workloads are trained on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from scalelab.checks import check_at_least, check_share
+from scalelab.cli.flags import parse_flags
+from scalelab.data.encoders import ByteEncoder, Encoder, load_pair_encoder
+from scalelab.data.shards import ShardKind
+from scalelab.data.tokenize import Tokenized, suffix_of, tokenize_files
+from scalelab.errors import UnknownName, UsageError
+from scalelab.settings import MaybeInt
+from scalelab.units import format_bytes, format_quantity
+
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenize:
+    """Texts to shards of tokens."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.arg(name="files", metavar="FILE…"), tyro.conf.Positional]
+    """The texts, in this order."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR|FILE")]
+    """Where the shards go. A directory: they are called after the first text; name.bin: they are called name_…."""
+    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    """bytes: every byte is a token; gpt2: byte-pair encoding from --vocab and --merges."""
+    vocab: MaybePath = None
+    """GPT-2's encoder.json."""
+    merges: MaybePath = None
+    """GPT-2's vocab.bpe."""
+    separator: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    r"""gpt2: what a document ends with, such as '\n\n'. None: each file is one document."""
+    test_share: float = 0.1
+    """Share of the tokens, the first ones, that is kept to test on."""
+    test_tokens: MaybeInt = None
+    """The same as a number of tokens."""
+    tokens_per_shard: int = 100_000_000
+    """Most tokens in one file."""
+    format: ShardKind = "v1"
+    """v1: uint16 behind a header; v7: uint32 behind a header; raw: uint16 without one."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is read."""
+        check_share("test_share", self.test_share)
+        check_at_least("tokens_per_shard", self.tokens_per_shard, 1)
+        if self.test_tokens is not None:
+            check_at_least("test_tokens", self.test_tokens, 0)
+        if not self.files:
+            raise UsageError("there is nothing to tokenize: name at least one FILE")
+        for file in self.files:
+            if not file.is_file():
+                raise UsageError(f"{file} cannot be tokenized: there is no such file")
+        if self.out.suffix != ".bin" and self.out.is_file():
+            raise UsageError(f"--out {self.out} is a file: use a directory, or a name that ends in .bin")
+        self._check_tokenizer()
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer == "gpt2" and (self.vocab is None or self.merges is None):
+            raise UsageError("--tokenizer gpt2 needs GPT-2's encoder.json as --vocab and its vocab.bpe as --merges")
+        if self.tokenizer == "bytes":
+            for name in ("vocab", "merges", "separator"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"--{name} {getattr(self, name)} has no meaning for bytes: use --tokenizer gpt2")
+        if self.separator == "":
+            raise UsageError("--separator '' separates nothing: leave it out, or use a text such as '\\n\\n'")
+
+    @property
+    def place(self) -> tuple[Path, str]:
+        """The directory of the shards and the beginning of their names."""
+        return (self.out.parent, self.out.stem) if self.out.suffix == ".bin" else (self.out, self.files[0].stem)
+
+
+def main(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print_verbs()
+        return 0 if args else 2
+    verb, *rest = args
+    if verb not in VERBS:
+        raise UnknownName("data command", verb, VERBS, "See scalelab data --help.")
+    return VERBS[verb][0](rest)
+
+
+def tokenize(args: Sequence[str]) -> int:
+    wanted = parse_flags(Tokenize, args, "data tokenize")
+    wanted.check()
+    encoder = make_encoder(wanted)
+    directory, name = wanted.place
+    written = tokenize_files(
+        wanted.files,
+        encoder,
+        directory=directory,
+        name=name,
+        kind=wanted.format,
+        test_share=wanted.test_share,
+        test_tokens=wanted.test_tokens,
+        tokens_per_shard=wanted.tokens_per_shard,
+    )
+    print_written(wanted, written, encoder.vocabulary)
+    return 0
+
+
+def make_encoder(wanted: Tokenize) -> Encoder:
+    if wanted.vocab is None or wanted.merges is None:
+        return ByteEncoder()
+    separator = None if wanted.separator is None else read_escapes(wanted.separator)
+    return load_pair_encoder(wanted.vocab, wanted.merges, separator)
+
+
+def read_escapes(text: str) -> str:
+    r"""A text in which \n is written as two characters, as a shell passes it on."""
+    try:
+        return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--separator {text!r} cannot be read: {error.reason}") from None
+
+
+def print_written(wanted: Tokenize, written: Tokenized, vocabulary: int) -> None:
+    """What was written, and the command that uses it."""
+    directory, name = wanted.place
+    num_bytes = sum(file.stat().st_size for file in wanted.files)
+    num_tokens = written.num_train + written.num_test
+    print(  # noqa: T201
+        f"{_count(num_tokens)} tokens from {format_bytes(num_bytes)} of text, vocabulary {_count(vocabulary)}"
+        f" ({wanted.tokenizer})"
+    )
+    for split, number, paths in (("train", written.num_train, written.train), ("test", written.num_test, written.test)):
+        where = f"{paths[0]}" + (f" … {paths[-1].name}" if len(paths) > 1 else "") if paths else "–"
+        print(f"  {split:<6}{_count(number):>14} tokens  {where}")  # noqa: T201
+    pattern = shlex.quote(str(directory / f"{name}_*{suffix_of(wanted.format)}"))
+    print(  # noqa: T201
+        f"\nscalelab train --workload gpt2 --data tokens --data-path {pattern} --vocabulary {vocabulary}"
+    )
+
+
+def _count(number: int) -> str:
+    return format_quantity("count", number)
+
+
+VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "tokenize": (tokenize, "Texts to shards of tokens."),
+}
+
+
+def print_verbs() -> None:
+    lines = ["usage: scalelab data COMMAND [OPTIONS]", "", "Commands:"]
+    lines += [f"  {verb:<12}{sentence}" for verb, (_, sentence) in VERBS.items()]
+    lines += ["", "scalelab data COMMAND --help lists its flags."]
+    print("\n".join(lines))  # noqa: T201

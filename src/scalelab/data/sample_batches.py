@@ -1,0 +1,224 @@
+"""One rank's batches of a data set that is held in memory.
+
+Batch i of an epoch is a global batch: the next `batch_size`·`num_ranks` samples of a permutation that is drawn from
+seed and epoch. Each rank keeps its slice. So two ranks with half the batch each train on the same samples as one
+rank with the whole, and so do two accumulated batches of half the size. What is left over at the end of an epoch, too
+little for a whole step of `accumulation` batches, is dropped in training and never in a test: there the last batch is
+smaller, and when it would leave a rank with nothing it is made part of the batch before.
+
+What is random about a sample, its augmentation, is drawn for its position in the epoch by a counter-based generator:
+four 64-bit words are Philox of (seed, epoch; position) (J. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3,
+2011). So it depends neither on the ranks, nor on accumulation, nor on who computes it. Worker processes therefore
+give the very same batches; they are torch's DataLoader with the number of a batch as its index, and they live for
+all epochs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from scalelab.checks import check_at_least
+from scalelab.errors import UsageError
+
+Batch = tuple[torch.Tensor, ...]
+Fetch = Callable[[torch.Tensor, torch.Tensor], Batch]
+"""The tensors of a batch from the indices of its samples, int64 (n,), and from random words for each of them, int64
+(n, 4), uniform from 0 to 2⁶³ − 1. The same arguments must give the same tensors, in whatever process."""
+
+NUM_WORDS = 4
+BatchNumber = tuple[int, int]
+"""Epoch, and number in the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Which positions of an epoch are in which batch of which rank."""
+
+    num_samples: int
+    batch_size: int
+    rank: int
+    num_ranks: int
+    accumulation: int = 1
+    is_test: bool = False
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a batch on all ranks together."""
+        return self.batch_size * self.num_ranks
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch on every rank."""
+        if not self.is_test:
+            return self.num_samples // (self.global_batch * self.accumulation) * self.accumulation
+        whole, rest = divmod(self.num_samples, self.global_batch)
+        return max(1, whole + (rest >= self.num_ranks))
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """First position of a batch on this rank, and the one after its last."""
+        first = index * self.global_batch
+        is_last_test = self.is_test and index == self.num_batches - 1
+        size = self.num_samples - first if is_last_test else self.global_batch
+        return first + self.rank * size // self.num_ranks, first + (self.rank + 1) * size // self.num_ranks
+
+    def check(self) -> None:
+        for name in ("batch_size", "num_ranks", "accumulation"):
+            check_at_least(name, getattr(self, name), 1)
+        needed = self.num_ranks if self.is_test else self.global_batch * self.accumulation
+        if self.num_samples < needed:
+            whole = "one sample each" if self.is_test else f"{self.batch_size} samples each"
+            accumulated = f" × {self.accumulation} batches" if self.accumulation > 1 and not self.is_test else ""
+            raise UsageError(
+                f"{self.num_samples} samples are too few: {self.num_ranks} ranks × {whole}{accumulated} need {needed}:"
+                " use a smaller batch, fewer ranks or more data"
+            )
+
+
+class SampleBatches:
+    """Batches of one rank; iterating goes through one epoch."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        num_samples: int,
+        *,
+        batch_size: int,
+        rank: int,
+        num_ranks: int,
+        seed: int,
+        shuffle: bool = True,
+        workers: int = 0,
+        is_test: bool = False,
+        accumulation: int = 1,
+    ) -> None:
+        check_at_least("workers", workers, 0)
+        partition = Partition(
+            num_samples=num_samples,
+            batch_size=batch_size,
+            rank=rank,
+            num_ranks=num_ranks,
+            accumulation=accumulation,
+            is_test=is_test,
+        )
+        partition.check()
+        self._num_batches = partition.num_batches
+        self._source = BatchSource(fetch, partition, seed % 2**64, shuffle)
+        self._turn = EpochTurn()
+        self._workers = workers
+        self._loader: DataLoader[Batch] | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._turn.numbers = [(self._turn.epoch, index) for index in range(self._turn.start, self._num_batches)]
+        self._turn.start = 0
+        if self._workers == 0:
+            return map(self._source.__getitem__, self._turn.numbers)
+        if self._loader is None:
+            self._loader = start_workers(self._source, self._turn, self._workers)
+        with without_warnings():
+            return iter(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which permutation and which augmentation the next iteration uses."""
+        check_at_least("epoch", epoch, 0)
+        self._turn.epoch = epoch
+
+    def seek(self, index: int) -> None:
+        """Let the next iteration begin with this batch of the epoch, without fetching those before it."""
+        if not 0 <= index <= self._num_batches:
+            raise UsageError(
+                f"there is no batch {index} in an epoch of {self._num_batches}: use 0 to {self._num_batches}"
+            )
+        self._turn.start = index
+
+    def close(self) -> None:
+        """End the worker processes; the next iteration starts new ones."""
+        self._loader = None
+
+
+class BatchSource(Dataset[Batch]):
+    """Any batch by its number: what the rank itself or a worker process asks."""
+
+    def __init__(self, fetch: Fetch, partition: Partition, seed: int, shuffle: bool) -> None:
+        self._fetch = fetch
+        self._partition = partition
+        self._seed = seed
+        self._shuffle = shuffle
+
+    def __getitem__(self, number: BatchNumber) -> Batch:
+        epoch, index = number
+        first, end = self._partition.bounds(index)
+        if self._shuffle:
+            indices = draw_permutation(self._seed, epoch, self._partition.num_samples)[first:end].copy()
+        else:
+            indices = np.arange(first, end)
+        return self._fetch(torch.from_numpy(indices), draw_words(self._seed, epoch, first, end))
+
+
+class EpochTurn(Sampler[BatchNumber]):
+    """The batches that the next iteration asks for; read again by the loader whenever it is iterated."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.start = 0
+        self.numbers: list[BatchNumber] = []
+
+    def __iter__(self) -> Iterator[BatchNumber]:
+        return iter(self.numbers)
+
+
+def start_workers(source: BatchSource, turn: EpochTurn, workers: int) -> DataLoader[Batch]:
+    """A loader whose worker processes stay for all epochs."""
+    with without_warnings():
+        return DataLoader(
+            source,
+            batch_size=None,
+            sampler=turn,
+            num_workers=workers,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            collate_fn=_leave,
+            # Without one of its own the loader draws from the global generator, and dropout would depend on workers.
+            generator=torch.Generator(),
+        )
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """More workers than cores is something to measure; a fork beside threads is safe for what touches only data."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _leave(batch: Any) -> Any:
+    return batch
+
+
+@lru_cache(maxsize=2)
+def draw_permutation(seed: int, epoch: int, num_samples: int) -> npt.NDArray[np.int64]:
+    """The order of the samples in an epoch."""
+    permutation = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).permutation(num_samples)
+    permutation.flags.writeable = False
+    return permutation
+
+
+def draw_words(seed: int, epoch: int, first: int, end: int) -> torch.Tensor:
+    """Random words (n, 4) of the positions from `first` to before `end`: one count of the generator gives four."""
+    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=first)
+    words = generator.random_raw((end - first) * NUM_WORDS).reshape(-1, NUM_WORDS)
+    return torch.from_numpy((words >> np.uint64(1)).astype(np.int64))

@@ -1,0 +1,206 @@
+"""Token shards: files of token numbers, read by memory map.
+
+    v1    256 int32 header (magic 20240520, version 1, number of tokens), then uint16 tokens
+    v7    256 int32 header (magic 20240801, version 7, number of tokens), then uint32 tokens
+    raw   no header, uint16 tokens
+
+All numbers are little-endian, whatever the machine. The first two are the formats of llm.c; raw is what nanoGPT
+writes. A memory map costs no memory that the kernel cannot take back, ranks of one host share it, and opening a
+shard of any size takes no time. The size of a file must be exactly what its header says: a shard that was cut off
+would otherwise end in the middle of an epoch, or train on what lies behind its tokens.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from scalelab.errors import UsageError
+
+Tokens = npt.NDArray[Any]
+"""Token numbers of any integer type."""
+ShardKind = Literal["v1", "v7", "raw"]
+
+NUM_HEADER_WORDS = 256
+HEADER_BYTES = 4 * NUM_HEADER_WORDS
+CHUNK_TOKENS = 1 << 20
+"""Tokens that are looked at or written at once."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a kind of shard is laid out."""
+
+    dtype: np.dtype[Any]
+    magic: int | None = None
+    version: int | None = None
+
+    @property
+    def header_bytes(self) -> int:
+        return 0 if self.magic is None else HEADER_BYTES
+
+    @property
+    def most_token(self) -> int:
+        return int(np.iinfo(self.dtype).max)
+
+
+FORMATS: dict[ShardKind, Format] = {
+    "v1": Format(np.dtype("<u2"), 20240520, 1),
+    "v7": Format(np.dtype("<u4"), 20240801, 7),
+    "raw": Format(np.dtype("<u2")),
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An open shard; the tokens are a read-only memory map."""
+
+    path: Path
+    kind: ShardKind
+    tokens: Tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def find_shards(pattern: str) -> list[Path]:
+    """The files that a path, a directory (its *.bin, or else its *.raw) or a pattern with * stands for, sorted."""
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        found = sorted(path.glob("*.bin")) or sorted(path.glob("*.raw"))
+        if not found:
+            raise UsageError(f"there are no shards in {path}: it has no *.bin; scalelab data tokenize makes them")
+        return found
+    if path.is_file():
+        return [path]
+    found = sorted(match for text in glob.glob(str(path), recursive=True) if (match := Path(text)).is_file())  # noqa: PTH207
+    if not found:
+        raise UsageError(f"there are no shards at {pattern}: no file fits; scalelab data tokenize makes them")
+    return found
+
+
+def split_shards(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Those to train on and those to test on: the latter end in `_val` or `_test`, perhaps with a number behind."""
+    tests = [path for path in paths if re.search(r"_(val|test)(_\d+)?$", path.stem)]
+    return [path for path in paths if path not in tests], tests
+
+
+def open_shard(path: Path, headerless: bool = False) -> Shard:
+    """Map a shard; refuses a file that is not exactly what it says it is.
+
+    `headerless`: the file is raw tokens, whatever its name; a name that ends in .raw says so too.
+    """
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise UsageError(f"shard {path} cannot be read: {error.strerror}") from error
+    if headerless or path.suffix == ".raw":
+        kind: ShardKind = "raw"
+        if find_kind(header) is not None:
+            raise UsageError(f"shard {path} has a header where none is expected: read it as one with a header")
+        num_tokens, rest = divmod(num_bytes, FORMATS[kind].dtype.itemsize)
+        if rest:
+            raise UsageError(f"shard {path} is damaged: {num_bytes} bytes are no whole number of uint16 tokens")
+    else:
+        kind, num_tokens = read_header(path, header)
+        check_size(path, kind, num_tokens, num_bytes)
+    if num_tokens == 0:
+        raise UsageError(f"shard {path} is empty: it holds 0 tokens, and at least 1 is expected")
+    form = FORMATS[kind]
+    tokens = np.memmap(path, dtype=form.dtype, mode="r", offset=form.header_bytes, shape=(num_tokens,))
+    return Shard(path, kind, tokens)
+
+
+def find_kind(header: bytes) -> ShardKind | None:
+    """The kind whose magic number and version a file begins with."""
+    begins = [int(word) for word in np.frombuffer(header[:8], dtype="<i4")] if len(header) >= 8 else []
+    return next((kind for kind, form in FORMATS.items() if [form.magic, form.version] == begins), None)
+
+
+def read_header(path: Path, header: bytes) -> tuple[ShardKind, int]:
+    """Kind and number of tokens of a file that begins with `header`."""
+    if len(header) < HEADER_BYTES:
+        raise UsageError(
+            f"shard {path} is truncated: {len(header)} bytes where the header alone has {HEADER_BYTES}"
+            " (raw tokens without a header need a name that ends in .raw)"
+        )
+    magic, version, num_tokens = (int(word) for word in np.frombuffer(header, dtype="<i4")[:3])
+    kind = next((kind for kind, form in FORMATS.items() if form.magic == magic), None)
+    if kind is None:
+        known = " or ".join(str(form.magic) for form in FORMATS.values() if form.magic is not None)
+        raise UsageError(
+            f"shard {path} is none: it begins with {magic}, and {known} is expected"
+            " (raw tokens without a header need a name that ends in .raw)"
+        )
+    if version != FORMATS[kind].version:
+        raise UsageError(f"shard {path} has version {version}: {FORMATS[kind].version} is expected with magic {magic}")
+    if num_tokens < 0:
+        raise UsageError(f"shard {path} is damaged: its header says {num_tokens} tokens, and at least 1 is expected")
+    return kind, num_tokens
+
+
+def check_size(path: Path, kind: ShardKind, num_tokens: int, num_bytes: int) -> None:
+    item = FORMATS[kind].dtype.itemsize
+    expected = HEADER_BYTES + item * num_tokens
+    if num_bytes != expected:
+        state = "truncated" if num_bytes < expected else "damaged"
+        raise UsageError(
+            f"shard {path} is {state}: {num_bytes} bytes, and {expected} are expected"
+            f" (a header of {HEADER_BYTES} and {num_tokens} tokens of {item})"
+        )
+
+
+def write_shard(path: Path, tokens: Tokens, kind: ShardKind = "v1") -> None:
+    """Write a shard whole or not at all; refuses tokens that do not fit its type."""
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise UsageError(f"shard {path}: tokens are integers in one row, not {tokens.dtype} of shape {tokens.shape}")
+    starts = range(0, len(tokens), CHUNK_TOKENS)
+    write_shard_parts(path, (tokens[start : start + CHUNK_TOKENS] for start in starts), len(tokens), kind)
+
+
+def write_shard_parts(path: Path, parts: Iterable[Tokens], num_tokens: int, kind: ShardKind = "v1") -> None:
+    """The same from parts that together have so many tokens; one at a time is in memory."""
+    form = FORMATS[kind]
+    if not 0 < num_tokens < 2**31:
+        raise UsageError(f"shard {path}: {num_tokens} tokens do not fit a shard: use 1 to {2**31 - 1}")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            if form.magic is not None:
+                header = np.zeros(NUM_HEADER_WORDS, dtype="<i4")
+                header[:3] = form.magic, form.version, num_tokens
+                file.write(header.tobytes())
+            for part in parts:
+                _check_fit(path, part, kind)
+                file.write(part.astype(form.dtype).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def _check_fit(path: Path, tokens: Tokens, kind: ShardKind) -> None:
+    form = FORMATS[kind]
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most > form.most_token:
+        wrong = least if least < 0 else most
+        advice = "use v7, which has uint32" if 0 <= wrong < 2**32 else "tokens lie between 0 and 2³² − 1"
+        raise UsageError(f"shard {path}: token {wrong} does not fit {form.dtype.name} of format {kind}: {advice}")
+
+
+def find_largest_token(shard: Shard) -> int:
+    """The largest token of a shard, looked for part by part."""
+    starts = range(0, len(shard), CHUNK_TOKENS)
+    return max(int(shard.tokens[start : start + CHUNK_TOKENS].max()) for start in starts)

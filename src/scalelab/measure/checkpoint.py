@@ -1,0 +1,225 @@
+"""Checkpoints that are whole or not there, and from which a training goes on bit for bit.
+
+    checkpoints/step-00000040/   model and optimizer, written by all ranks (torch.distributed.checkpoint)
+                                 rank0.pt …     what only that rank has: random state, place in the data, buffers,
+                                                loss scale, learning-rate schedule, state of a gradient hook
+                                 manifest.json  the step, the job, and the size of every file
+
+All ranks write into a hidden directory. When every one of them has finished, rank 0 adds the manifest and renames the
+directory: what has its final name is complete. A file that was cut or lost afterwards does not match the manifest, and
+then the checkpoint before is taken.
+
+Going on bit for bit takes one thing more under DDP. It orders its buckets by the first backward pass, and with three
+or more ranks the order in which a sum is formed depends on where in a bucket a gradient lies. So a step is taken
+before the state is loaded over it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from scalelab.errors import DamagedRun, UsageError
+from scalelab.files import read_json, write_json
+from scalelab.measure.agreement import list_checkpoints
+from scalelab.measure.batches import BatchStream
+from scalelab.measure.randomness import read_random_state, restore_random_state
+from scalelab.measure.step import mark_nothing, take_step
+from scalelab.measure.training import Training
+from scalelab.strategies.ddp import find_hook_state
+from scalelab.trial import Trial, to_builtins
+
+MANIFEST = "manifest.json"
+UNLIKE = (
+    "configuration",
+    "round",
+    "course",
+    "plan",
+    "timeout_seconds",
+    "port",
+    "is_oversubscribed",
+    "threads_per_rank",
+)
+"""Fields of a trial that may differ between the training that wrote a checkpoint and the one that goes on."""
+
+
+def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, rank: int, keep: int) -> None:
+    """Write the state after `step` steps; every rank calls this at the same step."""
+    partial, final = root / f".step-{step:08d}.partial", root / f"step-{step:08d}"
+    if rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    wait_for_all()
+    with quiet_checkpointing():
+        save(read_shared_state(training), checkpoint_id=partial, no_dist=not dist.is_initialized())
+    own = partial / f"rank{rank}.pt"
+    torch.save(read_own_state(training), own)
+    sync_to_disk(own)
+    wait_for_all()
+    if rank == 0:
+        sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+        write_json(partial / MANIFEST, {"step": step, "job": describe_job(trial), "sizes": sizes})
+        sync_to_disk(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        sync_to_disk(root)
+        for old in list_checkpoints(root)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    wait_for_all()
+
+
+def find_checkpoint(root: Path) -> Path | None:
+    """The newest whole checkpoint; one that has lost a file, or part of one, is passed over with a warning."""
+    for path in reversed(list_checkpoints(root)):
+        problem = find_damage(path)
+        if problem is None:
+            return path
+        print(f"warning: {path} is not whole ({problem}): taking the one before it", file=sys.stderr)  # noqa: T201
+    return None
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files; None: nothing."""
+    try:
+        sizes = read_json(path / MANIFEST)["sizes"]
+    except (DamagedRun, KeyError) as error:
+        return str(error)
+    for name, size in sizes.items():
+        found = (path / name).stat().st_size if (path / name).is_file() else None
+        if found != size:
+            return f"{name} has {found} bytes of {size}" if found is not None else f"{name} is missing"
+    return None
+
+
+def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> int:
+    """Put a training into the state of a checkpoint; gives the number of steps that it had done."""
+    manifest = read_json(path / MANIFEST)
+    check_same_job(path, manifest["job"], describe_job(trial))
+    if trial.strategy == "ddp":
+        take_step(training, mark_nothing)
+    state = read_shared_state(training)
+    with quiet_checkpointing():
+        load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+        set_state_dict(
+            training.model,
+            training.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+    restore_own_state(training, torch.load(path / f"rank{rank}.pt", weights_only=True))
+    return int(manifest["step"])
+
+
+def check_same_job(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to go on from the checkpoint of another job."""
+    for name, value in wanted.items():
+        if saved.get(name) != value:
+            raise UsageError(
+                f"{path} is of another job: its {name} is {saved.get(name)}, this one's is {value}; give another"
+                " --checkpoints directory, or the same flags"
+            )
+
+
+def describe_job(trial: Trial) -> dict[str, Any]:
+    """What must be the same for a training to go on."""
+    fields: dict[str, Any] = to_builtins(trial)
+    return {name: value for name, value in fields.items() if name not in UNLIKE}
+
+
+def read_shared_state(training: Training) -> dict[str, Any]:
+    """Model and optimizer, by names that do not depend on the strategy."""
+    with quiet_checkpointing():
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def read_own_state(training: Training) -> dict[str, Any]:
+    """What only this rank has."""
+    assert isinstance(training.batches, BatchStream)
+    return {
+        "random": read_random_state(),
+        "batches": training.batches.read_position(),
+        "buffers": {name: buffer.detach().clone() for name, buffer in training.model.named_buffers()},
+        "scaler": training.scaler.state_dict() if training.scaler else None,
+        "scheduler": read_schedule(training),
+        "hook": read_hook_state(training),
+    }
+
+
+def restore_own_state(training: Training, state: dict[str, Any]) -> None:
+    assert isinstance(training.batches, BatchStream)
+    buffers = dict(training.model.named_buffers())
+    with torch.no_grad():
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
+    if training.scaler:
+        training.scaler.load_state_dict(state["scaler"])
+    if training.scheduler:
+        training.scheduler.load_state_dict(state["scheduler"])
+    restore_hook_state(training, state["hook"])
+    training.batches.go_to(state["batches"])
+    restore_random_state(state["random"])
+
+
+def read_schedule(training: Training) -> dict[str, Any] | None:
+    """The state of the schedule without its functions."""
+    if training.scheduler is None:
+        return None
+    return {name: value for name, value in training.scheduler.state_dict().items() if name != "lr_lambdas"} | {
+        "lr_lambdas": [None]
+    }
+
+
+def read_hook_state(training: Training) -> dict[str, Any] | None:
+    """What PowerSGD carries from step to step: its approximations, its errors, its count of steps."""
+    hook = find_hook_state(training.model)
+    if hook is None:
+        return None
+    name, keys, *rest = hook.rng.get_state()
+    kept = {slot: getattr(hook, slot) for slot in hook.__slots__ if slot not in ("process_group", "rng")}
+    return {"values": kept, "rng": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
+
+
+def restore_hook_state(training: Training, state: dict[str, Any] | None) -> None:
+    hook = find_hook_state(training.model)
+    if hook is None or state is None:
+        return
+    for slot, value in state["values"].items():
+        setattr(hook, slot, value)
+    name, keys, *rest = state["rng"]
+    hook.rng.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+def wait_for_all() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Have the kernel write a file or a directory out, so that a rename does not overtake what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def quiet_checkpointing() -> Iterator[None]:
+    """torch warns of its own deprecated parts, and of saving without a process group, which is what one rank does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,178 @@
+"""A real training run on one rank: steps, lines, evaluations, profiler, checkpoints.
+
+The steps are those of the measurements, with the same two clock readings. What happens between them (reading the loss
+of the other ranks, evaluating, saving) is not part of any step's time. Rank 0 appends every line to `curve.jsonl`,
+which the parent prints as it grows. After an interruption the lines and samples beyond the checkpoint are dropped,
+because those steps are taken again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.profiler import profile, schedule
+
+from scalelab.measure.agreement import checkpoint_directory, curve_file, samples_file, trace_file
+from scalelab.measure.batches import BatchStream
+from scalelab.measure.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
+from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
+from scalelab.measure.loop import RawStep, list_activities, make_sample
+from scalelab.measure.step import mark_nothing, take_step
+from scalelab.measure.training import Training
+from scalelab.samples import parse_samples, render_samples
+from scalelab.settings import Course
+from scalelab.trial import CurvePoint, StepKind, StepSample, Trial, to_builtins
+
+KEY_AVERAGES_ROWS = 40
+
+
+class CourseRun:
+    """One rank's part of a training run."""
+
+    def __init__(self, trial: Trial, training: Training, rank: int, directory: Path, samples: list[StepSample]) -> None:
+        assert trial.course is not None
+        assert isinstance(training.batches, BatchStream)
+        self._trial, self._course, self._training = trial, trial.course, training
+        self._batches: BatchStream = training.batches
+        self._rank, self._directory, self._samples = rank, directory, samples
+        self._num_steps = training.num_steps
+        self._checkpoints = checkpoint_directory(directory, trial.course)
+        self._num_written = 0
+        self._tap = OutputTap(training.model)
+
+    def run(self) -> None:
+        """From the last whole checkpoint, or the beginning, to the end."""
+        first = self._begin()
+        profiler = RankProfiler(self._course, trace_file(self._directory, self._rank), first)
+        try:
+            for step in range(first, self._num_steps):
+                self._take(step, profiler.kind_of(step))
+                profiler.advance()
+                self._finish(step + 1)
+        finally:
+            profiler.close()
+            self._write_samples()
+            self._tap.close()
+
+    def _begin(self) -> int:
+        """Go on from a checkpoint if there is one; gives the step to begin with."""
+        found = find_checkpoint(self._checkpoints)
+        wait_for_all()
+        first = load_checkpoint(found, self._training, self._trial, self._rank) if found else 0
+        file = samples_file(self._directory, self._rank)
+        if file.is_file():
+            whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
+            self._samples += [sample for sample in parse_samples(whole) if sample.step < first]
+        self._num_written = len(self._samples)
+        file.write_text(render_samples(self._samples), encoding="utf-8")
+        if self._rank == 0:
+            keep_curve(curve_file(self._directory), first)
+        return first
+
+    def _take(self, step: int, kind: StepKind) -> None:
+        training = self._training
+        rate = float(training.optimizer.param_groups[0]["lr"])
+        training.synchronize()
+        start = perf_counter()
+        loss = take_step(training, mark_nothing)
+        training.synchronize()
+        raw = RawStep(start, perf_counter(), loss.item())
+        self._samples.append(make_sample(self._rank, step, kind, raw))
+        if (step + 1) % self._course.log_every == 0 or step + 1 == self._num_steps:
+            score = score_step(training, raw.loss, self._tap, self._batches.last)
+            self._write_line(step, score, raw.end - raw.start, rate)
+        self._tap.output = None
+
+    def _finish(self, num_done: int) -> None:
+        """What is due after a step: an evaluation, a checkpoint, writing out what was measured."""
+        is_end = num_done == self._num_steps
+        if self._training.test_batches is not None and (is_end or self._is_evaluation_due(num_done)):
+            start = perf_counter()
+            self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
+        every = self._course.checkpoint_every
+        if is_end or (every is not None and num_done % every == 0):
+            self._write_samples()
+            save_checkpoint(
+                self._checkpoints, num_done, self._training, self._trial, self._rank, keep=self._course.keep
+            )
+        elif num_done % max(self._course.log_every, 10) == 0:
+            self._write_samples()
+
+    def _is_evaluation_due(self, num_done: int) -> bool:
+        every = self._course.evaluate_every
+        return num_done % every == 0 if every is not None else self._batches.is_at_end_of_epoch
+
+    def _write_line(self, step: int, score: Score, seconds: float, rate: float | None) -> None:
+        if self._rank != 0:
+            return
+        point = CurvePoint(
+            step=step,
+            epoch=self._batches.epochs_done,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            learning_rate=rate,
+            seconds=seconds,
+            is_evaluation=rate is None,
+        )
+        with curve_file(self._directory).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_builtins(point)) + "\n")
+
+    def _write_samples(self) -> None:
+        with samples_file(self._directory, self._rank).open("a", encoding="utf-8", newline="") as file:
+            file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
+        self._num_written = len(self._samples)
+
+
+def keep_curve(path: Path, num_steps: int) -> None:
+    """Keep the lines of the first steps; those beyond, and one that was cut, are dropped."""
+    kept = [point for point in read_curve_lines(path) if json.loads(point)["step"] < num_steps]
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def read_curve_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return whole.splitlines()
+
+
+class RankProfiler:
+    """torch's profiler on its schedule: wait, warm up, record; then it is taken away."""
+
+    def __init__(self, course: Course, trace: Path, first_step: int) -> None:
+        self._trace = trace
+        self._first_warmup = first_step + course.profile_wait
+        self._end = self._first_warmup + course.profile_warmup + course.profile_active
+        self._profile: profile | None = None
+        if course.profile_active:
+            plan = schedule(
+                wait=course.profile_wait, warmup=course.profile_warmup, active=course.profile_active, repeat=1
+            )
+            self._profile = profile(
+                activities=list_activities(), schedule=plan, record_shapes=True, on_trace_ready=self._write
+            )
+            self._profile.start()
+
+    def kind_of(self, step: int) -> StepKind:
+        """Whether a step carries the profiler."""
+        is_inside = self._profile is not None and self._first_warmup <= step < self._end
+        return StepKind.PROFILED if is_inside else StepKind.CLEAN
+
+    def advance(self) -> None:
+        if self._profile is not None:
+            self._profile.step()
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _write(self, finished: profile) -> None:
+        self._trace.parent.mkdir(parents=True, exist_ok=True)
+        finished.export_chrome_trace(str(self._trace))
+        by = "self_cuda_time_total" if torch.cuda.is_initialized() else "self_cpu_time_total"
+        table = finished.key_averages().table(sort_by=by, row_limit=KEY_AVERAGES_ROWS)
+        self._trace.with_name(self._trace.name.replace(".json.gz", ".txt")).write_text(table + "\n", encoding="utf-8")

@@ -1,0 +1,104 @@
+"""`JoinedLauncher`: this process is one rank of a job that torchrun has launched already.
+
+The command runs once per rank. On rank 0 this launcher does what the others do for all: it runs the trial, waits for
+what every rank leaves behind, and gives one result. The other ranks only run their share (`run_member`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scalelab.environment import read_load_average
+from scalelab.errors import StorageFull, UsageError
+from scalelab.measure.agreement import EXIT_STORAGE, kill_group, outcome_file
+from scalelab.measure.launchers.launcher import check_torch
+from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
+from scalelab.trial import Trial, TrialResult
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+WAIT_SECONDS = 15.0
+"""How long rank 0 waits for the others' last words once it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Which rank of how many this process is."""
+
+    rank: int
+    num_ranks: int
+
+
+def find_membership(variables: Mapping[str, str]) -> Membership | None:
+    """What torchrun's variables say; None: nobody has launched us."""
+    present = [name for name in NEEDED if variables.get(name)]
+    if len(present) < len(NEEDED):
+        return None
+    try:
+        found = Membership(rank=int(variables["RANK"]), num_ranks=int(variables["WORLD_SIZE"]))
+    except ValueError:
+        raise UsageError(
+            f"RANK {variables['RANK']!r} and WORLD_SIZE {variables['WORLD_SIZE']!r} are no numbers: unset them, or"
+            " start with torchrun"
+        ) from None
+    if not 0 <= found.rank < found.num_ranks:
+        raise UsageError(f"RANK {found.rank} is none of WORLD_SIZE {found.num_ranks}: unset them, or use torchrun")
+    return found
+
+
+class JoinedLauncher:
+    """Rank 0's launcher under torchrun."""
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        started_at, launched = datetime.now(UTC).isoformat(), time.perf_counter()
+        load = read_load_average()
+        for file in directory.glob("rank*.json"):
+            file.unlink()
+        code = run_member(str(directory.resolve()))
+        if code == EXIT_STORAGE:
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+        ends = [RankEnd(code=code, was_killed=False), *_wait_for_others(trial, directory)]
+        return conclude_trial(
+            trial,
+            directory,
+            ends,
+            started_at=started_at,
+            launched=launched,
+            wall_seconds=time.perf_counter() - launched,
+            load_before=load,
+            has_oom_kill=False,
+        )
+
+    def check(self) -> None:
+        check_torch()
+
+    def close(self) -> None:
+        """The other ranks are not ours to end."""
+
+
+def run_member(directory: str) -> int:
+    """Run this rank's share in a process that has torch; it does not outlive this call."""
+    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory]
+    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None and not kill_group(process.pid):
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _wait_for_others(trial: Trial, directory: Path) -> list[RankEnd]:
+    """How the other ranks ended, as far as their files tell."""
+    others = range(1, trial.num_processes)
+    give_up = time.perf_counter() + WAIT_SECONDS
+    while time.perf_counter() < give_up and not all(outcome_file(directory, rank).is_file() for rank in others):
+        time.sleep(0.05)
+    return [RankEnd(code=0 if outcome_file(directory, r).is_file() else None, was_killed=False) for r in others]

@@ -1,0 +1,94 @@
+"""Who this process is, and one directory for all ranks, without a collective.
+
+A collective would hang where only some ranks have a Meter, and would be one more thing on somebody's wire. The
+rendezvous store is enough: rank 0 puts the directory there, the others wait for it. Which store:
+
+    the process group's          where there is one
+    torchrun's agent's           before that, where torchrun serves it
+    none                         one rank needs none
+
+torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from scalelab.errors import StoreError, UsageError
+
+WAIT_SECONDS = 60.0
+"""How long a rank waits for rank 0 to make the run."""
+UNUSABLE = "-"
+"""What rank 0 tells the others when it could not make one: no path looks like this."""
+
+
+class Place(NamedTuple):
+    """Which of the ranks this process is."""
+
+    rank: int
+    num_ranks: int
+
+
+def find_place() -> Place:
+    """As the process group says, else as torchrun's variables do, else the only one."""
+    distributed = find_process_group()
+    if distributed is not None:
+        return Place(distributed.get_rank(), distributed.get_world_size())
+    try:
+        return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        return Place(0, 1)
+
+
+def find_process_group() -> Any:
+    """`torch.distributed` where it has a default process group, else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def open_rendezvous(place: Place) -> Any:
+    """The store that the ranks meet at; None for one rank."""
+    if place.num_ranks == 1:
+        return None
+    distributed = find_process_group()
+    if distributed is not None:
+        return distributed.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=WAIT_SECONDS))
+    raise UsageError(
+        f"WORLD_SIZE is {place.num_ranks}, and the ranks have nowhere to agree on a run:"
+        " make the Meter after torch.distributed.init_process_group"
+    )
+
+
+def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
+    """What rank 0 makes, on every rank; raises `StoreError` where rank 0 has made nothing."""
+    if place.rank == 0:
+        text = UNUSABLE
+        try:
+            text = make()
+        finally:
+            if rendezvous is not None:
+                rendezvous.set(key, text)
+        return text
+    try:
+        rendezvous.wait([key], timedelta(seconds=WAIT_SECONDS))
+    except RuntimeError:
+        raise StoreError(f"rank 0 has made no Meter of this name within {WAIT_SECONDS:g} s") from None
+    text = str(rendezvous.get(key), "utf-8")
+    if text == UNUSABLE:
+        raise NothingAgreed
+    return text
+
+
+class NothingAgreed(StoreError):
+    """Rank 0 could not make the run, and has said so itself."""

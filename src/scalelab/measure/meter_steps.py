@@ -1,0 +1,171 @@
+"""The steps that a Meter sees, and how they reach the disk while somebody else's training goes on.
+
+A mark is a point in time: a reading of the host's clock, or on CUDA an event in the stream of kernels, so that nothing
+waits for the device. A step is two marks, the host's readings before and after the batch was asked for, the marks of
+phases and a loss. Steps are kept as they are and become samples when they are written: once a second, between two
+steps, and every 512 steps where a second holds more. On CUDA those are written whose last event has passed. What was
+written survives the process; what was not is at most the last second.
+
+torch is never imported here: a script that has not loaded it has neither tensors nor devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from scalelab.errors import UsageError
+from scalelab.measure.agreement import samples_file
+from scalelab.samples import render_samples
+from scalelab.trial import PHASES, StepKind, StepSample
+
+WRITE_SECONDS = 1.0
+"""How long a step may wait to be written."""
+MOST_WAITING = 512
+"""How many steps may wait: writing them is one pause between two steps, of about two milliseconds."""
+
+Mark = Any
+"""A float, or a CUDA event."""
+
+
+class Step:
+    """One step while it runs, and until it is written."""
+
+    __slots__ = ("begin", "end", "holds_another", "loss", "number", "phases", "ready", "start")
+
+    def __init__(self, number: int, start: float, ready: float, begin: Mark) -> None:
+        self.number = number
+        self.start = start
+        self.ready = ready
+        self.begin = begin
+        self.end: Mark = None
+        self.phases: list[tuple[str, Mark, Mark]] = []
+        self.loss: Any = None
+        self.holds_another = False
+
+
+class StepLog:
+    """One rank's samples file, extended between steps."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._rank = rank
+        self._waiting: list[Step] = []
+        self._last_write = perf_counter()
+        self.num_written = 0
+        self.failure: OSError | None = None
+        """Why nothing is written any more."""
+        self._file = samples_file(directory, rank).open("x", encoding="utf-8", newline="")
+        self._write(render_samples(()))
+
+    def add(self, step: Step, now: float) -> bool:
+        """Keep a step that has ended; says whether it is time to write."""
+        self._waiting.append(step)
+        return now - self._last_write >= WRITE_SECONDS or len(self._waiting) >= MOST_WAITING
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Write the steps whose times are known; the last time, wait for those that are not."""
+        steps = self._waiting
+        num_known = (
+            len(steps) if is_last else next((i for i, s in enumerate(steps) if not has_passed(s.end)), len(steps))
+        )
+        known, self._waiting = steps[:num_known], steps[num_known:]
+        if known and self.failure is None:
+            if is_last:
+                wait_for(known[-1].end)
+            if self._write(render_samples(make_samples(self._rank, known)).partition("\n")[2]):
+                self.num_written += len(known)
+        self._last_write = perf_counter()
+
+    def close(self) -> None:
+        """Let go of the file; what is to be written has been."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write(self, text: str) -> bool:
+        """Whether it arrived; after the first time that it did not, nothing more is tried."""
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self.failure = error
+            return False
+        return True
+
+
+def make_samples(rank: int, steps: list[Step]) -> list[StepSample]:
+    """Steps as they are stored."""
+    losses = read_losses([step.loss for step in steps])
+    return [_make_sample(rank, step, loss) for step, loss in zip(steps, losses, strict=True)]
+
+
+def _make_sample(rank: int, step: Step, loss: float | None) -> StepSample:
+    spans: dict[str, float | None] = dict.fromkeys(PHASES)
+    spans["input"] = step.ready - step.start
+    for name, begin, end in step.phases:
+        spans[name] = (spans[name] or 0.0) + measure_span(begin, end)
+    kind = StepKind.SETTLE if step.holds_another else StepKind.PHASES if step.phases else StepKind.CLEAN
+    input_, forward, backward, optimizer = (spans[name] for name in PHASES)
+    seconds = measure_span(step.begin, step.end)
+    return StepSample(rank, step.number, kind, step.start, seconds, input_, forward, backward, optimizer, loss)
+
+
+def choose_marks() -> Callable[[], Mark]:
+    """How points in time are marked: by events where CUDA is in use, by the host's clock elsewhere."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return perf_counter
+
+    def mark() -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    return mark
+
+
+def measure_span(begin: Mark, end: Mark) -> float:
+    """Seconds between two marks of one kind."""
+    seconds: float = end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
+    return seconds
+
+
+def has_passed(mark: Mark) -> bool:
+    return isinstance(mark, float) or bool(mark.query())
+
+
+def wait_for(mark: Mark) -> None:
+    if not isinstance(mark, float):
+        mark.synchronize()
+
+
+def take_loss(value: Any) -> Any:
+    """A loss as it is kept: a number at once where that waits for nothing, else a scalar on the device, copied.
+
+    Copied, because the script may change its tensor in place before the loss is read. Of a tensor that is spread over
+    ranks the local part is taken: putting it together would be a collective.
+    """
+    if not hasattr(value, "detach"):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"loss {value!r} is no number: give a number or a tensor with one element") from None
+    local = value.detach()
+    if hasattr(local, "to_local"):
+        local = local.to_local()
+    if local.numel() != 1:
+        raise UsageError(f"loss has {local.numel()} elements: give their mean, loss.mean()")
+    return local.item() if local.device.type == "cpu" else local.clone().reshape(())
+
+
+def read_losses(values: list[Any]) -> list[float | None]:
+    """The numbers of losses, with one copy from the device for all that are there."""
+    on_device = [value for value in values if hasattr(value, "detach")]
+    if not on_device:
+        return values
+    torch: Any = sys.modules["torch"]
+    numbers = iter(torch.stack([value.double() for value in on_device]).tolist())
+    return [next(numbers) if hasattr(value, "detach") else value for value in values]

@@ -1,0 +1,63 @@
+"""`ddp`: every rank holds the whole model, and gradients are averaged bucket by bucket while backward still runs
+(Li et al., "PyTorch Distributed", VLDB 2020).
+
+A gradient hook replaces the plain exchange by a compressed one:
+
+    fp16, bf16   gradients travel in 16 bits: half the bytes, and a rounding error in every one of them
+    powersgd     every matrix M of gradients travels as two thin ones, M ≈ P·Qᵀ with `powersgd_rank` columns each;
+                 what is lost is added to the next step's gradients (Vogels et al. 2019)
+
+PowerSGD remembers Q and the errors from step to step. They belong to a checkpoint as the optimizer's state does:
+`find_hook_state` gives them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from scalelab.settings import Spreading
+from scalelab.trial import Trial
+
+DEFAULT_BUCKET_MB = 25.0
+
+
+def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
+    """Replicas whose gradients are averaged during backward."""
+    spreading = trial.spreading
+    spread = DistributedDataParallel(
+        model.to(device),
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=spreading.bucket_mb or DEFAULT_BUCKET_MB,
+        static_graph=spreading.static_graph,
+        gradient_as_bucket_view=spreading.gradient_as_bucket_view,
+        broadcast_buffers=spreading.broadcast_buffers,
+        find_unused_parameters=spreading.find_unused_parameters,
+    )
+    register_gradient_hook(spread, spreading)
+    return spread
+
+
+def register_gradient_hook(model: DistributedDataParallel, spreading: Spreading) -> None:
+    """Let gradients be exchanged in the compressed form that was asked for."""
+    if spreading.gradient_hook == "fp16":
+        model.register_comm_hook(None, fp16_compress_hook)
+    elif spreading.gradient_hook == "bf16":
+        model.register_comm_hook(None, bf16_compress_hook)
+    elif spreading.gradient_hook == "powersgd":
+        state = PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=spreading.powersgd_rank,
+            start_powerSGD_iter=spreading.powersgd_start,
+        )
+        model.register_comm_hook(state, powerSGD_hook)
+        # Assigned around nn.Module, which means attributes to be tensors and modules.
+        object.__setattr__(model, "hook_state", state)
+
+
+def find_hook_state(model: nn.Module) -> PowerSGDState | None:
+    """What a gradient hook remembers between steps; None where there is nothing. Looks through torch.compile."""
+    return getattr(model, "hook_state", None)

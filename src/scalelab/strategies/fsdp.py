@@ -1,0 +1,48 @@
+"""`fsdp-full`, `fsdp-grad-op`, `fsdp-none`: FullyShardedDataParallel (Zhao et al. 2023).
+
+Every block is a unit of its own and the rest of the model one more. The parameters of a unit lie in one flat
+tensor that is cut over the ranks, so that each rank keeps and optimises only its piece.
+
+    FULL_SHARD      a unit is gathered before its forward and again before its backward: least memory
+    SHARD_GRAD_OP   a unit stays gathered between its forward and its backward: one gathering less
+    NO_SHARD        nothing is cut: DDP's exchange by FSDP's machinery
+
+Every rank has drawn the same weights, so none needs to send them. `use_orig_params` keeps the model's own
+parameters visible: an optimizer may treat them differently, and frozen ones may stand beside others.
+
+On one rank there is nothing to cut: torch turns to NO_SHARD and says so, and it calls NO_SHARD deprecated, which a
+comparison with it is not. Both messages are left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+from scalelab.strategies.blocks import find_blocks
+from scalelab.trial import Trial
+
+SHARDING = {
+    "fsdp-full": ShardingStrategy.FULL_SHARD,
+    "fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP,
+    "fsdp-none": ShardingStrategy.NO_SHARD,
+}
+
+
+def apply_fsdp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
+    """The model with its blocks and its rest sharded as the name of the strategy says."""
+    model = model.to(device)
+    blocks = set(find_blocks(model))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*NO_SHARD.*")
+        return FullyShardedDataParallel(
+            model,
+            sharding_strategy=SHARDING[trial.strategy],
+            auto_wrap_policy=CustomPolicy(lambda module: module in blocks),
+            device_id=device,
+            use_orig_params=True,
+        )

@@ -1,0 +1,38 @@
+"""Backward without the gradient exchange, for all passes of a step but the last.
+
+    ddp, fsdp-*   `no_sync()`, which must be entered before forward: DDP decides there whether backward exchanges
+    fsdp2         `set_requires_gradient_sync(False)`, looked at in backward
+    single, dp    there is no exchange
+
+What stays: sharded strategies still gather parameters. And a sharded rank then holds the gradients of all
+parameters, not of its piece, until the next exchange: no optimizer step can be made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """A context for forward and backward in which gradients are only accumulated. Looks through torch.compile."""
+    plain = getattr(model, "_orig_mod", model)
+    if isinstance(plain, DistributedDataParallel | FullyShardedDataParallel):
+        context: AbstractContextManager[None] = plain.no_sync()
+        return context
+    if isinstance(plain, FSDPModule):
+        return _hold_gradients(plain)
+    return nullcontext()
+
+
+@contextmanager
+def _hold_gradients(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

@@ -1,0 +1,130 @@
+"""The options of `gpt2`: its sizes, and the tokens that it reads, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import tyro
+
+from scalelab.checks import check_at_least, check_share
+from scalelab.data.shards import find_largest_token, find_shards, open_shard, split_shards
+from scalelab.errors import UsageError
+from scalelab.settings import MaybeInt
+from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
+
+MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Shape:
+    """The sizes that make a GPT-2 model."""
+
+    num_layers: int
+    num_heads: int
+    width: int
+    vocabulary: int
+    context: int
+
+
+GPT2_SHAPES = {
+    "tiny": Gpt2Shape(num_layers=4, num_heads=4, width=128, vocabulary=512, context=64),
+    "small": Gpt2Shape(num_layers=12, num_heads=12, width=768, vocabulary=50257, context=1024),
+    "large": Gpt2Shape(num_layers=36, num_heads=20, width=1280, vocabulary=50257, context=1024),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Options:
+    """A GPT-2 language model on random tokens or on shards of tokens, AdamW."""
+
+    size: Literal["tiny", "small", "large"] = "tiny"
+    """tiny: 4 layers of width 128, context 64; small: 12 layers of width 768, context 1024, 124 M parameters; large: 36
+    layers of width 1280, context 1024, 774 M parameters."""
+    dropout: float = 0.1
+    """Share of activations dropped while training."""
+    sequence: MaybeInt = None
+    """Tokens of one sample, at most the context. None: the context."""
+    vocabulary: MaybeInt = None
+    """Number of different tokens. None: 512 for tiny, 50257 for the others."""
+    data: Literal["synthetic", "tokens"] = "synthetic"
+    """synthetic: random tokens; tokens: the shards at --data-path."""
+    data_path: MaybePath = None
+    """Shards to train on: a file, a directory or a pattern with *."""
+    test_path: MaybePath = None
+    """Shards to evaluate on. None: those at --data-path with _val or _test in their names, which are not trained on."""
+
+    def __post_init__(self) -> None:
+        check_share("dropout", self.dropout)
+        if self.sequence is not None:
+            check_at_least("sequence", self.sequence, 1)
+        if self.vocabulary is not None:
+            check_at_least("vocabulary", self.vocabulary, 1)
+
+    @property
+    def shape(self) -> Gpt2Shape:
+        shape = GPT2_SHAPES[self.size]
+        return shape if self.vocabulary is None else replace(shape, vocabulary=self.vocabulary)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one sample."""
+        return self.sequence or self.shape.context
+
+    @property
+    def label(self) -> str:
+        return f"gpt2 {self.size}"
+
+    def resolve(self) -> Self:
+        return replace(self, data_path=make_absolute(self.data_path), test_path=make_absolute(self.test_path))
+
+    def find_data(self) -> tuple[list[Path], list[Path]]:
+        """The shards to train on and those to evaluate on; raises `UsageError` where there are none."""
+        if not self.data_path:
+            raise UsageError("--data tokens needs shards: say where with --data-path")
+        found = find_shards(self.data_path)
+        train, test = split_shards(found)
+        if self.test_path:
+            test = find_shards(self.test_path)
+        return train or found, test if train or self.test_path else []
+
+    def check(self) -> None:
+        shape = self.shape
+        if self.num_tokens > shape.context:
+            raise UsageError(
+                f"--sequence {self.num_tokens} is longer than the context of --size {self.size}: use {shape.context}"
+                " or less"
+            )
+        if self.data == "synthetic":
+            for name in ("data_path", "test_path"):
+                if getattr(self, name):
+                    flag = name.replace("_", "-")
+                    raise UsageError(f"--{flag} {getattr(self, name)} is not read without --data tokens: add it")
+            return
+        for path in (path for paths in self.find_data() for path in paths):
+            largest = find_largest_token(open_shard(path))
+            if largest >= shape.vocabulary:
+                raise UsageError(
+                    f"shard {path} holds token {largest}, and --size {self.size} knows {shape.vocabulary} tokens: use"
+                    f" --vocabulary {largest + 1} or more"
+                )
+
+    def count_parameters(self) -> int:
+        """Embeddings (the head shares the token table), blocks of 12·d² + 13·d, and the last norm."""
+        shape, d = self.shape, self.shape.width
+        return (shape.vocabulary + shape.context) * d + shape.num_layers * (12 * d * d + 13 * d) + 2 * d
+
+    def flops_per_sample(self) -> float:
+        """Per token 12·d² in every block, d·vocabulary in the head, and 2·d per position attended to in every block.
+
+        Attention is counted as if it were not causal (Kaplan et al. 2020, table 1; appendix B of PaLM, 2022).
+        """
+        shape, d = self.shape, self.shape.width
+        blocks = shape.num_layers * (12 * d * d + 2 * d * self.num_tokens)
+        return FLOPS_PER_MULTIPLY_ADD * self.num_tokens * (blocks + d * shape.vocabulary)
+
+
+def make_absolute(path: str | None) -> str | None:
+    """The path as seen from anywhere; it may be a pattern."""
+    return str(Path(path).expanduser().absolute()) if path else path

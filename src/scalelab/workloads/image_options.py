@@ -1,0 +1,112 @@
+"""The options of `resnet18` and `lenet`, and of the images that both are trained on, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Self
+
+from scalelab.checks import check_at_least
+from scalelab.data.cifar10 import NUM_TRAIN_FILES, check_cifar10
+from scalelab.data.images import SIDE
+from scalelab.errors import UsageError
+from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
+
+DEFAULT_PATH = "data"
+RESNET18_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
+"""Channels and stride of each stage of two blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """Which images a workload is trained on: all are of 3 × 32 × 32, in ten classes."""
+
+    data: Literal["synthetic", "cifar10", "digits"] = "synthetic"
+    """synthetic: random pixels; cifar10: the files at --data-path; digits: scikit-learn's, enlarged, always there."""
+    data_path: str = DEFAULT_PATH
+    """The directory of CIFAR-10's files, python or binary form, or the one that contains it."""
+    train_files: int = NUM_TRAIN_FILES
+    """How many of CIFAR-10's five training files are read, 10,000 images each."""
+    augment: bool = True
+    """Shift training images by up to 4 pixels and mirror half of them (digits are not mirrored)."""
+    workers: int = 0
+    """Processes on each rank that prepare batches. 0: the training process does."""
+
+    def __post_init__(self) -> None:
+        check_at_least("workers", self.workers, 0)
+        if not 1 <= self.train_files <= NUM_TRAIN_FILES:
+            raise UsageError(f"--train-files {self.train_files} cannot be: use 1 to {NUM_TRAIN_FILES}")
+
+    def resolve(self) -> Self:
+        if self.data != "cifar10":
+            return self
+        return replace(self, data_path=str(Path(self.data_path).expanduser().absolute()))
+
+    def check(self) -> None:
+        if self.data == "digits" and find_spec("sklearn") is None:
+            raise UsageError("--data digits needs scikit-learn: pip install 'scalelab[torch]'")
+        if self.data == "cifar10":
+            check_cifar10(Path(self.data_path).expanduser(), self.train_files)
+        elif self.data_path != DEFAULT_PATH:
+            raise UsageError(f"--data-path {self.data_path} is not read with --data {self.data}: use --data cifar10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resnet18Options(ImageOptions):
+    """ResNet-18 for images of 32 × 32, cross-entropy, SGD with momentum."""
+
+    norm: Literal["batch", "none"] = "batch"
+    """batch: batch normalisation after every convolution; none: the same network without it."""
+
+    @property
+    def label(self) -> str:
+        return "resnet18" if self.norm == "batch" else "resnet18 without norm"
+
+    def count_parameters(self) -> int:
+        """The weights, a scale and a shift per channel for every norm, and the bias of the last layer."""
+        weights = sum(size**2 * source * channels for size, source, channels, _ in list_resnet18_layers())
+        norms = sum(2 * channels for _, _, channels, _ in list_resnet18_layers()[:-1])
+        return weights + 10 + (norms if self.norm == "batch" else 0)
+
+    def flops_per_sample(self) -> float:
+        layers = list_resnet18_layers()
+        return FLOPS_PER_MULTIPLY_ADD * sum(
+            (size * side) ** 2 * source * channels for size, source, channels, side in layers
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LenetOptions(ImageOptions):
+    """A small convolutional network of five layers, cross-entropy, SGD with momentum."""
+
+    bias: Literal["none", "last", "all"] = "none"
+    """Layers with a bias: none, the last, or all."""
+    augment: bool = False
+    """Shift training images by up to 4 pixels and mirror half of them (digits are not mirrored)."""
+
+    @property
+    def label(self) -> str:
+        return {"none": "lenet", "last": "lenet with last bias", "all": "lenet with biases"}[self.bias]
+
+    def count_parameters(self) -> int:
+        biases = {"none": 0, "last": 10, "all": 6 + 16 + 120 + 84 + 10}[self.bias]
+        return 25 * 3 * 6 + 25 * 6 * 16 + 400 * 120 + 120 * 84 + 84 * 10 + biases
+
+    def flops_per_sample(self) -> float:
+        """The convolutions give 28 × 28 and, after pooling, 10 × 10 results."""
+        convolutions = 28**2 * 25 * 3 * 6 + 10**2 * 25 * 6 * 16
+        return FLOPS_PER_MULTIPLY_ADD * (convolutions + 400 * 120 + 120 * 84 + 84 * 10)
+
+
+def list_resnet18_layers() -> list[tuple[int, int, int, int]]:
+    """Size of the kernel, channels in, channels out and side of the result of every layer with weights."""
+    source, side = RESNET18_STAGES[0][0], SIDE
+    layers = [(3, 3, source, side)]
+    for channels, stride in RESNET18_STAGES:
+        side //= stride
+        layers += [(3, source, channels, side), *[(3, channels, channels, side)] * 3]
+        if stride != 1:
+            layers.append((1, source, channels, side))
+        source = channels
+    return [*layers, (1, source, 10, 1)]

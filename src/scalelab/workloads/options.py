@@ -1,0 +1,151 @@
+"""What the options of every built-in workload are, and those of the two that train on random numbers only.
+
+A workload's options are a frozen dataclass whose fields are its flags. The class knows what can be said without torch:
+how tables call it, its parameters, its operations, and whether the options can work together. Counts are closed
+forms; tests hold them against the modules that torch builds.
+
+Operations are those of matrix products and convolutions, each multiply-add as 2 forward and 4 backward: the gradient
+of the weights and that of the input. The very first layer needs no gradient of its input, so a step does a little
+less; norms, activations and the optimizer are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from scalelab.checks import check_at_least, check_share
+from scalelab.errors import UsageError
+
+FLOPS_PER_MULTIPLY_ADD = 6.0
+"""2 forward, 4 backward."""
+
+
+class WorkloadOptions(Protocol):
+    """The options of a built-in workload: a frozen dataclass whose fields are its flags."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        ...
+
+    def count_parameters(self) -> int:
+        """Trainable parameters."""
+        ...
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of one training step on one sample: 2 forward, 4 backward per multiply-add."""
+        ...
+
+    def resolve(self) -> Self:
+        """The same with absolute paths, so that a run can be resumed from anywhere."""
+        ...
+
+    def check(self) -> None:
+        """Refuse options that cannot work together, and data that is not there."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpOptions:
+    """DEPTH × (Linear(DIM, DIM) + ReLU), mean squared error on random data, Adam."""
+
+    dim: int = 8192
+    """Width of every layer."""
+    depth: int = 6
+    """Number of layers."""
+
+    def __post_init__(self) -> None:
+        check_at_least("dim", self.dim, 1)
+        check_at_least("depth", self.depth, 1)
+
+    @property
+    def label(self) -> str:
+        return f"mlp {self.dim}×{self.depth}"
+
+    def resolve(self) -> Self:
+        return self
+
+    def check(self) -> None:
+        """Every combination works."""
+
+    def count_parameters(self) -> int:
+        return self.depth * (self.dim * self.dim + self.dim)
+
+    def flops_per_sample(self) -> float:
+        return FLOPS_PER_MULTIPLY_ADD * self.depth * self.dim * self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerOptions:
+    """torch's nn.Transformer, encoder and decoder, asked to give its own random target; Adam."""
+
+    samples: int = 2048
+    """Sequences in the data set; an epoch goes through all of them, shuffled."""
+    src_length: int = 1
+    """Length of the sequences that the encoder reads."""
+    tgt_length: int = 20
+    """Length of the sequences that the decoder reads and should give."""
+    features: int = 512
+    """Numbers at every position of the data; must equal --d-model."""
+    d_model: int = 512
+    """Width of the model."""
+    heads: int = 8
+    """Attention heads; must divide --d-model."""
+    encoder_layers: int = 6
+    """Layers of the encoder."""
+    decoder_layers: int = 6
+    """Layers of the decoder."""
+    feedforward: int = 2048
+    """Width of the layer inside every block."""
+    dropout: float = 0.1
+    """Share of activations dropped while training."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "src_length", "tgt_length", "features", "d_model", "heads", "feedforward"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("encoder_layers", self.encoder_layers, 1)
+        check_at_least("decoder_layers", self.decoder_layers, 1)
+        check_share("dropout", self.dropout)
+
+    @property
+    def label(self) -> str:
+        return f"transformer {self.d_model}"
+
+    def resolve(self) -> Self:
+        return self
+
+    def check(self) -> None:
+        if self.features != self.d_model:
+            raise UsageError(
+                f"--features {self.features} and --d-model {self.d_model} differ, and nn.Transformer takes its input"
+                f" as it is: use --d-model {self.features} or --features {self.d_model}"
+            )
+        if self.d_model % self.heads:
+            raise UsageError(
+                f"--d-model {self.d_model} cannot be divided over --heads {self.heads}: use a divisor of"
+                f" {self.d_model}, such as --heads {largest_divisor(self.d_model, self.heads)}"
+            )
+
+    def count_parameters(self) -> int:
+        """Of attention 4·d² + 4·d, of the feed-forward layer 2·d·f + f + d, of a norm 2·d; one norm ends each stack."""
+        d, f = self.d_model, self.feedforward
+        attention, dense, norm = 4 * d * d + 4 * d, 2 * d * f + f + d, 2 * d
+        encoder = attention + dense + 2 * norm
+        decoder = 2 * attention + dense + 3 * norm
+        return self.encoder_layers * encoder + self.decoder_layers * decoder + 2 * norm
+
+    def flops_per_sample(self) -> float:
+        """Projections of every position, and two products per pair of positions that attend to each other."""
+        d, s, t = self.d_model, self.src_length, self.tgt_length
+        dense = 2 * d * self.feedforward
+        encoder = s * (4 * d * d + dense) + 2 * s * s * d
+        decoder = t * (6 * d * d + dense) + 2 * s * d * d + 2 * t * (t + s) * d
+        return FLOPS_PER_MULTIPLY_ADD * (self.encoder_layers * encoder + self.decoder_layers * decoder)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is not above `most`."""
+    return next(found for found in range(min(number, most), 0, -1) if number % found == 0)

@@ -1,0 +1,64 @@
+"""The learning rate of every step.
+
+Linear scaling multiplies the rate by the growth of the global batch, because k small steps in one direction are about
+one step k times as large. Early in training the directions still change too fast for that, so the rate rises
+gradually to its full value (Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 and 2.2). Afterwards it
+is constant or follows half a cosine (Loshchilov and Hutter 2017, SGDR, without restarts).
+
+The update of step k, counted from 0, uses
+
+    k < W      base · (k + 1) / W
+    k ≥ W      base                                                     constant
+               lr_min + (base − lr_min) · (1 + cos(π·p)) / 2            cosine, p = (k + 1 − W) / (T − W), at most 1
+
+with W steps of warm-up and T steps of the schedule, warm-up included. So the first step of a warm-up already moves,
+its last uses the full rate, and the last step of a cosine uses `lr_min`. Everything is a factor of the base rate, so
+that an optimizer whose parameter groups have different rates keeps their ratios during warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scalelab.errors import UsageError
+from scalelab.settings import Optimization
+
+
+def scale_learning_rate(lr: float, optimization: Optimization, num_ranks: int, global_batch: int) -> float:
+    """The learning rate, grown with the ranks or with the global batch where that is asked for."""
+    if optimization.lr_scaling == "ranks":
+        return lr * num_ranks
+    if optimization.lr_scaling == "batch" and optimization.lr_base_batch is not None:
+        return lr * global_batch / optimization.lr_base_batch
+    return lr
+
+
+def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) -> int:
+    """Steps over which the learning rate rises; `steps_per_epoch` is None where the data have no end."""
+    epochs = optimization.lr_warmup_epochs
+    if not epochs:
+        return optimization.lr_warmup
+    if steps_per_epoch is None:
+        raise UsageError(
+            f"--lr-warmup-epochs {epochs:g} needs data whose number of batches is known: use --lr-warmup, in steps"
+        )
+    return optimization.lr_warmup + round(epochs * steps_per_epoch)
+
+
+def learning_rate_factor(
+    step: int, optimization: Optimization, total_steps: int, steps_per_epoch: int | None, base_lr: float
+) -> float:
+    """What the base rate (scaled already) is multiplied by for the update of a step, counted from 0."""
+    warmup = count_warmup_steps(optimization, steps_per_epoch)
+    if step < warmup:
+        return (step + 1) / warmup
+    if optimization.schedule == "constant":
+        return 1.0
+    if optimization.lr_min > base_lr:
+        raise UsageError(
+            f"--lr-min {optimization.lr_min:g} is above the learning rate {base_lr:g}: use a smaller --lr-min"
+        )
+    end = optimization.schedule_steps or total_steps
+    progress = min(1.0, (step + 1 - warmup) / (end - warmup)) if end > warmup else 1.0
+    floor = optimization.lr_min / base_lr if base_lr else 1.0
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2

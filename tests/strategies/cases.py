@@ -1,0 +1,63 @@
+"""The workloads that strategies are compared on: small, and without dropout, whose masks differ between ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.settings import Optimization, Spreading
+from scalelab.trial import Status, StepPlan
+from tests.measure.trials import launch, make_trial
+
+SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
+SPREAD = ("ddp", *SHARDED)
+
+PLAN = StepPlan(lead_in_steps=1, clean_steps=5, phase_steps=0, comm_free_steps=0, cycles=1)
+SMALL_TRANSFORMER = {
+    "samples": 32,
+    "features": 16,
+    "d_model": 16,
+    "heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "feedforward": 32,
+    "tgt_length": 4,
+    "dropout": 0.0,
+}
+SLOWLY = Optimization(optimizer="sgd", lr=0.001)
+"""At the workload's own 0.1 a step on four images is a leap, and rounding grows tenfold with each."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {"workload": "mlp", "options": {"dim": 16, "depth": 2}, "global_batch": 8},
+    "gpt2": {"workload": "gpt2", "options": {"size": "tiny", "dropout": 0.0}, "global_batch": 4},
+    "transformer": {"workload": "transformer", "options": SMALL_TRANSFORMER, "global_batch": 8},
+    "lenet": {"workload": "lenet", "options": {}, "global_batch": 8},
+    "resnet18": {"workload": "resnet18", "options": {"norm": "none"}, "global_batch": 4, "optimization": SLOWLY},
+}
+SYNCHRONISED = {
+    "workload": "resnet18",
+    "options": {"norm": "batch"},
+    "global_batch": 4,
+    "optimization": SLOWLY,
+    "spreading": Spreading(sync_batch_norm=True),
+}
+
+
+def read_losses(launcher: LocalLauncher, directory: Path, strategy: str, num_ranks: int, **fields: Any) -> list[float]:
+    """The losses of every step of a trial, the mean over its ranks."""
+    name = f"{strategy}-{num_ranks}"
+    trial = make_trial(**{"configuration": name, "plan": PLAN, "strategy": strategy, "num_ranks": num_ranks} | fields)
+    result = launch(launcher, trial, directory / f"{name}-{len(list(directory.iterdir()))}")
+    assert result.status is Status.COMPLETED, result.reason
+    losses = list(result.losses().values())
+    assert len(losses) == trial.plan.num_steps
+    return losses
+
+
+def run_check(launcher: LocalLauncher, directory: Path, check: str, argument: str = "") -> None:
+    """Run one of the checks of `on_ranks.py` on two ranks."""
+    spec = f"{Path(__file__).with_name('on_ranks.py')}:build"
+    options = {"check": check, "argument": argument}
+    result = launch(launcher, make_trial(workload=spec, options=options, plan=PLAN), directory)
+    assert result.status is Status.COMPLETED, result.reason + result.traceback
