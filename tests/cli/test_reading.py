@@ -114,8 +114,16 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("bash", "zsh", "fish"):
         script = call(capsys, "completion", shell)
-        for word in ("compare", "weak-scaling", "--global-batch", "--dropout", "--depth"):
+        for word in ("compare", "weak-scaling", "--global-batch", "--dropout", "--depth", "--norm", "--autocast"):
             assert word.lstrip("-") in script
+
+
+def test_completion_knows_training_runs_and_the_commands_of_data(capsys: pytest.CaptureFixture[str]) -> None:
+    script = call(capsys, "completion", "bash")
+    for word in ("train", "data", "tokenize", "--tokens-per-shard", "--checkpoint-every"):
+        assert word in script
+    for data in ("synthetic", "tokens", "cifar10", "digits"):
+        assert data in script, "an option that workloads share offers the values of all of them"
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import torch
 import torch._dynamo  # what torch.optim loads at its first use; it sets an environment variable
 from torch import nn
 
+from scalelab.measure import loop
 from scalelab.measure.batches import BatchStream
-from scalelab.measure.loop import run_block, run_clean_steps, run_comm_free_steps, run_phase_steps
+from scalelab.measure.loop import RawStep, run_block, run_clean_steps, run_comm_free_steps, run_phase_steps
 from scalelab.measure.training import Training, as_loss
 from scalelab.trial import PHASES, Block, StepKind, StepPlan, StepSample
 
@@ -77,11 +78,11 @@ def check_equal(model: nn.Module, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("run", [run_clean_steps, run_phase_steps])
 def test_the_timed_loop_trains_bit_for_bit_as_one_written_by_hand(run: Any) -> None:
     training = make_training()
-    raw: list[tuple[float, ...]] = []
+    raw: list[RawStep] = []
     run(training, 7, raw)
     expected, losses = train_by_hand(7)
     check_equal(training.model, expected)
-    assert [float(readings[-1]) for readings in raw] == losses
+    assert [readings.loss for readings in raw] == losses
 
 
 def test_all_kinds_of_steps_but_comm_free_ones_are_one_training(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_comm_free_block_leaves_no_trace_in_the_training() -> None:
     run_clean_steps(training, 4, [])
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     random = torch.get_rng_state()
-    raw: list[tuple[float, ...]] = []
+    raw: list[RawStep] = []
     run_comm_free_steps(training, 5, raw)
     assert len(raw) == 5
     check_equal(training.model, before)
@@ -108,7 +109,7 @@ def test_a_comm_free_block_leaves_no_trace_in_the_training() -> None:
     assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
-def test_comm_free_steps_ask_the_model_not_to_exchange_gradients() -> None:
+def test_comm_free_steps_ask_the_model_not_to_exchange_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     class Replica(nn.Linear):
         is_silent = False
         seen: list[bool] = []  # noqa: RUF012
@@ -130,6 +131,7 @@ def test_comm_free_steps_ask_the_model_not_to_exchange_gradients() -> None:
         def __exit__(self, *_: object) -> None:
             self.replica.is_silent = False
 
+    monkeypatch.setattr(loop, "without_sync", lambda model: model.no_sync())
     model = Replica(4, 1)
     training = Training(
         model=model,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,8 @@ from scalelab.measure import meter as meter_module
 from scalelab.measure import meter_steps
 from scalelab.measure.meter import Meter
 from scalelab.measure.meter_process import make_configuration
+from scalelab.measure.meter_steps import Step, render_steps
+from scalelab.samples import parse_samples, render_samples
 from scalelab.store import RunStore, find_runs
 from scalelab.trial import Status, StepKind, StepSample, TrialResult
 
@@ -52,6 +54,14 @@ def load(clock: Clock, num_batches: int, seconds: float = 1.0) -> Iterator[int]:
     for number in range(num_batches):
         clock.turn(seconds)
         yield number
+
+
+def fail_in_third_step(runs_dir: Path, error: BaseException) -> None:
+    """A training that ends so after two steps."""
+    with Meter("my-run", runs_dir=runs_dir) as meter:
+        for number in meter.steps(range(10)):
+            if number == 2:
+                raise error
 
 
 def test_a_step_lasts_from_one_request_to_the_next(tmp_path: Path, clock: Clock) -> None:
@@ -103,6 +113,18 @@ def test_many_short_steps_are_written_in_batches(tmp_path: Path, clock: Clock) -
             counts.add(file.stat().st_size)
     assert len(counts) == 2
     assert len(read_result(tmp_path).samples) == 2 * meter_steps.MOST_WAITING
+
+
+def test_lines_are_those_of_the_samples_file() -> None:
+    steps = [Step(number, 10.0 + number, 10.1 + number, 10.0 + number) for number in range(4)]
+    for step in steps:
+        step.end = step.begin + 1 / 3
+    steps[1].loss = math.nan
+    steps[2].phases = [("input", 1.0, 1.5), ("forward", 2.0, 2.25), ("forward", 3.0, 3.25)]
+    steps[3].holds_another = True
+    text = render_samples(()) + render_steps(7, steps)
+    assert render_samples(parse_samples(text)) == text
+    assert [s.kind for s in parse_samples(text)] == ["clean", "clean", "phases", "settle"]
 
 
 def test_phases_are_added_up_and_mark_the_step(tmp_path: Path, clock: Clock) -> None:
@@ -167,10 +189,8 @@ def test_a_step_that_break_ends_is_not_recorded(tmp_path: Path) -> None:
 
 def test_an_error_in_the_body_goes_on_unchanged_and_is_the_reason(tmp_path: Path) -> None:
     error = ValueError("bad batch\nwith details")
-    with pytest.raises(ValueError, match="bad batch") as caught, Meter("my-run", runs_dir=tmp_path) as meter:
-        for number in meter.steps(range(10)):
-            if number == 2:
-                raise error
+    with pytest.raises(ValueError, match="bad batch") as caught:
+        fail_in_third_step(tmp_path, error)
     assert caught.value is error
     result = read_result(tmp_path)
     assert result.status is Status.CRASHED
@@ -193,18 +213,14 @@ def test_an_error_of_the_loader_goes_on_unchanged(tmp_path: Path) -> None:
 def test_leaving_the_script_is_an_end_unless_its_code_says_otherwise(
     tmp_path: Path, code: int | None, status: Status
 ) -> None:
-    with pytest.raises(SystemExit), Meter("my-run", runs_dir=tmp_path) as meter:
-        for number in meter.steps(range(3)):
-            if number == 2:
-                sys.exit(code)
+    with pytest.raises(SystemExit):
+        fail_in_third_step(tmp_path, SystemExit(code))
     assert read_result(tmp_path).status is status
 
 
 def test_an_interrupted_training_keeps_its_steps(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Meter("my-run", runs_dir=tmp_path) as meter:
-        for number in meter.steps(range(3)):
-            if number == 2:
-                raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fail_in_third_step(tmp_path, KeyboardInterrupt())
     result = read_result(tmp_path)
     assert result.reason == "rank 0 raised an error after 2 steps: KeyboardInterrupt"
     assert len(result.samples) == 2

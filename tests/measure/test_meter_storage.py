@@ -79,8 +79,7 @@ def test_trouble_at_the_end_does_not_replace_the_training_s_own_error(
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr("scalelab.measure.meter.save_and_tidy", fail)
-    with pytest.raises(ValueError, match="theirs"), Meter("my-run", runs_dir=tmp_path) as meter:
-        for _ in meter.steps([1]):
-            raise ValueError("theirs")
+    with pytest.raises(ValueError, match="theirs"), Meter("my-run", runs_dir=tmp_path):
+        raise ValueError("theirs")
     assert "a mistake of ours" in capsys.readouterr().err
     assert not RunStore.open(find_runs(tmp_path)[0]).is_running()

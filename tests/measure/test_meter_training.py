@@ -20,6 +20,8 @@ from scalelab.measure.meter_steps import read_losses, take_loss
 from scalelab.trial import Status
 from tests.measure.test_meter import read_result
 
+torch.optim.SGD([nn.Parameter(torch.zeros(1))]).zero_grad()  # torch loads more on first use, and sets a variable
+
 
 def train(meter: Meter | None) -> tuple[list[float], list[torch.Tensor], tuple[object, ...]]:
     """Two epochs with everything that is random in a training: losses, parameters, and the state of chance after."""
@@ -27,7 +29,7 @@ def train(meter: Meter | None) -> tuple[list[float], list[torch.Tensor], tuple[o
     random.seed(3)
     np.random.seed(3)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data = TensorDataset(torch.randn(32, 8), torch.randn(32, 1))
     loader = DataLoader(data, batch_size=8, shuffle=True)
     losses = []

@@ -23,13 +23,13 @@ from scalelab.settings import Spreading
 from scalelab.strategies.apply import APPLY
 from scalelab.strategies.ddp import find_hook_state
 from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
-from scalelab.strategies.synchronization import without_sync
+from scalelab.strategies.synchronization import can_update_without_sync, without_sync
 from scalelab.trial import Trial
 
 # A rank is forked from a server that knows nothing of the tests.
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.measure.trials import make_trial  # noqa: E402
-from tests.strategies.cases import CASES, SHARDED  # noqa: E402
+from tests.measure.trials import make_trial
+from tests.strategies.cases import CASES, SHARDED
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
@@ -128,6 +128,7 @@ def check_exchange_is_held(rank: int, num_ranks: int, strategy: str) -> None:
     torch.manual_seed(0)
     model = APPLY[strategy](nn.Sequential(nn.Linear(4, 4)), CPU, make_trial(strategy=strategy, num_ranks=num_ranks))
     wrapped: Any = torch.compile(model, backend="eager")
+    assert can_update_without_sync(wrapped) == (strategy in ("ddp", "fsdp-none"))
     with without_sync(wrapped):
         if isinstance(model, FSDPModule):
             state = model._get_fsdp_state()._fsdp_param_group

@@ -18,14 +18,14 @@ import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.settings import Spreading, StepShape
-from tests.strategies.cases import CASES, SHARDED, SPREAD, SYNCHRONISED, read_losses
+from tests.strategies.cases import CASES, SHARDED, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
 
 pytestmark = pytest.mark.ranks
 
 ROUNDING = 2e-6
 """Of a loss after six steps, relative: some thirty units in the last place of float32."""
 QUICK = [case for case in CASES if case != "resnet18"]
-DROPOUT = {"workload": "gpt2", "options": {"size": "tiny", "dropout": 0.1}, "global_batch": 4}
+DROPOUT = {"workload": "gpt2", "options": SMALL_GPT2 | {"dropout": 0.1}, "global_batch": 4}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -52,14 +52,15 @@ def test_dp_on_two_replicas_trains_as_single(launcher: LocalLauncher, tmp_path: 
     assert read_losses(launcher, tmp_path, "dp", 2, **CASES[case]) == pytest.approx(alone, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp-full", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_synchronised_batch_norm_on_two_ranks_trains_as_batch_norm_on_one(
     launcher: LocalLauncher, tmp_path: Path, strategy: str
 ) -> None:
+    # In float64, because twenty norms over four images each make rounding grow: 3e-4 in float32 after four steps.
     ordinary = {name: value for name, value in SYNCHRONISED.items() if name != "spreading"}
-    alone = read_losses(launcher, tmp_path, "single", 1, **ordinary)
-    # Twenty norms in a row divide by a standard deviation over few samples: rounding grows with each.
-    assert read_losses(launcher, tmp_path, strategy, 2, **SYNCHRONISED) == pytest.approx(alone, rel=2e-5)
+    alone = read_losses(launcher, tmp_path, "single", 1, dtype="float64", **ordinary)
+    together = read_losses(launcher, tmp_path, strategy, 2, dtype="float64", **SYNCHRONISED)
+    assert together == pytest.approx(alone, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_gradients_held_back_are_exchanged_with_the_last_pass(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp-full", "fsdp2"])
+@pytest.mark.parametrize("strategy", SPREAD)
 def test_a_compiled_model_holds_its_gradients_too(launcher: LocalLauncher, tmp_path: Path, strategy: str) -> None:
     run_check(launcher, tmp_path, "exchange_is_held", strategy)
 

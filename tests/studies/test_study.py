@@ -202,7 +202,7 @@ def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, me
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (Job(workload="gtp"), r"unknown workload 'gtp'\. Did you mean 'gpt2'\?"),
+        (Job(workload="gpt"), r"unknown workload 'gpt'\. Did you mean 'gpt2'\?"),
         (
             Job(workload="mlp", options={"dmi": 3}),
             r"unknown option of mlp 'dmi'\. Did you mean 'dim'\? Known: depth, dim",
@@ -227,8 +227,8 @@ def test_an_own_option_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_strategy_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match=r"unknown strategy 'dpp'\. Did you mean 'ddp'\? Known: ddp, single"):
-        make_strong(strategy="dpp").plan()
+    with pytest.raises(UnknownName, match=r"unknown strategy 'fsdp'\. Did you mean 'fsdp2'\? Known: ddp, dp,"):
+        make_strong(strategy="fsdp").plan()
 
 
 def test_an_unknown_study_lists_the_known_ones() -> None:

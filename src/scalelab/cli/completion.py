@@ -7,12 +7,13 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
+from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
@@ -20,6 +21,7 @@ from scalelab.cli.resume import Resume
 from scalelab.cli.run import make_command_class
 from scalelab.cli.show import Show
 from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.train import Train
 from scalelab.workloads.catalogue import BUILT_IN
 
 
@@ -58,20 +60,39 @@ def make_full_parser() -> Any:
     run = dataclasses.make_dataclass("Run", [("study", Union[tuple(studies)])])  # noqa: UP007
     verbs = {
         "run": run,
+        "train": make_command_class(Train, make_all_options(), "…"),
         "list": ListRuns,
         "show": Show,
         "compare": Compare,
         "resume": Resume,
+        "data": make_data_class(),
         "doctor": Doctor,
         "completion": Completion,
     }
     return Union[tuple(Annotated[verbs[name], tyro.conf.subcommand(name)] for name in VERBS)]  # noqa: UP007
 
 
+def make_data_class() -> type[Any]:
+    """`data tokenize` and its flags: a union of one would have no name in it."""
+    command: Any = Annotated[Literal["tokenize"], tyro.conf.Positional]
+    return dataclasses.make_dataclass("Data", [("command", command), ("flags", Tokenize)])
+
+
 def make_all_options() -> type[Any]:
-    """The options of every built-in workload in one class; a name that two share stands once."""
+    """The options of every built-in workload in one class; a name that two share stands once, with all its values."""
     found: dict[str, tuple[str, Any, Any]] = {}
     for kind in BUILT_IN.values():
-        hints = get_type_hints(kind)
-        found |= {field.name: (field.name, hints[field.name], field.default) for field in dataclasses.fields(kind)}
+        hints = get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            hint = hints[field.name]
+            if field.name in found:
+                hint = join_choices(found[field.name][1], hint)
+            found[field.name] = (field.name, hint, field.default)
     return dataclasses.make_dataclass("AllOptions", found.values())
+
+
+def join_choices(before: Any, now: Any) -> Any:
+    """The values that either of two options of the same name takes."""
+    if get_origin(before) is Literal and get_origin(now) is Literal:
+        return Literal[tuple(dict.fromkeys((*get_args(before), *get_args(now))))]
+    return now

@@ -27,7 +27,7 @@ from scalelab.measure.failure import is_out_of_memory
 from scalelab.measure.state import SavedState
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
-from scalelab.strategies.synchronization import without_sync
+from scalelab.strategies.synchronization import can_update_without_sync, without_sync
 from scalelab.trial import PHASES, Block, StepKind, StepSample
 
 
@@ -94,8 +94,11 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
     """Steps without the gradient exchange; the first one settles after the saving and is not kept.
 
     Where any rank has no memory for a copy of its state, or none left beside it, all leave the block out: an
-    instrument must not be what a trial runs out of memory by.
+    instrument must not be what a trial runs out of memory by. So they do where a rank holds only a piece of the
+    gradients and cannot update without the exchange.
     """
+    if not can_update_without_sync(training.model):
+        return
     saved = SavedState.copy_of(training)
     if not is_so_everywhere(saved is not None, training):
         return

@@ -312,6 +312,9 @@ class _PhaseTimer:
     def __exit__(self, *_: object) -> None:
         end = self._meter._mark()
         self._meter._open_phase = None
-        if self._step is not None:
-            self._step.phases.append((self._name, self._begin, end))
-            self._step = None
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.phases is None:
+            step.phases = []
+        step.phases.append((self._name, self._begin, end))

@@ -21,12 +21,14 @@ from typing import Any
 from scalelab.errors import UsageError
 from scalelab.measure.agreement import samples_file
 from scalelab.samples import render_samples
-from scalelab.trial import PHASES, StepKind, StepSample
+from scalelab.trial import PHASES, StepKind
 
 WRITE_SECONDS = 1.0
 """How long a step may wait to be written."""
 MOST_WAITING = 512
 """How many steps may wait: writing them is one pause between two steps, of about two milliseconds."""
+
+_CLEAN, _PHASES, _SETTLE = (kind.value for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.SETTLE))
 
 Mark = Any
 """A float, or a CUDA event."""
@@ -43,7 +45,7 @@ class Step:
         self.ready = ready
         self.begin = begin
         self.end: Mark = None
-        self.phases: list[tuple[str, Mark, Mark]] = []
+        self.phases: list[tuple[str, Mark, Mark]] | None = None
         self.loss: Any = None
         self.holds_another = False
 
@@ -76,7 +78,7 @@ class StepLog:
         if known and self.failure is None:
             if is_last:
                 wait_for(known[-1].end)
-            if self._write(render_samples(make_samples(self._rank, known)).partition("\n")[2]):
+            if self._write(render_steps(self._rank, known)):
                 self.num_written += len(known)
         self._last_write = perf_counter()
 
@@ -96,21 +98,26 @@ class StepLog:
         return True
 
 
-def make_samples(rank: int, steps: list[Step]) -> list[StepSample]:
-    """Steps as they are stored."""
+def render_steps(rank: int, steps: list[Step]) -> str:
+    """Steps as lines of the samples file, as `render_samples` writes them but in half the time."""
     losses = read_losses([step.loss for step in steps])
-    return [_make_sample(rank, step, loss) for step, loss in zip(steps, losses, strict=True)]
+    return "".join([_render_step(rank, step, loss) for step, loss in zip(steps, losses, strict=True)])
 
 
-def _make_sample(rank: int, step: Step, loss: float | None) -> StepSample:
-    spans: dict[str, float | None] = dict.fromkeys(PHASES)
-    spans["input"] = step.ready - step.start
-    for name, begin, end in step.phases:
-        spans[name] = (spans[name] or 0.0) + measure_span(begin, end)
-    kind = StepKind.SETTLE if step.holds_another else StepKind.PHASES if step.phases else StepKind.CLEAN
-    input_, forward, backward, optimizer = (spans[name] for name in PHASES)
+def _render_step(rank: int, step: Step, loss: float | None) -> str:
+    waited, forward, backward, optimizer = step.ready - step.start, "", "", ""
+    if step.phases:
+        spans: dict[str, float] = {}
+        for name, begin, end in step.phases:
+            spans[name] = spans.get(name, 0.0) + measure_span(begin, end)
+        waited += spans.pop("input", 0.0)
+        forward, backward, optimizer = (str(spans.get(name, "")) for name in PHASES[1:])
+    kind = _SETTLE if step.holds_another else _PHASES if step.phases else _CLEAN
     seconds = measure_span(step.begin, step.end)
-    return StepSample(rank, step.number, kind, step.start, seconds, input_, forward, backward, optimizer, loss)
+    return (
+        f"{rank},{step.number},{kind},{step.start},{seconds},{waited},{forward},{backward},{optimizer},"
+        f"{'' if loss is None else loss}\n"
+    )
 
 
 def choose_marks() -> Callable[[], Mark]:
@@ -148,17 +155,17 @@ def take_loss(value: Any) -> Any:
     Copied, because the script may change its tensor in place before the loss is read. Of a tensor that is spread over
     ranks the local part is taken: putting it together would be a collective.
     """
+    if isinstance(value, float):
+        return value
     if not hasattr(value, "detach"):
         try:
             return float(value)
         except (TypeError, ValueError):
             raise UsageError(f"loss {value!r} is no number: give a number or a tensor with one element") from None
-    local = value.detach()
-    if hasattr(local, "to_local"):
-        local = local.to_local()
+    local = value.to_local() if hasattr(value, "to_local") else value
     if local.numel() != 1:
         raise UsageError(f"loss has {local.numel()} elements: give their mean, loss.mean()")
-    return local.item() if local.device.type == "cpu" else local.clone().reshape(())
+    return local.item() if local.is_cpu else local.detach().clone().reshape(())
 
 
 def read_losses(values: list[Any]) -> list[float | None]:

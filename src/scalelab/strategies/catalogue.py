@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.settings import Spreading
+from scalelab.trial import Trial
 
 Strategy = Literal["single", "dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
 Spread = Literal["dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
@@ -29,6 +30,21 @@ KNOWN_FIELDS: dict[str, tuple[str, ...]] = {
     "fsdp2": ("sync_batch_norm", "reshard_after_forward"),
 } | dict.fromkeys(FSDP[:3], ("sync_batch_norm",))
 """Which fields of `Spreading` a strategy takes."""
+
+
+def check_strategy(trial: Trial) -> None:
+    """Refuse what the strategy would ignore, and what it cannot do."""
+    check_spreading(trial.strategy, trial.spreading)
+    if trial.spreading.static_graph and trial.accumulation > 1:
+        raise UsageError(
+            f"--static-graph cannot go with --micro-batch {trial.shape.micro_batch}: DDP must exchange gradients in the"
+            " very first pass to learn the graph; leave one of them out"
+        )
+    if trial.strategy == "dp" and trial.shape.checkpointing != "none" and trial.is_emulated:
+        raise UsageError(
+            f"--checkpointing {trial.shape.checkpointing} cannot go with --strategy dp on a CPU: replicas that share"
+            " one random generator cannot draw a dropout mask again; use --strategy ddp"
+        )
 
 
 def check_spreading(strategy: str, spreading: Spreading) -> None:

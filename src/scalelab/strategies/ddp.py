@@ -46,7 +46,8 @@ def register_gradient_hook(model: DistributedDataParallel, spreading: Spreading)
     if spreading.gradient_hook == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif spreading.gradient_hook == "bf16":
-        model.register_comm_hook(None, bf16_compress_hook)
+        # By another name: torch refuses its own without NCCL, but gloo can add numbers of 16 bits too.
+        model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
     elif spreading.gradient_hook == "powersgd":
         state = PowerSGDState(
             process_group=None,

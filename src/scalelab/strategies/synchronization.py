@@ -5,7 +5,9 @@
     single, dp    there is no exchange
 
 What stays: sharded strategies still gather parameters. And a sharded rank then holds the gradients of all
-parameters, not of its piece, until the next exchange: no optimizer step can be made of them.
+parameters, not of its piece, until the next exchange adds to them, so that no optimizer step can be made without one:
+`fsdp-full` and `fsdp-grad-op` raise an error in it, and in `fsdp2` it does nothing, and the gradients that were held
+back turn up in a later step. `can_update_without_sync` tells where it can.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -27,6 +29,14 @@ def without_sync(model: nn.Module) -> AbstractContextManager[None]:
     if isinstance(plain, FSDPModule):
         return _hold_gradients(plain)
     return nullcontext()
+
+
+def can_update_without_sync(model: nn.Module) -> bool:
+    """Whether a rank can make an optimizer step of gradients that were not exchanged. Looks through torch.compile."""
+    plain = getattr(model, "_orig_mod", model)
+    if isinstance(plain, FullyShardedDataParallel):
+        return plain.sharding_strategy is ShardingStrategy.NO_SHARD
+    return not isinstance(plain, FSDPModule)
 
 
 @contextmanager

@@ -1,0 +1,218 @@
+"""What our strategies cost: each against a hand-written torch script of the same thing.
+
+Two rank processes hold both on one process group: our training, as a trial builds it, with our timed loop; and the
+model wrapped by hand with a plain loop that records nothing. Both train the same weights on the same batches. Blocks of
+steps take turns in random order, the same on both ranks, so that the machine's noise falls on all alike; a block
+takes as long as the slower rank. A third contestant, the hand-written script once more, shows what noise alone does.
+
+The bar: ours takes at most 1.02 times as long, by an interval that is narrower than the bar is wide, and ends with
+the very same parameters. Emulated `dp` is left out: there is nothing of torch's to compare it with on a CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_ratio
+from scalelab.environment import usable_cores
+from scalelab.measure.loop import run_clean_steps
+from scalelab.measure.training import build_training
+from scalelab.trial import Trial
+from scalelab.units import format_quantity, format_seconds
+from scalelab.workloads.load import load_workload
+
+NUM_RANKS = 2
+NUM_CYCLES = 80
+STEPS_PER_BLOCK = 8
+DIM, DEPTH, BATCH = 512, 4, 64
+MOST_RATIO = 1.02
+STRATEGIES = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model and how it takes some steps."""
+
+    model: nn.Module
+    run: Callable[[int], None]
+
+
+def make_trial(strategy: str) -> Trial:
+    """A global batch over two ranks; `single` trains one rank's share on each, next to each other."""
+    num_ranks = 1 if strategy == "single" else NUM_RANKS
+    return Trial(
+        configuration=f"{strategy}-{num_ranks}",
+        workload="mlp",
+        options={"dim": DIM, "depth": DEPTH},
+        strategy=strategy,
+        num_ranks=num_ranks,
+        global_batch=BATCH * num_ranks // NUM_RANKS,
+    )
+
+
+def make_ours(strategy: str, rank: int) -> Contestant:
+    training = build_training(make_trial(strategy), rank if strategy != "single" else 0, CPU)
+    return Contestant(training.model, lambda num_steps: run_clean_steps(training, num_steps, []))
+
+
+def make_hand_written(strategy: str, rank: int) -> Contestant:
+    """What a user would write; only the batches are taken from the workload, to be the same."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(DIM, DIM), nn.ReLU())]
+    model = wrap_by_hand(nn.Sequential(*layers), strategy)
+    optimizer, criterion = torch.optim.Adam(model.parameters()), nn.MSELoss()
+    batches: Any = load_workload(make_trial(strategy), rank if strategy != "single" else 0).batches
+    pool = list(batches)
+    position = 0
+
+    def run(num_steps: int) -> None:
+        nonlocal position
+        for _ in range(num_steps):
+            inputs, targets = pool[position % len(pool)]
+            position += 1
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Contestant(model, run)
+
+
+def wrap_by_hand(model: nn.Module, strategy: str) -> nn.Module:
+    if strategy == "ddp":
+        return DDP(model)
+    if strategy == "fsdp2":
+        for layer in model.children():
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+        return model
+    sharding = {
+        "fsdp-full": ShardingStrategy.FULL_SHARD,
+        "fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP,
+        "fsdp-none": ShardingStrategy.NO_SHARD,
+    }
+    if strategy in sharding:
+        policy = ModuleWrapPolicy({nn.Linear})
+        return FSDP(
+            model,
+            sharding_strategy=sharding[strategy],
+            auto_wrap_policy=policy,
+            use_orig_params=True,
+            device_id=CPU,
+        )
+    return model
+
+
+def run_rank(rank: int, directory: str) -> None:
+    """Measure every strategy; rank 0 writes the times of all blocks, the slower rank's."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    cores = usable_cores()
+    os.sched_setaffinity(0, [cores[rank % len(cores)]])
+    torch.set_num_threads(1)
+    store = f"file://{directory}/store"
+    # fully_shard makes a mesh of the accelerator that torch was built for; without one, of CPUs.
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS)
+    for strategy in STRATEGIES:
+        contestants = {
+            "hand-written": make_hand_written(strategy, rank),
+            "hand-written again": make_hand_written(strategy, rank),
+            "scalelab": make_ours(strategy, rank),
+        }
+        times = measure(contestants)
+        slowest = torch.tensor([times[name] for name in contestants], dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        equal = torch.tensor(int(is_equal(contestants["scalelab"].model, contestants["hand-written"].model)))
+        dist.all_reduce(equal, op=dist.ReduceOp.MIN)
+        if rank == 0:
+            found = {"times": dict(zip(contestants, slowest.tolist(), strict=True)), "equal": bool(equal)}
+            Path(directory, f"{strategy}.json").write_text(json.dumps(found))
+    dist.barrier()
+    # A gloo group that is destroyed now and then waits for its own threads: the process just ends.
+    os._exit(0)
+
+
+def measure(contestants: dict[str, Contestant]) -> dict[str, list[float]]:
+    """Seconds per step of every block, by contestant."""
+    for contestant in contestants.values():
+        contestant.run(2 * STEPS_PER_BLOCK)
+    gc.collect()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    order, shuffler = list(contestants), random.Random(0)
+    for _ in range(NUM_CYCLES):
+        shuffler.shuffle(order)
+        for name in order:
+            dist.barrier()
+            start = time.perf_counter()
+            contestants[name].run(STEPS_PER_BLOCK)
+            times[name].append((time.perf_counter() - start) / STEPS_PER_BLOCK)
+    return times
+
+
+def is_equal(left: nn.Module, right: nn.Module) -> bool:
+    """Whether two models hold the same bits on this rank."""
+    pairs = zip(left.parameters(), right.parameters(), strict=True)
+    return all(torch.equal(read_shard(a), read_shard(b)) for a, b in pairs)
+
+
+def read_shard(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def half_width(estimate: Estimate) -> float:
+    if estimate.low is None or estimate.high is None:
+        return float("inf")
+    return (estimate.high - estimate.low) / 2
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        mp.spawn(run_rank, (directory,), nprocs=NUM_RANKS)
+        found = {name: json.loads(Path(directory, f"{name}.json").read_text()) for name in STRATEGIES}
+    table = Table("strategy", "step by hand", "again by hand", "scalelab", "same parameters", box=None)
+    ratios: dict[str, Estimate] = {}
+    for strategy, answer in found.items():
+        hand, again, ours = ([[block] for block in blocks] for blocks in answer["times"].values())
+        ratios[strategy] = estimate_ratio(ours, hand)
+        table.add_row(
+            strategy,
+            format_seconds(sorted(answer["times"]["hand-written"])[NUM_CYCLES // 2]),
+            format_quantity("ratio", estimate_ratio(again, hand)),
+            format_quantity("ratio", ratios[strategy]),
+            "yes" if answer["equal"] else "no",
+        )
+    Console().print(f"{NUM_RANKS} ranks, {NUM_CYCLES} blocks of {STEPS_PER_BLOCK} steps each; times by hand\n")
+    Console().print(table)
+    worst = max(ratios.values(), key=lambda ratio: ratio.value)
+    print(f"\nstrategies: worst ratio {worst.value:.3f} ± {half_width(worst):.3f} (bar {MOST_RATIO})")
+    is_narrow = all(half_width(ratio) < MOST_RATIO - 1 for ratio in ratios.values())
+    is_same = all(answer["equal"] for answer in found.values())
+    return 0 if worst.value <= MOST_RATIO and is_narrow and is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Scripts with a Meter as users write and start them: alone, under torchrun, killed; then list, show and compare."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalelab.store import RunStore, find_runs
+from scalelab.trial import Status, StepKind
+from tests.cli.commands import make_environment, scalelab
+
+DDP = """\
+import json, os, signal, sys
+from contextlib import nullcontext
+import torch, torch.distributed as dist
+from torch import nn
+import scalelab
+
+name, is_metered, victim = sys.argv[1], sys.argv[2] == "metered", int(sys.argv[3])
+losses = []
+
+def train(meter, model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, inputs in enumerate(meter.steps(loader) if meter else loader):
+        if step == 20 and dist.get_rank() == victim:
+            if meter:
+                meter._log.write()  # as a second passing would
+            os.kill(os.getpid(), signal.SIGKILL)
+        with meter.phase("forward") if meter else nullcontext():
+            loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if meter:
+            meter.loss(loss)
+        losses.append(loss.item())
+
+with scalelab.Meter(name + "-early", batch_size=4) if is_metered else nullcontext() as early:
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.2), nn.Linear(4, 1)))
+    torch.manual_seed(dist.get_rank())
+    loader = [torch.randn(4, 8) for _ in range(30)]
+    train(early, model, loader)
+with scalelab.Meter(name + "-late", global_batch=8) if is_metered else nullcontext() as late:
+    train(late, model, loader)
+with open(f"{name}{dist.get_rank()}.json", "w") as file:
+    json.dump(losses, file)
+dist.destroy_process_group()
+"""
+
+
+def run_script(directory: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of the user's own, alone."""
+    (directory / "train.py").write_text(text)
+    return run_python(directory, "train.py", *arguments)
+
+
+def run_ddp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks by torchrun, on loopback and a port of the kernel's choice."""
+    (directory / "ddp.py").write_text(DDP)
+    return run_python(
+        directory, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ddp.py", *arguments
+    )
+
+
+def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=make_environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def show(directory: Path, name: str) -> dict[str, object]:
+    done = scalelab("show", name, "--json", "-", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+PLAIN = """\
+import sys, time, scalelab
+with scalelab.Meter(sys.argv[1], batch_size=4) as meter:
+    for number in meter.steps(range(30)):
+        meter.loss(1 / (1 + number))
+assert "torch" not in sys.modules, "a script without torch need not load it"
+"""
+
+
+def test_a_script_is_listed_shown_and_compared(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        done = run_script(tmp_path, PLAIN, name)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.startswith("Saved to runs/")
+        assert done.stderr.endswith("  ·  scalelab show last\n")
+    first, second = find_runs(tmp_path / "runs")
+    listed = scalelab("list", "--json", cwd=tmp_path)
+    lines = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [(line["study"], line["workload"], line["state"]) for line in lines] == [
+        ("metered", "train.py", "complete")
+    ] * 2
+    shown = scalelab("show", cwd=tmp_path)
+    assert "after · train.py · 1 rank · global batch 4 · 30 steps" in shown.stdout
+    assert "The loss went from 1.0000 at step 0 to 0.0333 at step 29." in shown.stdout
+    assert "one launch: intervals cover its steps" in shown.stdout
+    compared = scalelab("compare", first.name, second.name, cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert "before → after" in compared.stdout
+    assert "unresolved" in compared.stdout
+    assert "--rounds" not in compared.stdout
+    refused = scalelab("resume", "last", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "was made by a Meter" in refused.stderr
+
+
+KILLED = """\
+import os, signal, scalelab
+from scalelab.measure.meter_steps import MOST_WAITING
+with scalelab.Meter("doomed") as meter:
+    for number in meter.steps(range(10_000)):
+        if number == MOST_WAITING + 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_script_loses_only_what_was_not_written(tmp_path: Path) -> None:
+    assert run_script(tmp_path, KILLED).returncode == -9
+    listed = scalelab("list", cwd=tmp_path)
+    assert "interrupted" in listed.stdout
+    shown = scalelab("show", cwd=tmp_path)
+    assert "512 steps" in shown.stdout
+    assert "rank 0 did not come to the end of the Meter" in shown.stdout
+    assert "complete, 1 failed" in scalelab("list", cwd=tmp_path).stdout
+
+
+def test_a_script_that_fails_ends_as_it_would_without(tmp_path: Path) -> None:
+    text = "import scalelab\nwith scalelab.Meter('x') as m:\n    for n in m.steps([1, 2]):\n        n / (n - 2)\n"
+    done = run_script(tmp_path, text)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert "crashed: rank 0 raised an error after 1 steps: ZeroDivisionError" in scalelab("show", cwd=tmp_path).stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -> None:
+    for name, how in (("plain", "plain"), ("metered", "metered")):
+        done = run_ddp(tmp_path, name, how, "-1")
+        assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Saved to") == 2
+    losses = [json.loads((tmp_path / f"metered{rank}.json").read_text()) for rank in (0, 1)]
+    assert losses == [json.loads((tmp_path / f"plain{rank}.json").read_text()) for rank in (0, 1)]
+    early, late = (RunStore.open(path) for path in find_runs(tmp_path / "runs"))
+    for store, expected in ((early, [part[:30] for part in losses]), (late, [part[30:] for part in losses])):
+        result = store.result(store.record.trials[0])
+        assert result.status is Status.COMPLETED, result.reason
+        assert [[s.loss for s in result.samples if s.rank == rank] for rank in (0, 1)] == expected
+        assert {s.kind for s in result.samples} == {StepKind.PHASES}
+        assert all(rank.peak_memory_bytes for rank in result.ranks)
+        assert store.record.fields["global_batch"] == 8
+        assert not list(store.trial_directory(result.trial.name).glob("rank*"))
+    assert "metered-late · ddp.py · 2 ranks · global batch 8 · 30 steps" in str(show(tmp_path, "last")["setting"])
+    compared = scalelab("compare", early.name, late.name, "--json", "-", cwd=tmp_path)
+    assert "metered-early → metered-late: B takes" in json.loads(compared.stdout)["summary"][0]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    assert run_ddp(tmp_path, "doomed", "metered", "1").returncode != 0
+    document = show(tmp_path, "last")
+    assert "rank 1 did not come to the end of the Meter" in json.dumps(document["cautions"])
+    store = RunStore.open(find_runs(tmp_path / "runs")[-1])
+    result = store.result(store.record.trials[0])
+    assert result.status is Status.CRASHED
+    assert sum(s.rank == 1 for s in result.samples) == 20
