@@ -14,24 +14,30 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
+import numpy as np
 import pytest
+import tyro
 
 import scalelab
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
 from scalelab.cli.completion import Completion
+from scalelab.cli.data import VERBS as DATA_VERBS
+from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.resume import Resume
-from scalelab.cli.run import parse_study
+from scalelab.cli.run import parse_kind, parse_study
 from scalelab.cli.show import Show
+from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.samples import COLUMNS
 from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.train import Train
 from scalelab.trial import Status, StepKind
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
@@ -53,7 +59,9 @@ VERB_FLAGS: dict[str, type[Any]] = {
 FENCE = re.compile(
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-COMMAND = re.compile(r"^(?:\$ )?(?:uv run (?:--\S+ \S+ )*|\S*bin/)?scalelab(?P<arguments>(?: .*)?)$")
+COMMAND = re.compile(
+    r"^(?:\$ )?(?:uv run (?:--\S+ \S+ )*|torchrun .*?(?:--no-python|-m) |\S*bin/)?scalelab(?P<arguments>(?: .*)?)$"
+)
 STAND_IN = "def build(batch_size, **options):\n    raise NotImplementedError\n"
 
 
@@ -121,6 +129,13 @@ def _parse(arguments: list[str]) -> None:
         study, execution = parse_study(arguments[1], arguments[2:])
         assert study.plan()
         execution.output.check()
+    elif verb == "train":
+        train, execution = parse_kind(Train, arguments[1:], verb)
+        assert train.plan()
+        execution.output.check()
+    elif verb == "data":
+        assert arguments[1] in DATA_VERBS
+        parse_flags(Tokenize, arguments[2:], " ".join(arguments[:2]))
     else:
         parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
 
@@ -141,18 +156,29 @@ def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None
             target.write_text(written[0] if written else STAND_IN)
 
 
+def provide_shards(arguments: list[str], directory: Path) -> None:
+    """Put a shard of tokens where a command looks for some."""
+    if "tokens" in arguments and "--data-path" in arguments:
+        pattern = arguments[arguments.index("--data-path") + 1]
+        target = directory / pattern.replace("*", "train_000001")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_shard(target, np.zeros(100, dtype=np.uint16))
+
+
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: str(value))
 def test_every_command_parses(
     page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
     arguments = shlex.split(command)
     provide_workloads(arguments, page, tmp_path)
+    provide_shards(arguments, tmp_path)
     assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
 
 
 def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
-    assert set(VERB_FLAGS) | {"run"} == set(VERBS)
+    assert set(VERB_FLAGS) | {"run", "train", "data"} == set(VERBS)
     shown = {command.split()[0] for _, command in COMMANDS if command}
     assert set(VERBS) <= shown
 
@@ -215,32 +241,89 @@ def test_the_reference_of_the_command_line_is_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def list_fields(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The fields of a study as `job.seed`, with their flags; a truth that is on by default is switched off."""
+class Flag(NamedTuple):
+    """A field as a page documents it: its flag, its path, and its default as text."""
+
+    flag: str
+    field: str
+    default: str
+
+
+ALL_KINDS: dict[str, type[Any]] = STUDIES | {Train.name: Train}
+FLAG_ROW = re.compile(r"^\| `(--[a-z-]+)` \| `([a-z_.]+)` \| (.*?) \|", re.MULTILINE)
+
+
+def list_flags(kind: type[Any], prefix: str = "") -> Iterator[Flag]:
+    """The fields of a study and of the records in it, as `job.seed`, but for those that have no flag."""
+    hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         if dataclasses.is_dataclass(default):
-            yield from list_fields(type(default), f"{field.name}.")
-        elif field.name != "options":
-            yield prefix + field.name, f"--{'no-' * (default is True)}{field.name.replace('_', '-')}"
+            yield from list_flags(type(default), f"{prefix}{field.name}.")
+        elif tyro.conf.Suppress not in getattr(hints[field.name], "__metadata__", ()):
+            # A truth that is on by default is switched off.
+            flag = f"--{'no-' * (default is True)}{field.name.replace('_', '-')}"
+            yield Flag(flag, prefix + field.name, describe_default(default))
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_a_page_with_its_question_and_all_its_fields(name: str) -> None:
-    text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
-    assert STUDIES[name].question in text
-    documented = re.findall(r"^\| `(--[a-z-]+)` \| `([a-z_.]+)` \|", text, re.MULTILINE)
-    assert sorted(documented) == sorted((flag, field) for field, flag in list_fields(STUDIES[name]))
+def describe_default(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    words = {None: "–", True: "on", False: "off"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def list_documented(page: Path) -> list[Flag]:
+    return [Flag(*row) for row in FLAG_ROW.findall(page.read_text(encoding="utf-8"))]
+
+
+def find_page(name: str) -> Path:
+    """The page of a study, or of a training run."""
+    return ROOT / "docs" / ("train.md" if name == Train.name else f"studies/{name}.md")
+
+
+@pytest.mark.parametrize("name", ALL_KINDS)
+def test_every_study_has_a_page_with_its_question_and_its_own_flags(name: str) -> None:
+    assert ALL_KINDS[name].question in find_page(name).read_text(encoding="utf-8")
+    own = [found for found in list_flags(ALL_KINDS[name]) if "." not in found.field]
+    assert sorted(list_documented(find_page(name))) == sorted(own)
+    assert "flags.md" in find_page(name).read_text(encoding="utf-8")
+
+
+def test_every_flag_of_the_shared_records_is_documented_once() -> None:
+    shared = {found for kind in ALL_KINDS.values() for found in list_flags(kind) if "." in found.field}
+    documented = list_documented(ROOT / "docs" / "flags.md")
+    assert len(set(documented)) == len(documented)
+    assert sorted(documented) == sorted(shared)
+
+
+def test_flags_are_those_of_the_records_with_their_paths_and_defaults() -> None:
+    found = {flag.field: flag for flag in list_flags(Train)}
+    assert found["job.shape.autocast"] == ("--autocast", "job.shape.autocast", "off")
+    assert found["job.spreading.broadcast_buffers"] == (
+        "--no-broadcast-buffers",
+        "job.spreading.broadcast_buffers",
+        "on",
+    )
+    assert found["course.keep"].default == "2"
+    assert not {"job.options", "job.sees_failure"} & set(found)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_column_of_a_study_is_explained_on_its_page(name: str, tmp_path: Path) -> None:
     study = STUDIES[name](ranks=(1, 2, 3), job=Job(workload="mlp"), sampling=Sampling(rounds=2), **divisible(name))
     _, document = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1 / trial.num_ranks))
-    text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    text = find_page(name).read_text(encoding="utf-8")
     for table in document.tables:
         for column in table.columns:
             assert f"| {column.header} " in text, f"{name}.md does not explain {column.header!r}"
+
+
+def test_every_column_of_a_training_is_explained_on_its_page(tmp_path: Path) -> None:
+    _, document = run_study(Train(job=Job(workload="mlp")), runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1))
+    text = find_page("train").read_text(encoding="utf-8")
+    for column in (column for table in document.tables for column in table.columns):
+        assert f"| {column.header} " in text, f"train.md does not explain {column.header!r}"
 
 
 def test_the_tour_shows_the_rows_that_are_printed(tmp_path: Path) -> None:
@@ -261,8 +344,17 @@ def divisible(name: str) -> dict[str, int]:
 def test_every_option_of_a_workload_stands_with_its_default(name: str) -> None:
     text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
     section = text.split(f"### {name}\n")[1].split("\n#")[0]
-    for field in dataclasses.fields(BUILT_IN[name]):
-        assert f"| `--{field.name.replace('_', '-')}` | {field.default} |" in section
+    for found in list_flags(BUILT_IN[name]):
+        assert f"| `{found.flag}` | {found.default} |" in section
+
+
+def test_every_flag_of_the_tokenizer_stands_with_its_default() -> None:
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", text, re.MULTILINE))
+    fields = [field for field in dataclasses.fields(Tokenize) if field.name != "files"]
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    found = {f"--{f.name.replace('_', '-')}": describe_default(f.default) for f in fields if f.name not in required}
+    assert listed == found | {f"--{name}": "" for name in required}
 
 
 def test_what_build_may_take_is_listed() -> None:

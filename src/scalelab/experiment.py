@@ -13,6 +13,7 @@ from scalelab.environment import Environment, read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UsageError
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
 from scalelab.measure.scheduler import Event, Listener, run_trials
 from scalelab.report.document import Caution, Document
@@ -90,10 +91,14 @@ def conclude_run(store: RunStore) -> Document:
 
 
 def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:
-    """All readable results, and what could not be read; a metered run that was killed is put together first."""
+    """All readable results, and what could not be read; of a killed training, metered or ours, what is there."""
     if store.record.study == MeteredRun.name and not store.has_result(store.record.trials[0]):
         rescued = rescue_result(store)
         return ([] if rescued is None else [rescued]), []
+    first = store.trials()[0]
+    if first.course is not None and not store.has_result(first.name):
+        unfinished = read_unfinished(first, store.trial_directory(first.name))
+        return ([] if unfinished is None else [unfinished]), []
     return store.results()
 
 

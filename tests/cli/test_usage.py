@@ -29,7 +29,7 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
     [
         (("run", "strong-scalin"), ["unknown study 'strong-scalin'", "strong-scaling, weak-scaling", "Did you mean"]),
         (("rum",), ["unknown command 'rum'", "run", "Did you mean"]),
-        (("run", "strong-scaling", "--workload", "mpl"), ["unknown workload 'mpl'", "gpt2, lenet, mlp", "file.py:build"]),
+        (("run", "strong-scaling", "--workload", "mpl"), ["unknown workload 'mpl'", "gpt2, lenet", "file.py:build"]),
         ((*STRONG, "--ranks", "0"), ["--ranks 0", "1 or more"]),
         ((*STRONG, "--ranks", "-2"), ["--ranks -2", "1 or more"]),
         ((*STRONG, "--ranks", "2", "2"), ["--ranks 2 2", "twice"]),

@@ -1,6 +1,9 @@
 """`ddp`: every rank holds the whole model, and gradients are averaged bucket by bucket while backward still runs
 (Li et al., "PyTorch Distributed", VLDB 2020).
 
+A bucket size that is given holds for all buckets. Without one torch makes the first bucket small (1 MB), so that the
+exchange begins early, and the others 25 MB: giving 25 is not the same as giving nothing.
+
 A gradient hook replaces the plain exchange by a compressed one:
 
     fp16, bf16   gradients travel in 16 bits: half the bytes, and a rounding error in every one of them
@@ -13,6 +16,8 @@ PowerSGD remembers Q and the errors from step to step. They belong to a checkpoi
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -22,21 +27,22 @@ from torch.nn.parallel import DistributedDataParallel
 from scalelab.settings import Spreading
 from scalelab.trial import Trial
 
-DEFAULT_BUCKET_MB = 25.0
-
 
 def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     """Replicas whose gradients are averaged during backward."""
     spreading = trial.spreading
-    spread = DistributedDataParallel(
-        model.to(device),
-        device_ids=[device] if device.type == "cuda" else None,
-        bucket_cap_mb=spreading.bucket_mb or DEFAULT_BUCKET_MB,
-        static_graph=spreading.static_graph,
-        gradient_as_bucket_view=spreading.gradient_as_bucket_view,
-        broadcast_buffers=spreading.broadcast_buffers,
-        find_unused_parameters=spreading.find_unused_parameters,
-    )
+    with warnings.catch_warnings():
+        # A new name for this is on its way, which older versions do not know.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        spread = DistributedDataParallel(
+            model.to(device),
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=spreading.bucket_mb,
+            static_graph=spreading.static_graph,
+            gradient_as_bucket_view=spreading.gradient_as_bucket_view,
+            broadcast_buffers=spreading.broadcast_buffers,
+            find_unused_parameters=spreading.find_unused_parameters,
+        )
     register_gradient_hook(spread, spreading)
     return spread
 

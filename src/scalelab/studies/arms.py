@@ -89,7 +89,9 @@ def name_configuration(trial: Trial) -> str:
     """The plain loop by its name; a strategy with its number of ranks."""
     if trial.configuration == "control":
         return "control"
-    return "plain loop" if trial.strategy == "single" else f"{trial.strategy} × {trial.num_ranks}"
+    if trial.strategy == "single":
+        return "plain loop"
+    return f"{trial.strategy} × {trial.num_ranks}{' (emulated)' if trial.is_emulated else ''}"
 
 
 def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dict[str, Arm]:

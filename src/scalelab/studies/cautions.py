@@ -34,7 +34,8 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
-    yield from _name_failure(arm)
+    if arm.trial.course is None:
+        yield from _name_failure(arm)
     yield from _name_non_finite(arm)
     yield from _name_unequal_losses(arm)
     if not arm.is_measured:

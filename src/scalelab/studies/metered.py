@@ -111,7 +111,7 @@ def make_table(recording: Recording) -> Table:
         Column(key="step_seconds", header="step", quantity="seconds"),
         Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
         Column(key="input_seconds", header="input wait", quantity="seconds"),
-        Column(key="input_share", header="of the time", quantity="share"),
+        Column(key="input_share", header="input share", quantity="share"),
         *(Column(key=f"{phase}_seconds", header=phase, quantity="seconds") for phase in phases),
         Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
     )
@@ -121,7 +121,7 @@ def make_table(recording: Recording) -> Table:
         empty: list[Cell] = [Cell()] * (2 + len(phases))
         rows.append(make_row("all", step, _find_rate(recording), *empty, recording.arm.peak_memory_bytes))
     notes = ["± is a 95 % confidence interval over the steps of this one launch, its longer arm"]
-    notes.append("of the time: all input wait over all steps' time, with the bursts that the median does not see")
+    notes.append("input share: all input wait over all steps' time, with the bursts that the median does not see")
     if len(rows) > 1:
         notes.append("all: a step is over when the last rank ends it; memory is the highest of any rank")
     return Table(columns=columns, rows=tuple(rows), notes=tuple(notes))
@@ -223,7 +223,8 @@ def _take_last_steps(arm: Arm) -> Arm:
 
 def _reword(caution: Caution, recording: Recording) -> Caution:
     """The warnings of studies in words that fit a script: it has no flags, no rounds, perhaps no known batch."""
-    message = caution.message.replace(" of round 1", "").replace(recording.arm.label, recording.arm.configuration)
+    message = caution.message.replace(" of round 1", "").replace("the first trial", "the launch")
+    message = message.replace(recording.arm.label, recording.arm.configuration)
     return Caution(
         message=message if recording.global_batch is not None else message.partition("; with its long steps")[0],
         next_step=LONGER if "--" in caution.next_step else caution.next_step,

@@ -21,7 +21,7 @@ from scalelab.strategies.catalogue import Strategy, check_spreading
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
-from scalelab.trial import CurvePoint, Trial, TrialResult
+from scalelab.trial import CurvePoint, Status, Trial, TrialResult
 from scalelab.units import format_duration, format_learning_rate, format_quantity, format_share
 
 MOST_ROWS = 20
@@ -86,7 +86,7 @@ class Train:
             setting=self._describe_setting(),
             sections=tuple(sections),
             summary=summary,
-            cautions=(*find_cautions(arms.values()), *_warn_of_learning(results)),
+            cautions=(*_warn_of_end(results), *find_cautions(arms.values()), *_warn_of_learning(results)),
         )
 
     def _describe_setting(self) -> str:
@@ -174,6 +174,15 @@ def summarise(arm: Arm) -> Iterator[str]:
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
         yield f"A step took {format_quantity('seconds', arm.step)}; the launch {format_duration(wall)} in all."
+
+
+def _warn_of_end(results: Sequence[TrialResult]) -> Iterator[Caution]:
+    for result in results:
+        if result.status is not Status.COMPLETED:
+            yield Caution(
+                message=f"the training did not end ({result.status.words}): {result.reason}",
+                next_step="scalelab resume goes on from its last checkpoint, or from the beginning without one",
+            )
 
 
 def _warn_of_learning(results: Sequence[TrialResult]) -> Iterator[Caution]:

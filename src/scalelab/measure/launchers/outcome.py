@@ -70,6 +70,16 @@ def conclude_trial(
     return result
 
 
+def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
+    """What a training run has written that was interrupted, or is still at work; None: nothing yet."""
+    curve = read_curve(curve_file(directory))
+    if not curve:
+        return None
+    samples = [s for rank in range(trial.num_processes) for s in _read_partial(samples_file(directory, rank))]
+    reason = f"it was interrupted after step {curve[-1].step}, or is still running"
+    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, samples=tuple(samples), curve=curve)
+
+
 def find_cause(
     trial: Trial,
     ends: Sequence[RankEnd],

@@ -1,0 +1,158 @@
+"""`scalelab train` as a user types it: alone, killed and resumed, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cli.commands import make_environment, scalelab, start_scalelab, wait_until
+
+SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch", "12"]
+LINE = re.compile(r"^step +(\d+)  epoch +([\d.]+)  loss ([\d.]+)  lr (\S+)  ", re.MULTILINE)
+
+
+def torchrun(*arguments: str, cwd: Path, num_ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """The same command on every rank of a job that torchrun launches on loopback."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return subprocess.run(
+        [*command, "-m", "scalelab", *arguments],
+        cwd=cwd, env=make_environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def read_result(runs_dir: Path) -> dict[str, Any]:
+    (file,) = runs_dir.glob("*/trials/*/result.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def read_losses(runs_dir: Path) -> list[tuple[str, str, str]]:
+    """Rank, step and loss of every sample of the only run, as they stand in the file."""
+    (file,) = runs_dir.glob("*/trials/*/samples.csv")
+    rows = [line.split(",") for line in file.read_text().splitlines()[1:]]
+    return [(row[0], row[1], row[-1]) for row in rows]
+
+
+@pytest.mark.ranks
+def test_a_training_prints_lines_and_an_answer_and_is_a_run_like_others(tmp_path: Path) -> None:
+    schedule = ["--schedule", "cosine", "--lr", "3e-4", "--lr-min", "3e-5", "--optimizer", "adamw"]
+    done = scalelab(*SMALL, *schedule, "--steps", "20", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = LINE.findall(done.stderr)
+    assert [int(step) for step, *_ in lines] == list(range(20))
+    assert (lines[0][3], lines[10][3]) == ("2.98e-04", "1.44e-04")
+    result = read_result(tmp_path / "runs")
+    assert [f"{point['loss']:.4f}" for point in result["curve"]] == [loss for _, _, loss, _ in lines]
+    assert "Training: What does this training learn" in done.stdout
+    assert "train" in scalelab("list", cwd=tmp_path).stdout
+    assert scalelab("show", "last", "--refresh", cwd=tmp_path).stdout.startswith("Training:")
+    (table, *_) = json.loads((tmp_path / "out.json").read_text())["sections"][0]["tables"]
+    assert len(table["rows"]) == 20
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path, how: signal.Signals) -> None:
+    long = [*SMALL, "--ranks", "2", "--steps", "300", "--checkpoint-every", "15"]
+    assert scalelab(*long, "--runs-dir", "whole", cwd=tmp_path).returncode == 0
+    command = start_scalelab(*long, cwd=tmp_path)
+    wait_until(lambda: bool(list(tmp_path.glob("runs/*/trials/*/checkpoints/step-*"))))
+    family = psutil.Process(command.pid).children(recursive=True)
+    command.send_signal(how)
+    command.communicate(timeout=30)
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert not list(tmp_path.glob("runs/*/trials/*/result.json")), "it ended before it was killed"
+    shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
+    assert "the training did not end" in shown.stdout
+
+    resumed = scalelab("resume", "last", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    steps = int(re.findall(r"going on after (\d+) steps", resumed.stderr)[0])
+    assert steps % 15 == 0
+    assert int(LINE.findall(resumed.stderr)[0][0]) == steps
+    assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "whole")
+    curves = [read_result(tmp_path / place)["curve"] for place in ("runs", "whole")]
+    assert [p["loss"] for p in curves[0]] == [p["loss"] for p in curves[1]]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_the_same_command_works_under_torchrun(tmp_path: Path) -> None:
+    alone = scalelab(*SMALL, "--steps", "4", "--ranks", "2", "--runs-dir", "alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    kept = ["--checkpoints", "kept"]
+    together = torchrun(*SMALL, "--steps", "4", *kept, cwd=tmp_path)
+    assert together.returncode == 0, together.stderr
+    assert together.stdout.count("Training: What") == 1
+    assert len(LINE.findall(together.stderr)) == 4
+    assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "alone")
+    assert len(read_result(tmp_path / "runs")["ranks"]) == 2
+
+    longer = torchrun(*SMALL, "--steps", "6", *kept, "--runs-dir", "longer", cwd=tmp_path)
+    assert "going on after 4 steps" in longer.stderr
+    assert [step for rank, step, _ in read_losses(tmp_path / "longer") if rank == "0"] == ["4", "5"]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_an_error_under_torchrun_is_named_and_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build(batch_size, rank):\n    raise RuntimeError(f'no luck on {rank}')\n")
+    failed = torchrun("train", "--workload", "own.py", "--steps", "2", cwd=tmp_path)
+    assert failed.returncode != 0
+    assert "no luck on" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "5", "--epochs", "2"], "--steps 5 and --epochs 2 contradict each other"),
+        (["--ranks", "5"], "--global-batch 12 cannot be divided over 5 ranks"),
+        (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, not 2"),
+        (["--bucket-mb", "5"], "--bucket-mb means nothing to --strategy single: use it with ddp"),
+        (["--strategy", "fspd2"], "fspd2"),
+        (["--momentum", "0.9"], "--momentum 0.9 needs --optimizer sgd or nesterov"),
+        (["--lr-scaling", "batch"], "--lr-base-batch need each other"),
+        (["--delay", "fast"], "--delay"),
+        (["--micro-batch", "5"], "--micro-batch 5 does not divide the 12 samples of a rank"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = scalelab(*SMALL, *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workload", "transformer", "--features", "1024"], "d-model"),
+        (["--workload", "transformer", "--heads", "7"], "--heads 7"),
+        (["--workload", "gpt2", "--data", "tokens", "--data-path", "nowhere.bin"], "nowhere.bin"),
+        (["--workload", "resnet18", "--data", "cifar10"], "cifar-10"),
+    ],
+)
+def test_options_of_a_workload_that_cannot_work_are_refused_before_launch(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    done = scalelab("train", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_number_of_ranks_that_contradicts_torchrun_is_refused(tmp_path: Path) -> None:
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = scalelab(*SMALL, "--ranks", "3", cwd=tmp_path, **launched)
+    assert done.returncode == 2
+    assert "--ranks 3 contradicts the 2 that were launched" in done.stderr
