@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scalelab.cli.app import VERBS, run_verb
+from scalelab.cli.data import VERBS as DATA_VERBS
 from scalelab.studies.catalogue import STUDIES
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -29,8 +30,8 @@ INTRODUCTION = """\
 The answer goes to standard output; progress, warnings about the command itself and errors go to standard error. Without
 a terminal, or with `NO_COLOR` set, there is no bar and no colour, and the words are the same.
 
-A study's flags are its own and those of its `--workload`: the help below is that of the default one, and
-[Workloads](workloads.md) has the options of all.
+A study's flags are its own, [those that studies share](flags.md) and those of its `--workload`: the help below is that
+of the default one, and [Workloads](workloads.md) has the options of all.
 
 This page is made from the commands' own help texts by `python docs/generate_cli.py`. A test fails when it is stale.
 
@@ -91,6 +92,8 @@ def list_commands() -> Iterator[tuple[str, ...]]:
         yield (verb,)
         if verb == "run":
             yield from ((verb, study) for study in STUDIES)
+        if verb == "data":
+            yield from ((verb, command) for command in DATA_VERBS)
 
 
 def read_help(command: tuple[str, ...]) -> str:

@@ -82,7 +82,7 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
         model=model,
         loss=under_autocast(loss, trial, device) if trial.shape.autocast else loss,
         optimizer=optimizer,
-        batches=BatchStream(workload.batches, move, trial.batch_per_pass),
+        batches=BatchStream(workload.batches, move, trial.batch_per_pass, keeps_position=trial.course is not None),
         synchronize=torch.cuda.synchronize if device.type == "cuda" else _nothing_to_wait_for,
         accumulation=trial.accumulation,
         scaler=make_scaler(trial, device),

@@ -10,6 +10,8 @@ A gradient hook replaces the plain exchange by a compressed one:
     powersgd     every matrix M of gradients travels as two thin ones, M ≈ P·Qᵀ with `powersgd_rank` columns each;
                  what is lost is added to the next step's gradients (Vogels et al. 2019)
 
+On a CPU PowerSGD goes bucket by bucket and does not overlap with backward (`finish_powersgd` says why).
+
 PowerSGD remembers Q and the errors from step to step. They belong to a checkpoint as the optimizer's state does:
 `find_hook_state` gives them.
 """
@@ -60,9 +62,21 @@ def register_gradient_hook(model: DistributedDataParallel, spreading: Spreading)
             matrix_approximation_rank=spreading.powersgd_rank,
             start_powerSGD_iter=spreading.powersgd_start,
         )
-        model.register_comm_hook(state, powerSGD_hook)
+        is_on_cpu = next(model.parameters()).device.type == "cpu"
+        model.register_comm_hook(state, finish_powersgd if is_on_cpu else powerSGD_hook)
         # Assigned around nn.Module, which means attributes to be tensors and modules.
         object.__setattr__(model, "hook_state", state)
+
+
+def finish_powersgd(state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, and not as text
+    """PowerSGD on one bucket, waited for.
+
+    It exchanges P, and when that has arrived Q. gloo matches messages by the order in which they were begun, and with
+    several buckets on their way that order depends on which arrives first: ranks then wait for each other for ever.
+    """
+    future = powerSGD_hook(state, bucket)
+    future.wait()
+    return future
 
 
 def find_hook_state(model: nn.Module) -> PowerSGDState | None:

@@ -37,7 +37,7 @@ def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch:
     arms = list(answer.arms.values())
     device = arms[0].trial.device if arms else job.found_device
     threads = arms[0].trial.threads_per_rank if arms else job.threads_per_rank
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "threads" if answer.strategy == "dp" else "nccl" if device == "cuda" else "gloo"
     dropped = arms[0].num_dropped if arms else "–"
     how = "as told" if sampling.warmup is not None else "as found"
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
