@@ -493,3 +493,12 @@ def test_what_a_run_writes_is_plain_json(tmp_path: Path) -> None:
         assert isinstance(json.loads(file.read_text(encoding="ascii")), dict)
     write_json(store.path / "run.json", json.loads((store.path / "run.json").read_text()))
     assert RunStore.open(store.path).record == store.record
+
+
+def test_a_label_names_the_run_and_finds_its_newest(tmp_path: Path) -> None:
+    first, second = (make_store(tmp_path, label="my-run") for _ in range(2))
+    assert first.name.endswith("-my-run")
+    assert second.name.endswith("-my-run-2")
+    assert open_run("my-run", tmp_path).path == second.path
+    with pytest.raises(UnknownName):
+        open_run("run", tmp_path)

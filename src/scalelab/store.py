@@ -75,8 +75,9 @@ class RunStore:
         trials: Sequence[Trial],
         environment: Environment,
         command: Sequence[str] = (),
+        label: str | None = None,
     ) -> RunStore:
-        """Make the directory of a new run and write down what is planned."""
+        """Make the directory of a new run, named by its time and its study or `label`, and write down its plan."""
         if not trials:
             raise StoreError(f"study {study!r} planned no trial")
         now = datetime.now(UTC)
@@ -91,7 +92,7 @@ class RunStore:
         )
         with storage_errors(runs_dir):
             runs_dir.mkdir(parents=True, exist_ok=True)
-            path = _claim_directory(runs_dir, f"{now.astimezone():%Y-%m-%d-%H%M}-{study}")
+            path = _claim_directory(runs_dir, f"{now.astimezone():%Y-%m-%d-%H%M}-{label or study}")
             store = cls(path, record)
             write_json(path / "environment.json", to_builtins(environment))
             for trial in trials:
@@ -241,7 +242,7 @@ def find_runs(runs_dir: Path) -> list[Path]:
 
 
 def open_run(name: str, runs_dir: Path) -> RunStore:
-    """The run called `name`: `last`, a directory's name or the only one it begins, or a path."""
+    """The run called `name`: `last`, a directory's name or the only one it begins, a path, or a label's newest."""
     as_path = Path(name)
     if (as_path / "run.json").is_file():
         return RunStore.open(as_path)
@@ -257,6 +258,9 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
     if matching:
         names = ", ".join(path.name for path in matching)
         raise UsageError(f"{name!r} begins the names of {len(matching)} runs: {names}; give more of the name")
+    labelled = [path for path in runs if re.fullmatch(rf"[\d-]+-{re.escape(name)}(-\d+)?", path.name)]
+    if labelled:
+        return RunStore.open(labelled[-1])
     raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
 
 

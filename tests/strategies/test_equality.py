@@ -98,6 +98,14 @@ def test_compressed_gradients_train_nearly_as_well(launcher: LocalLauncher, tmp_
     assert compressed == pytest.approx(plain, rel=2e-2 if hook == "powersgd" else 1e-3)
 
 
+def test_powersgd_with_many_buckets_neither_hangs_nor_diverges(launcher: LocalLauncher, tmp_path: Path) -> None:
+    plain = read_losses(launcher, tmp_path, "ddp", 2, **CASES["gpt2"])
+    spreading = Spreading(gradient_hook="powersgd", powersgd_start=2, bucket_mb=0.2)
+    assert read_losses(launcher, tmp_path, "ddp", 2, spreading=spreading, **CASES["gpt2"]) == pytest.approx(
+        plain, rel=2e-2
+    )
+
+
 @pytest.mark.parametrize("case", ["mlp", "gpt2", "transformer"])
 def test_accumulation_trains_as_the_whole_batch_at_once(launcher: LocalLauncher, tmp_path: Path, case: str) -> None:
     alone = read_losses(launcher, tmp_path, "single", 1, **CASES[case])

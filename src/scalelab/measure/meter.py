@@ -234,6 +234,7 @@ class Meter:
             trials=[trial],
             environment=environment,
             command=sys.argv,
+            label=trial.configuration,
         )
         self._claim.enter_context(self._store.claim())
         return self._store.trial_directory(trial.name)
