@@ -30,7 +30,9 @@ from typing import Literal, Protocol
 
 from scalelab.errors import UsageError
 
-Quantity = Literal["text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "epochs"]
+Quantity = Literal[
+    "text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "accuracy", "epochs"
+]  # fmt: skip
 """What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit."""
 
 UNKNOWN = "–"
@@ -83,6 +85,7 @@ _SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
     "bytes": (("B", 1.0, 0.0), ("kB", 1e3, 1e3), ("MB", 1e6, 1e6), ("GB", 1e9, 1e9), ("TB", 1e12, 1e12)),
     "rate": (("", 1.0, 0.0), ("k", 1e3, 1e5), ("M", 1e6, 1e6), ("G", 1e9, 1e9), ("T", 1e12, 1e12)),
     "share": (("%", 0.01, 0.0),),
+    "accuracy": (("%", 0.01, 0.0),),
 }  # fmt: skip
 """Symbol, factor and the magnitude from which on it is used, ascending."""
 
@@ -90,7 +93,7 @@ _USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
 """Beyond these, a second digit of ± is not worth the reading."""
 
 
-_FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "epochs": 2}
+_FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "accuracy": 2, "epochs": 2}
 """Exact figures, read line by line against those of another run."""
 
 
@@ -104,7 +107,7 @@ def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -
     if not (numbers or widths) or quantity in ("text", "count") or symbol == "B":
         return Unit(symbol=symbol, factor=factor)
     if quantity in _FIXED_DECIMALS:
-        return Unit(decimals=_FIXED_DECIMALS[quantity])
+        return Unit(symbol=symbol, factor=factor, decimals=_FIXED_DECIMALS[quantity])
     wanted = _decimals_for_widths(quantity, widths) if widths else _decimals_for_values(quantity, numbers)
     affordable = MAX_DIGITS - _count_integer_digits(max(numbers + widths))
     return Unit(symbol=symbol, factor=factor, decimals=max(0, min(wanted, affordable, MAX_DECIMALS)))

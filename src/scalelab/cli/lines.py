@@ -12,7 +12,7 @@ from scalelab.measure.agreement import checkpoint_directory, count_saved_steps, 
 from scalelab.measure.scheduler import Event, TrialEnded
 from scalelab.settings import Course
 from scalelab.trial import CurvePoint, Status, from_builtins
-from scalelab.units import format_learning_rate, format_seconds, format_share
+from scalelab.units import format_learning_rate, format_quantity, format_seconds
 
 POLL_SECONDS = 0.2
 
@@ -75,7 +75,7 @@ class LineReporter:
 
 def describe_line(point: CurvePoint) -> str:
     """One line for a reader."""
-    accuracy = "" if point.accuracy is None else f"  accuracy {format_share(point.accuracy)}"
+    accuracy = "" if point.accuracy is None else f"  accuracy {format_quantity('accuracy', point.accuracy)}"
     rate = f"  lr {format_learning_rate(point.learning_rate)}" if point.learning_rate is not None else ""
     what = "test" if point.is_evaluation else "step"
     time = format_seconds(point.seconds)

@@ -22,7 +22,7 @@ from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
 from scalelab.trial import CurvePoint, Status, Trial, TrialResult
-from scalelab.units import format_duration, format_learning_rate, format_quantity, format_share
+from scalelab.units import format_duration, format_learning_rate, format_quantity
 
 MOST_ROWS = 20
 """Lines of the curve in the table; all of them are in the run."""
@@ -103,7 +103,7 @@ def make_curve_table(curve: Sequence[CurvePoint]) -> Table:
         Column(key="epoch", header="epoch", quantity="epochs"),
         Column(key="data", header="data", align="left"),
         Column(key="loss", header="loss", quantity="loss"),
-        Column(key="accuracy", header="accuracy", quantity="share"),
+        Column(key="accuracy", header="accuracy", quantity="accuracy"),
         Column(key="learning_rate", header="learning rate"),
         Column(key="seconds", header="time", quantity="seconds"),
     )
@@ -169,8 +169,9 @@ def summarise(arm: Arm) -> Iterator[str]:
             f" {lines[-1].step}."
         )
     if tests:
-        right = f", accuracy {format_share(tests[-1].accuracy)}" if tests[-1].accuracy is not None else ""
-        yield f"On the test data after step {tests[-1].step}: loss {tests[-1].loss:.4f}{right}."
+        last = tests[-1]
+        right = "" if last.accuracy is None else f", accuracy {format_quantity('accuracy', last.accuracy)}"
+        yield f"On the test data after step {last.step}: loss {last.loss:.4f}{right}."
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
         yield f"A step took {format_quantity('seconds', arm.step)}; the launch {format_duration(wall)} in all."
