@@ -14,7 +14,7 @@ setup: .venv/.installed
 	touch $@
 
 demo: setup
-	$(BIN)/scalelab run strong-scaling --workload gpt --size tiny --global-batch 8 --ranks 1 2 \
+	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch 8 --ranks 1 2 \
 		--markdown report/strong-scaling.md --json report/strong-scaling.json --csv report/strong-scaling.csv
 
 test: setup

@@ -197,6 +197,11 @@ class Trial:
             raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        if self.shape.autocast and self.dtype not in ("bfloat16", "float16"):
+            raise UsageError(f"--autocast with --dtype {self.dtype} means nothing: use bfloat16 or float16")
         micro, batch = self.shape.micro_batch, self.batch_per_rank
         if micro is not None and batch % micro:
             raise UsageError(

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from scalelab.measure.agreement import checkpoint_directory, count_saved_steps, curve_file
+from scalelab.measure.agreement import checkpoint_directory, count_saved_steps, curve_file, keep_curve
 from scalelab.measure.scheduler import Event, TrialEnded
 from scalelab.settings import Course
 from scalelab.trial import CurvePoint, Status, from_builtins
@@ -27,6 +27,7 @@ class LineReporter:
         self._path = curve_file(directory)
         num_done = count_saved_steps(checkpoint_directory(directory, course))
         self._last = (num_done - 1, True)
+        keep_curve(self._path, num_done)  # what lies beyond is trained, and printed, again
         if num_done:
             _say(f"going on after {num_done} steps, from the last checkpoint")
         self._is_over = threading.Event()
@@ -56,6 +57,8 @@ class LineReporter:
         position = 0
         while not self._is_over.wait(POLL_SECONDS):
             try:
+                if self._path.stat().st_size < position:
+                    position = 0  # the rank took an earlier checkpoint and dropped more
                 with self._path.open("rb") as file:
                     file.seek(position)
                     whole = file.read().rpartition(b"\n")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -45,6 +46,14 @@ def trace_file(directory: Path, rank: int) -> Path:
 def curve_file(directory: Path) -> Path:
     """The lines of a training run so far; becomes part of `result.json`."""
     return directory / "curve.jsonl"
+
+
+def keep_curve(path: Path, num_steps: int) -> None:
+    """Keep the lines of the first steps; those beyond, and one that was cut, are dropped."""
+    if path.is_file():
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        kept = [line for line in whole if json.loads(line)["step"] < num_steps]
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 def checkpoint_directory(directory: Path, course: Course) -> Path:

@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 from torch.profiler import profile, schedule
 
-from scalelab.measure.agreement import checkpoint_directory, curve_file, samples_file, trace_file
+from scalelab.measure.agreement import checkpoint_directory, curve_file, keep_curve, samples_file, trace_file
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
 from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
@@ -124,19 +124,6 @@ class CourseRun:
         with samples_file(self._directory, self._rank).open("a", encoding="utf-8", newline="") as file:
             file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
         self._num_written = len(self._samples)
-
-
-def keep_curve(path: Path, num_steps: int) -> None:
-    """Keep the lines of the first steps; those beyond, and one that was cut, are dropped."""
-    kept = [point for point in read_curve_lines(path) if json.loads(point)["step"] < num_steps]
-    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-
-
-def read_curve_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return whole.splitlines()
 
 
 class RankProfiler:

@@ -147,7 +147,7 @@ def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:
     over: list[tuple[str, float]] = []
     within: list[tuple[str, float]] = []
     for arm in arms:
-        drift = find_drift(arm.clean) if arm.is_measured else None
+        drift = find_drift(arm.clean) if arm.is_measured and arm.trial.course is None else None
         if drift is not None and drift.change_over_rounds is not None:
             over.append((arm.label, drift.change_over_rounds))
         if drift is not None and drift.change_within_launches is not None:

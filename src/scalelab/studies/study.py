@@ -15,7 +15,7 @@ from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document
 from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
-from scalelab.strategies.catalogue import check_spreading
+from scalelab.strategies.catalogue import check_strategy
 from scalelab.trial import Option, StepPlan, Trial, TrialResult
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
@@ -46,7 +46,7 @@ class Job:
 
     workload: str = "gpt2"
     """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
-    options: Annotated[Mapping[str, Option], tyro.conf.Suppress] = field(default_factory=dict)
+    options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU."""
     dtype: Dtype = "float32"
@@ -69,7 +69,7 @@ class Job:
     """Of the weights, the data and the dropout."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free one."""
-    sees_failure: Annotated[bool, tyro.conf.Suppress] = False
+    sees_failure: Annotated[bool, tyro.conf.Suppress, tyro.conf.Fixed] = False
     """Launch also options that cannot work together: a study that wants to show how they fail says so."""
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         check_gpus(most_ranks)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
     alike = {strategy: describe_trial_fields(job, strategy) for strategy in {c.strategy for c in configurations}}
-    return [
+    trials = [
         Trial(
             configuration=configuration.name,
             strategy=configuration.strategy,
@@ -211,6 +211,9 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         for number in range(1, sampling.rounds + 1)
         for configuration in (configurations if number % 2 else reversed(configurations))
     ]
+    for trial in trials:
+        check_strategy(trial)
+    return trials
 
 
 def plan_steps(sampling: Sampling, strategy: str) -> StepPlan:
@@ -221,12 +224,10 @@ def plan_steps(sampling: Sampling, strategy: str) -> StepPlan:
 
 
 def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
-    """What a job says about every trial of one strategy; settings that the strategy ignores are refused.
+    """What a job says about every trial of one strategy.
 
     The plain loop of a study takes over what is not about spreading: it is the reference, not a strategy.
     """
-    spreading = Spreading() if strategy == "single" else job.spreading
-    check_spreading(strategy, spreading)
     return {
         "workload": job.workload_spec,
         "options": job.trial_options,
@@ -235,7 +236,7 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "dtype": job.dtype,
         "shape": job.shape,
         "optimization": job.optimization,
-        "spreading": spreading,
+        "spreading": Spreading() if strategy == "single" else job.spreading,
         "perturbation": job.perturbation,
         "allocator": job.allocator,
         "timeout_seconds": job.timeout_seconds,

@@ -17,7 +17,7 @@ from scalelab.environment import count_cores
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.settings import Course
-from scalelab.strategies.catalogue import Strategy, check_spreading
+from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
@@ -60,18 +60,18 @@ class Train:
         if device == "cuda":
             check_gpus(self.ranks)
         threads = job.threads_per_rank or default_threads_per_rank(self.ranks, count_cores())
-        return [
-            Trial(
-                configuration="train",
-                strategy=self.found_strategy,
-                num_ranks=self.ranks,
-                global_batch=self.global_batch,
-                threads_per_rank=threads,
-                is_oversubscribed=is_oversubscribed(self.ranks, threads, count_cores()),
-                course=self.course,
-                **describe_trial_fields(job, self.found_strategy),
-            )
-        ]
+        trial = Trial(
+            configuration="train",
+            strategy=self.found_strategy,
+            num_ranks=self.ranks,
+            global_batch=self.global_batch,
+            threads_per_rank=threads,
+            is_oversubscribed=is_oversubscribed(self.ranks, threads, count_cores()),
+            course=self.course,
+            **describe_trial_fields(job, self.found_strategy),
+        )
+        check_strategy(trial)
+        return [trial]
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms(results, None)
@@ -152,7 +152,7 @@ def make_speed_table(arm: Arm) -> Table:
         rate: Cell = make_cell(step.map(lambda seconds: arm.trial.global_batch / seconds))
         row = make_row(arm.label, step, rate, arm.peak_memory_bytes, parameters)
     else:
-        words = arm.failure.status.words if arm.failure else "not run yet"
+        words = arm.failure.status.words if arm.failure else "no step"
         row = make_row(arm.label, words, None, None, parameters)
     notes = ("± is a 95 % confidence interval over the steps of this one launch",)
     return Table(columns=columns, rows=(row,), notes=notes)
@@ -163,6 +163,8 @@ def summarise(arm: Arm) -> Iterator[str]:
     curve = [point for result in arm.results for point in result.curve]
     lines = [point for point in curve if not point.is_evaluation]
     tests = [point for point in curve if point.is_evaluation]
+    if not curve and arm.completed:
+        yield "Nothing was left to do: the checkpoints had every step of it already."
     if lines:
         yield (
             f"The training loss went from {lines[0].loss:.4f} at step {lines[0].step} to {lines[-1].loss:.4f} at step"
