@@ -119,7 +119,7 @@ def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> 
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-    restore_own_state(training, torch.load(path / f"rank{rank}.pt", weights_only=True))
+    restore_own_state(training, torch.load(path / f"rank{rank}.pt", map_location="cpu", weights_only=True))
     return int(manifest["step"])
 
 
@@ -197,8 +197,10 @@ def restore_hook_state(training: Training, state: dict[str, Any] | None) -> None
     hook = find_hook_state(training.model)
     if hook is None or state is None:
         return
+    device = next(training.model.parameters()).device
     for slot, value in state["values"].items():
-        setattr(hook, slot, value)
+        is_memory = isinstance(value, dict)
+        setattr(hook, slot, {key: memory.to(device) for key, memory in value.items()} if is_memory else value)
     name, keys, *rest = state["rng"]
     hook.rng.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
