@@ -95,7 +95,8 @@ class Spreading:
     """How a strategy is set up. What a strategy does not know is refused."""
 
     bucket_mb: MaybeFloat = None
-    """ddp: megabytes of gradients exchanged at once. None: torch's 25."""
+    """ddp: megabytes of gradients exchanged at once. None: torch's own, 1 for the first bucket and 25 for the others;
+    for PowerSGD on a CPU, all at once."""
     static_graph: bool = False
     """ddp: promise that every step uses the same parameters in the same order."""
     gradient_as_bucket_view: bool = False
