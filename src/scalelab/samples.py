@@ -55,6 +55,15 @@ def read_samples(path: Path, checksum: str | None, count: int | None) -> list[St
     return samples
 
 
+def read_partial_samples(path: Path) -> list[StepSample]:
+    """The samples of a rank that may have died while writing: a last line that was cut is dropped."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parse_samples(text[: text.rfind("\n") + 1])
+    except (OSError, ValueError):
+        return []
+
+
 def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -6,12 +6,12 @@ trial that sets none of them is the plain thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from scalelab.checks import check_at_least, check_not_negative, check_positive, read_flag
+from scalelab.checks import check_at_least, check_not_negative, check_positive, flag, read_flag
 from scalelab.errors import UsageError
 from scalelab.units import parse_seconds
 
@@ -20,6 +20,14 @@ Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+
+
+def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
+    """Refuse numbers that were given where nothing reads them."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in names and value != field.default:
+            raise UsageError(f"{flag(field.name)} {value:g} is not read without {needed}: add it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +92,8 @@ class Optimization:
             raise UsageError("--momentum 0 leaves nothing of --optimizer nesterov: use a number above 0")
         if self.schedule_steps is not None:
             check_at_least("schedule_steps", self.schedule_steps, 1)
+        if self.schedule != "cosine":
+            refuse_unread(self, ("schedule_steps", "lr_min"), "--schedule cosine")
         if self.lr_base_batch is not None:
             check_at_least("lr_base_batch", self.lr_base_batch, 1)
         if (self.lr_scaling == "batch") != (self.lr_base_batch is not None):
@@ -121,6 +131,8 @@ class Spreading:
             check_positive("bucket_mb", self.bucket_mb)
         check_at_least("powersgd_rank", self.powersgd_rank, 1)
         check_at_least("powersgd_start", self.powersgd_start, 2)
+        if self.gradient_hook != "powersgd":
+            refuse_unread(self, ("powersgd_rank", "powersgd_start"), "--gradient-hook powersgd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,5 +193,7 @@ class Course:
         for name, least in (("log_every", 1), ("keep", 1), ("profile_wait", 0), ("profile_warmup", 0)):
             check_at_least(name, getattr(self, name), least)
         check_at_least("profile_active", self.profile_active, 0)
+        if not self.profile_active:
+            refuse_unread(self, ("profile_wait", "profile_warmup"), "--profile-active")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one")

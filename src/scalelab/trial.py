@@ -273,8 +273,8 @@ class CurvePoint:
     """The step that it was taken in or after, from 0."""
     epoch: float
     """Passes over the data done."""
-    loss: float
-    """On this step's batches, or on the whole test data; the mean over ranks."""
+    loss: float | None
+    """On this step's batches, or on the whole test data; the mean over ranks. None: it was no finite number."""
     accuracy: float | None = None
     """The share of right answers, where the output has classes."""
     learning_rate: float | None = None

@@ -243,6 +243,11 @@ def format_learning_rate(rate: float | None) -> str:
     return "–" if rate is None else f"{rate:.2e}"
 
 
+def format_loss(loss: float | None) -> str:
+    """Four decimals, as losses are compared; a training whose loss is no number has failed."""
+    return "nan" if loss is None else f"{loss:.4f}"
+
+
 def format_duration(seconds: float | None) -> str:
     """A time to wait, in its two largest units: "1 min 20 s", "2 h", "3 d 4 h"; a negative one is unknown."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:

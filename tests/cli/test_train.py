@@ -111,6 +111,58 @@ def test_an_error_under_torchrun_is_named_and_ends_the_job(tmp_path: Path) -> No
     assert "no luck on" in failed.stderr
 
 
+SLOW_RANK_0 = """
+import time
+import torch
+from torch import nn
+
+
+def build(batch_size, rank):
+    def loss(model, batch):
+        if rank == 1:
+            raise RuntimeError("no luck")
+        time.sleep(60)
+        return model(batch).sum()
+
+    return nn.Linear(2, 1), [torch.ones(batch_size, 2)], loss
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_the_rank_that_failed_under_torchrun_is_named_although_another_was_busy(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SLOW_RANK_0)
+    failed = torchrun("train", "--workload", "own.py", "--steps", "2", cwd=tmp_path)
+    assert failed.returncode != 0
+    result = read_result(tmp_path / "runs")
+    assert result["status"] == "invalid"
+    assert "no luck" in result["reason"]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tmp_path: Path) -> None:
+    slow = [*SMALL, "--steps", "100000", "--checkpoint-every", "50", "--log-every", "1000"]
+    late = torchrun(*slow, "--timeout", "20s", cwd=tmp_path)
+    assert read_result(tmp_path / "runs")["status"] == "timed_out", late.stderr
+    resumed = torchrun("resume", "last", cwd=tmp_path)
+    assert "going on after" in resumed.stderr
+    assert resumed.returncode != 0, "its time is as short as before"
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> None:
+    command = start_scalelab(*SMALL, "--steps", "60", "--delay", "50ms", cwd=tmp_path)
+    wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("runs/*/trials/*/curve.jsonl")))
+    refused = scalelab("resume", "last", cwd=tmp_path)
+    _, errors = command.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "is being executed by process" in refused.stderr
+    assert command.returncode == 0, errors
+    assert [point["step"] for point in read_result(tmp_path / "runs")["curve"]] == list(range(60))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -119,6 +171,8 @@ def test_an_error_under_torchrun_is_named_and_ends_the_job(tmp_path: Path) -> No
         (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, not 2"),
         (["--bucket-mb", "5"], "--bucket-mb means nothing to --strategy single: use it with ddp"),
         (["--strategy", "fspd2"], "fspd2"),
+        (["--checkpoints", "a-file"], "--checkpoints a-file is a file: give a directory"),
+        (["--delay", "1s", "--delay-rank", "3"], "--delay-rank 3 does not exist"),
         (["--momentum", "0.9"], "--momentum 0.9 needs --optimizer sgd or nesterov"),
         (["--lr-scaling", "batch"], "--lr-base-batch need each other"),
         (["--delay", "fast"], "--delay"),
@@ -126,6 +180,7 @@ def test_an_error_under_torchrun_is_named_and_ends_the_job(tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
     done = scalelab(*SMALL, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from scalelab.data.shards import (
     find_largest_token,
     find_shards,
     open_shard,
+    read_largest_token,
     split_shards,
     write_shard,
 )
@@ -76,6 +78,33 @@ def test_parts_of_a_long_shard_are_joined(tmp_path: Path, monkeypatch: pytest.Mo
     shard = open_shard(tmp_path / "a.bin")
     assert np.array_equal(shard.tokens, TOKENS)
     assert find_largest_token(shard) == TOKENS[-1]
+
+
+def count_scans(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The shards that are read through from now on."""
+    scanned: list[Path] = []
+
+    def scan(shard: shards.Shard) -> int:
+        scanned.append(shard.path)
+        return find_largest_token(shard)
+
+    monkeypatch.setattr(shards, "find_largest_token", scan)
+    return scanned
+
+
+def test_a_file_is_read_through_once_unless_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = count_scans(monkeypatch)
+    path = tmp_path / "a.bin"
+    write_shard(path, TOKENS)
+    assert [read_largest_token(path) for _ in range(3)] == [TOKENS[-1]] * 3
+    assert scanned == [path]
+    write_shard(path, TOKENS + 1)
+    os.utime(path, (1, 1))
+    assert read_largest_token(path) == TOKENS[-1] + 1
+    assert scanned == [path] * 2
+    path.unlink()
+    with pytest.raises(UsageError, match=r"a\.bin cannot be read"):
+        read_largest_token(path)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scalelab.errors import StorageFull
 from scalelab.measure.agreement import list_checkpoints, samples_file
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.samples import render_samples
@@ -114,7 +116,120 @@ def test_a_checkpoint_that_was_cut_is_passed_over(launcher: LocalLauncher, tmp_p
     again = run(launcher, trial, tmp_path)
     assert [sample.step for sample in again.samples] == [4, 5]
     assert read_losses(again) == read_losses(whole)[4:]
-    assert "is not whole" in (tmp_path / "rank0.log").read_text()
+    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
+    assert names == ["step-00000002", "step-00000004", "step-00000006"]
+
+
+def test_the_checkpoint_that_was_just_written_is_never_removed(launcher: LocalLauncher, tmp_path: Path) -> None:
+    run(launcher, make_course(4, checkpoint_every=2), tmp_path)
+    (tmp_path / "checkpoints/step-00000004/rank0.pt").write_bytes(b"cut")
+    (tmp_path / "checkpoints/step-old").mkdir()
+    run(launcher, make_course(3, keep=1), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-old"]
+
+
+def test_samples_that_were_lost_do_not_stop_a_training_from_going_on(launcher: LocalLauncher, tmp_path: Path) -> None:
+    trial = make_course(4, checkpoint_every=2)
+    whole = run(launcher, trial, tmp_path)
+    forget_the_end(whole, tmp_path, 2)
+    samples_file(tmp_path, 0).write_text("")
+    assert read_losses(run(launcher, trial, tmp_path)) == read_losses(whole)[2:]
+
+
+OWN_GENERATOR = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(20, 4), torch.randn(20, 3))
+order = torch.Generator().manual_seed(3)
+batches = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, generator=order)
+"""
+ENDLESS = """
+def endless():
+    drawn = torch.Generator().manual_seed(5 + rank)
+    while True:
+        yield torch.randn(batch_size, 4, generator=drawn), torch.randn(batch_size, 3, generator=drawn)
+batches = endless()
+"""
+
+
+@pytest.mark.parametrize(("strategy", "num_ranks"), [("single", 1), ("ddp", 2)])
+@pytest.mark.parametrize("data", [OWN_GENERATOR, ENDLESS], ids=["generator of its own", "endless"])
+def test_data_that_draws_from_its_own_generator_goes_on(
+    data: str, strategy: str, num_ranks: int, launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"strategy": strategy, "num_ranks": num_ranks, "global_batch": 4 * num_ranks}
+    trial = make_course(11, workload=write_workload(tmp_path, data), checkpoint_every=7, **fields)
+    whole = run(launcher, trial, tmp_path / "t")
+    forget_the_end(whole, tmp_path / "t", 7)
+    assert read_losses(run(launcher, trial, tmp_path / "t")) == read_losses(whole)
+
+
+def test_a_longer_training_follows_its_own_schedule_from_a_checkpoint_on(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"optimization": Optimization(schedule="cosine"), "checkpoints": str(tmp_path / "kept")}
+    run(launcher, make_course(5, **fields), tmp_path / "a")
+    longer = run(launcher, make_course(10, **fields), tmp_path / "b")
+    whole = run(launcher, make_course(10, optimization=fields["optimization"]), tmp_path / "c")
+    assert [p.learning_rate for p in longer.curve] == [p.learning_rate for p in whole.curve[5:]]
+
+
+def test_a_loss_that_is_no_number_is_a_result(launcher: LocalLauncher, tmp_path: Path) -> None:
+    nothing = "batches = [(torch.full((batch_size, 4), float('nan')), torch.zeros(batch_size, 3))]"
+    result = run(launcher, make_course(2, workload=write_workload(tmp_path, nothing)), tmp_path / "t")
+    assert [point.loss for point in result.curve] == [None, None]
+    assert result.first_non_finite_loss() is not None
+
+
+ODD = """
+model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
+batches = [(torch.ones(batch_size, 4), torch.zeros(batch_size, 3))] * 2 + [(torch.ones(1, 4), torch.zeros(1, 3))]
+"""
+
+
+def test_a_smaller_last_batch_is_trained_on(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, ODD)
+    assert len(run(launcher, make_course(None, epochs=3, workload=spec), tmp_path / "t").samples) == 9
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_ranks_with_different_numbers_of_test_batches_are_told(
+    strategy: str, launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    answer = "return dict(model=model, batches=batches[:2], loss=loss, test_batches=batches[:1 + rank])"
+    trial = make_course(
+        2, workload=write_workload(tmp_path, ODD + answer), strategy=strategy, num_ranks=2, evaluate_every=1
+    )
+    result = launch(launcher, trial, tmp_path / "t")
+    assert "some ranks have only 1 test batches" in result.reason
+    assert result.status is Status.INVALID
+
+
+def test_test_batches_that_end_for_good_are_refused(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = write_workload(tmp_path, "return dict(model=model, batches=batches, loss=loss, test_batches=iter(batches))")
+    result = launch(launcher, make_course(2, workload=spec), tmp_path / "t")
+    assert result.status is Status.INVALID
+    assert "test_batches can be gone through once only" in result.reason
+
+
+def test_an_evaluation_follows_every_epoch_also_when_steps_straddle_them(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    body = "batches = batches * 5\nreturn dict(model=model, batches=batches, loss=loss, test_batches=batches[:1])"
+    shape = StepShape(micro_batch=4)
+    trial = make_course(None, epochs=4, workload=write_workload(tmp_path, body), global_batch=8, shape=shape)
+    result = run(launcher, trial, tmp_path / "t")
+    assert [point.step for point in result.curve if point.is_evaluation] == [2, 4, 7, 9]
+
+
+def test_a_full_disk_is_said_to_be_full(
+    launcher: LocalLauncher, tmp_path: Path, make_small_disk: Callable[[int], Path]
+) -> None:
+    disk = make_small_disk(300_000)
+    options = {"dim": 128, "depth": 2}
+    trial = make_course(4, options=options, checkpoint_every=2, checkpoints=str(disk / "kept"))
+    with pytest.raises(StorageFull, match="free some space"):
+        launch(launcher, trial, tmp_path)
+    assert not list((disk / "kept").iterdir())
 
 
 def test_a_half_written_checkpoint_is_never_loaded(launcher: LocalLauncher, tmp_path: Path) -> None:

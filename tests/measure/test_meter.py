@@ -330,8 +330,10 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
         Meter("…")
     with pytest.raises(UsageError, match="batch_size=8 and global_batch=16 say the same"):
         Meter("my-run", batch_size=8, global_batch=16)
-    with pytest.raises(UsageError, match="--batch-size 0 is too small"):
+    with pytest.raises(UsageError, match=r"^batch_size=0 is too small: use 1 or more"):
         Meter("my-run", batch_size=0)
+    with pytest.raises(UsageError, match=r"^global_batch=-8 is too small"):
+        Meter("my-run", global_batch=-8)
     meter = Meter("my-run", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="inside its with statement"):
         meter.steps([1])

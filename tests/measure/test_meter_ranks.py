@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +50,65 @@ def test_a_launcher_s_variables_say_which_rank_it_is(monkeypatch: pytest.MonkeyP
     assert find_place() == Place(3, 8)
 
 
-def test_ranks_that_cannot_meet_yet_are_told_when_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rank", "num_ranks"), [("0", "0"), ("2", "2"), ("-1", "2"), ("0", "many")])
+def test_variables_that_name_no_rank_are_not_heeded(monkeypatch: pytest.MonkeyPatch, rank: str, num_ranks: str) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", num_ranks)
+    assert find_place() == Place(0, 1)
+
+
+def train_unrecorded(capsys: pytest.CaptureFixture[str], runs_dir: Path) -> str:
+    """Train with a Meter that can record nothing; gives the one line that it says."""
+    with Meter("my-run", runs_dir=runs_dir) as meter:
+        assert list(meter.steps([1, 2])) == [1, 2]
+    assert not runs_dir.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: Meter 'my-run' records nothing more")
+    assert line.endswith("; the training goes on")
+    return line
+
+
+def test_ranks_that_cannot_meet_yet_train_on_and_are_told_when_they_can(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    words = r"WORLD_SIZE is 2.*make the Meter after torch\.distributed\.init_process_group"
-    with pytest.raises(UsageError, match=words), Meter("my-run"):
+    line = train_unrecorded(capsys, tmp_path / "runs")
+    assert "WORLD_SIZE is 2" in line
+    assert "make the Meter after torch.distributed.init_process_group" in line
+
+
+@pytest.mark.parametrize("port", [None, "", "99999", "closed"])
+def test_a_store_that_cannot_be_reached_is_no_end_of_a_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, port: str | None
+) -> None:
+    with socket.socket() as closed:  # bound and not listening: nothing else can take the port meanwhile
+        closed.bind(("127.0.0.1", 0))
+        found = str(closed.getsockname()[1]) if port == "closed" else port
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("MASTER_PORT", raising=False)
+        if found is not None:
+            monkeypatch.setenv("MASTER_PORT", found)
+        line = train_unrecorded(capsys, tmp_path / "runs")
+    assert f"on rank 0 (torchrun's store at 127.0.0.1:{found or ''} cannot be reached: " in line
+
+
+def test_variables_that_cannot_be_read_are_no_end_of_a_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    assert "ValueError: invalid literal" in train_unrecorded(capsys, tmp_path / "runs")
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused_in_the_words_of_the_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = r"^global_batch=9 cannot be divided over 2 ranks: use a multiple of 2$"
+    with pytest.raises(UsageError, match=words), Meter("my-run", global_batch=9, runs_dir=tmp_path):
         pass
 
 

@@ -138,7 +138,8 @@ def check_exchange_is_held(rank: int, num_ranks: int, strategy: str) -> None:
 
 
 def check_hook_state(rank: int, num_ranks: int, hook: str) -> None:
-    spreading = Spreading(gradient_hook=hook, powersgd_rank=2, powersgd_start=3)  # type: ignore[arg-type]
+    settings = {"powersgd_rank": 2, "powersgd_start": 3} if hook == "powersgd" else {}
+    spreading = Spreading(gradient_hook=hook, **settings)  # type: ignore[arg-type]
     training = build_training(make_trial(num_ranks=num_ranks, spreading=spreading), rank, CPU)
     state = find_hook_state(training.model)
     assert (state is not None) == (hook == "powersgd")

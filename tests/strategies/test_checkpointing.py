@@ -129,6 +129,34 @@ def test_blocks_keep_their_type_and_copies_stand_on_their_own() -> None:
     assert model(x).abs().sum() > 0
 
 
+class StrictNorm(nn.BatchNorm2d):
+    """Wants a counter, as nn.SyncBatchNorm does on CUDA."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.num_batches_tracked is not None
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_norm_that_wants_its_counter_has_it_and_counts_a_batch_once(mode: Mode, momentum: float | None) -> None:
+    norm = StrictNorm(4, momentum=momentum)
+    counter = norm.num_batches_tracked
+    model = apply_checkpointing(nn.Sequential(nn.Conv2d(4, 4, 1), norm), mode)
+    x = torch.randn(2, 4, 3, 3)
+    for _ in range(3):
+        model(x).sum().backward()
+    assert norm.num_batches_tracked is counter
+    assert norm.num_batches_tracked.item() == 3
+    assert norm.momentum == momentum
+
+
+def test_a_norm_without_running_statistics_is_left_without() -> None:
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    apply_checkpointing(norm, "full")(torch.randn(2, 4, 3, 3)).sum().backward()
+    assert norm.num_batches_tracked is None
+
+
 def test_nothing_is_recomputed_without_gradients() -> None:
     model, x = make_model("mlp", "full")
     with torch.no_grad():

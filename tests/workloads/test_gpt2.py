@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from scalelab.data.shards import write_shard
+from scalelab.data import shards
+from scalelab.data.shards import Shard, write_shard
 from scalelab.errors import UsageError
 from scalelab.workloads.gpt2 import MOST_TEST_BATCHES, Gpt2
 from scalelab.workloads.gpt2_options import Gpt2Options
@@ -132,6 +133,33 @@ def test_tokens_beyond_the_vocabulary_are_refused_with_one_that_fits(tmp_path: P
     with pytest.raises(UsageError, match=r"holds token 699, and --size tiny knows 512 tokens: use --vocabulary 700"):
         read_tokens(tmp_path).check()
     read_tokens(tmp_path, vocabulary=700).check()
+
+
+def test_tokens_are_read_through_by_the_first_check_and_by_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[str] = []
+
+    def scan(shard: Shard) -> int:
+        scanned.append(shard.path.name)
+        return 0
+
+    monkeypatch.setattr(shards, "find_largest_token", scan)
+    write_tokens(tmp_path / "text_train.bin", 1000)
+    write_tokens(tmp_path / "text_val.bin", 1000)
+    for _ in range(2):
+        read_tokens(tmp_path).check()
+    assert scanned == ["text_train.bin", "text_val.bin"]
+    write_tokens(tmp_path / "text_train.bin", 2000)
+    build("gpt2", {"data": "tokens", "data_path": str(tmp_path), "sequence": 8})
+    assert len(scanned) == 2
+
+
+def test_a_token_that_no_check_has_seen_is_an_error_of_the_step(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "train.bin", 1000, first=512, vocabulary=700)
+    workload = build("gpt2", {"data": "tokens", "data_path": str(tmp_path), "sequence": 8})
+    with pytest.raises(IndexError, match="out of range"):
+        compute_loss(workload, next(iter(workload.batches)))
 
 
 def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from scalelab.errors import UsageError
 from scalelab.settings import Optimization
-from scalelab.workloads.schedule import count_warmup_steps, learning_rate_factor, scale_learning_rate
+from scalelab.workloads.schedule import (
+    check_schedule,
+    count_warmup_steps,
+    learning_rate_factor,
+    scale_learning_rate,
+)
 
 
 def list_rates(num_steps: int, base_lr: float = 1.0, **fields: Any) -> list[float]:
@@ -60,8 +65,11 @@ def test_epochs_of_data_without_end_are_refused() -> None:
 
 
 def test_a_cosine_cannot_end_above_its_beginning() -> None:
+    above = Optimization(schedule="cosine", lr_min=0.5, lr_warmup=4)
     with pytest.raises(UsageError, match=r"--lr-min 0.5 is above the learning rate 0.1"):
-        list_rates(3, 0.1, schedule="cosine", lr_min=0.5)
+        check_schedule(above, 0.1)
+    check_schedule(above, 0.5)
+    check_schedule(Optimization(lr_warmup=4), 0.1)
 
 
 def test_a_rate_of_zero_stays_zero() -> None:

@@ -37,7 +37,7 @@ def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> i
 def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
     """How the run is followed: trial by trial, or line by line where it is a training."""
     first = store.trials()[0]
-    return LineReporter(store.trial_directory(first.name), first.course) if first.course else ProgressReporter()
+    return LineReporter(store.trial_directory(first.name)) if first.course else ProgressReporter()
 
 
 def _raise_terminated(*_: object) -> None:

@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from scalelab.measure.agreement import checkpoint_directory, count_saved_steps, curve_file, keep_curve
-from scalelab.measure.scheduler import Event, TrialEnded
-from scalelab.settings import Course
+from scalelab.errors import DamagedRun
+from scalelab.files import read_json
+from scalelab.measure.agreement import curve_file, start_file
+from scalelab.measure.scheduler import Event, TrialStarted
 from scalelab.trial import CurvePoint, Status, from_builtins
-from scalelab.units import format_learning_rate, format_quantity, format_seconds
+from scalelab.units import format_learning_rate, format_loss, format_quantity, format_seconds
 
 POLL_SECONDS = 0.2
 
@@ -20,21 +21,19 @@ POLL_SECONDS = 0.2
 class LineReporter:
     """Follows `curve.jsonl` while the training runs. Use as a context manager: its thread must end.
 
-    The file is gone once the training has completed; what was not printed by then is in the result.
+    Rank 0 first drops what lies beyond the checkpoint that it goes on from and then says so in `start.json`: only from
+    then on are lines read. The lines' file is gone once the training has completed; what was not printed by then is
+    in the result.
     """
 
-    def __init__(self, directory: Path, course: Course) -> None:
-        self._path = curve_file(directory)
-        num_done = count_saved_steps(checkpoint_directory(directory, course))
-        self._last = (num_done - 1, True)
-        keep_curve(self._path, num_done)  # what lies beyond is trained, and printed, again
-        if num_done:
-            _say(f"going on after {num_done} steps, from the last checkpoint")
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._last: tuple[int, bool] | None = None
+        """The place of the last line that was printed; None until the training has begun."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> LineReporter:
-        self._thread.start()
         return self
 
     def __exit__(
@@ -43,23 +42,29 @@ class LineReporter:
         self._stop()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, TrialEnded):
+        if isinstance(event, TrialStarted):
+            start_file(self._directory).unlink(missing_ok=True)
+            self._thread.start()
+        elif not event.is_from_disk:
             self._stop()
+            if self._last is None:
+                self._see_start()
             self._print_new(event.result.curve)
             if event.result.status is not Status.COMPLETED:
                 _say(f"{event.result.status.words}: {event.result.reason}")
 
     def _stop(self) -> None:
         self._is_over.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _follow(self) -> None:
         position = 0
         while not self._is_over.wait(POLL_SECONDS):
+            if self._last is None and not self._see_start():
+                continue
             try:
-                if self._path.stat().st_size < position:
-                    position = 0  # the rank took an earlier checkpoint and dropped more
-                with self._path.open("rb") as file:
+                with curve_file(self._directory).open("rb") as file:
                     file.seek(position)
                     whole = file.read().rpartition(b"\n")[0]
             except OSError:
@@ -67,11 +72,24 @@ class LineReporter:
             position += len(whole) + 1 if whole else 0
             self._print_new(tuple(from_builtins(json.loads(line), CurvePoint) for line in whole.splitlines()))
 
+    def _see_start(self) -> bool:
+        """Say where the training goes on from, once rank 0 knows."""
+        try:
+            start = read_json(start_file(self._directory))
+        except DamagedRun:
+            return False
+        self._last = (start["step"] - 1, True)
+        for words in start["damaged"]:
+            _say(f"warning: {words}; it was passed over")
+        if start["step"]:
+            _say(f"going on after {start['step']} steps, from the last checkpoint")
+        return True
+
     def _print_new(self, points: tuple[CurvePoint, ...]) -> None:
         """Print what comes after the last that was printed; an evaluation comes after the step of its number."""
         for point in points:
             place = (point.step, point.is_evaluation)
-            if place > self._last:
+            if self._last is None or place > self._last:
                 self._last = place
                 _say(describe_line(point))
 
@@ -82,7 +100,7 @@ def describe_line(point: CurvePoint) -> str:
     rate = f"  lr {format_learning_rate(point.learning_rate)}" if point.learning_rate is not None else ""
     what = "test" if point.is_evaluation else "step"
     time = format_seconds(point.seconds)
-    return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  loss {point.loss:.4f}{accuracy}{rate}  {time}"
+    return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  loss {format_loss(point.loss)}{accuracy}{rate}  {time}"
 
 
 def _say(words: str) -> None:

@@ -9,19 +9,20 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.trial import Option
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
 
-def find_flag_value(args: Sequence[str], flag: str) -> str | None:
+def find_flag_value(args: Sequence[str], wanted: str) -> str | None:
     """The value of a flag before the flags are parsed: which others there are depends on it."""
     value = None
     for index, argument in enumerate(args):
-        if argument == flag and index + 1 < len(args):
+        if argument == wanted and index + 1 < len(args):
             value = args[index + 1]
-        elif argument.startswith(f"{flag}="):
+        elif argument.startswith(f"{wanted}="):
             value = argument.partition("=")[2]
     return value
 
@@ -52,17 +53,16 @@ def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -
     """Refuse a parameter of `build` that a flag of the study is called by."""
     for field in dataclasses.fields(options_class):
         if field.name in taken and field.name not in ROUTED:
-            flag = f"--{field.name.replace('_', '-')}"
-            clash = f"its parameter {field.name!r} would be {flag}, which is a flag of the study"
+            clash = f"its parameter {field.name!r} would be {flag(field.name)}, which is a flag of the study"
             raise UsageError(f"--workload {workload}: {clash}: rename it")
 
 
-def explain_unknown_flag(flag: str, command: type[Any], help_command: str) -> str:
+def explain_unknown_flag(unknown: str, command: type[Any], help_command: str) -> str:
     """What is wrong with a flag that nothing takes, and which one may have been meant."""
-    known = [f"--{name.replace('_', '-')}" for name in list_fields(command)]
-    close = difflib.get_close_matches(flag, known, n=1)
+    known = [flag(name) for name in list_fields(command)]
+    close = difflib.get_close_matches(unknown, known, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
-    return f"unknown option {flag}.{guess} See {help_command}"
+    return f"unknown option {unknown}.{guess} See {help_command}"
 
 
 def list_fields(kind: Any) -> list[str]:
@@ -80,10 +80,10 @@ def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:
     options = {name: value for name, value in options.items() if value is not None}
     rest = list(extra)
     while rest:
-        flag = rest.pop(0)
-        name, equals, value = flag.partition("=")
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
         if not name.startswith("--") or not (equals or rest):
-            raise UsageError(f"{flag} is not a flag with a value: options of your build() are --name value")
+            raise UsageError(f"{argument} is not a flag with a value: options of your build() are --name value")
         options[name.removeprefix("--").replace("-", "_")] = _read_literal(value if equals else rest.pop(0))
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.environment import read_environment
-from scalelab.errors import DamagedRun
+from scalelab.errors import DamagedRun, UsageError
+from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.studies.train import Train
@@ -35,9 +37,24 @@ def main(args: Sequence[str]) -> int:
     resume = parse_flags(Resume, args, "resume")
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
+    member = find_membership(os.environ)
+    if member and member.rank > 0:
+        return run_member("-", store.trials()[0].device)
     warn_of_changes(store)
     reopen_training(store)
-    return measure_and_report(store, LocalLauncher(), resume.output)
+    return measure_and_report(store, join_launcher(store, member) if member else LocalLauncher(), resume.output)
+
+
+def join_launcher(store: RunStore, member: Membership) -> JoinedLauncher:
+    """Under torchrun only a training goes on, and on as many ranks as it had."""
+    trial = store.trials()[0]
+    if trial.course is None:
+        raise UsageError(f"{store.name} is no training: resume it without torchrun, it starts its ranks itself")
+    if trial.num_processes != member.num_ranks:
+        raise UsageError(
+            f"{store.name} had {trial.num_processes} ranks, {member.num_ranks} were launched: launch as many"
+        )
+    return JoinedLauncher()
 
 
 def reopen_training(store: RunStore) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.cli.finish import measure_and_report
+from scalelab.cli.resume import reopen_training
 from scalelab.cli.run import parse_kind
 from scalelab.errors import UsageError
 from scalelab.experiment import start_run
+from scalelab.files import storage_errors
 from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.store import RunStore, find_runs
 from scalelab.studies.train import Train
 from scalelab.trial import SINGLE_PROCESS
 
@@ -20,18 +24,21 @@ from scalelab.trial import SINGLE_PROCESS
 def main(args: Sequence[str]) -> int:
     train, execution = parse_kind(Train, args, "train")
     member = find_membership(os.environ)
-    train = place_checkpoints(join_ranks(train, member) if member else train)
+    train = join_ranks(train, member) if member else train
+    train = place_checkpoints(train, is_first=member is None or member.rank == 0)
     (trial,) = train.plan()
     if execution.dry_run:
         what = f"{trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
         print(f"{what}, batch {trial.batch_per_rank} per rank. Nothing was run.")  # noqa: T201
         return 0
     if member and member.rank > 0:
-        return run_member("-")
+        return run_member("-", trial.device)
     execution.output.check()
     launcher = JoinedLauncher() if member else LocalLauncher()
     launcher.check()
-    store = start_run(train, execution.runs_dir, ["scalelab", "train", *args])
+    command = ["scalelab", "train", *args]
+    store = find_earlier(command, execution.runs_dir) if member and member.num_restarts else None
+    store = store or start_run(train, execution.runs_dir, command)
     return measure_and_report(store, launcher, execution.output)
 
 
@@ -41,12 +48,29 @@ def join_ranks(train: Train, member: Membership) -> Train:
         raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} that were launched: leave it out")
     if member.num_ranks > 1 and train.strategy in SINGLE_PROCESS:
         raise UsageError(f"--strategy {train.strategy} is one process, {member.num_ranks} were launched: use ddp")
-    return dataclasses.replace(train, ranks=member.num_ranks)
+    return dataclasses.replace(train, ranks=member.num_ranks, local_ranks=member.num_local_ranks)
 
 
-def place_checkpoints(train: Train) -> Train:
-    """An absolute directory, so that ranks and later resumes find it from wherever they are."""
+def find_earlier(command: Sequence[str], runs_dir: Path) -> RunStore | None:
+    """The newest run of the same command that has not ended: torchrun has started the job again."""
+    for path in reversed(find_runs(runs_dir)):
+        store = RunStore.open(path)
+        if store.record.command == tuple(command):
+            reopen_training(store)
+            return None if store.has_result(store.record.trials[0]) else store
+    return None
+
+
+def place_checkpoints(train: Train, *, is_first: bool) -> Train:
+    """An absolute directory, so that ranks and later resumes find it, that can be written: told before the training."""
     given = train.course.checkpoints
     if given is None:
         return train
-    return dataclasses.replace(train, course=dataclasses.replace(train.course, checkpoints=str(Path(given).resolve())))
+    place = Path(given).resolve()
+    if is_first and place.exists() and not place.is_dir():
+        raise UsageError(f"--checkpoints {given} is a file: give a directory")
+    if is_first:
+        with storage_errors(place, "--checkpoints"):
+            place.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
+    return dataclasses.replace(train, course=dataclasses.replace(train.course, checkpoints=str(place)))

@@ -12,6 +12,7 @@ would otherwise end in the middle of an epoch, or train on what lies behind its 
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
@@ -204,3 +205,15 @@ def find_largest_token(shard: Shard) -> int:
     """The largest token of a shard, looked for part by part."""
     starts = range(0, len(shard), CHUNK_TOKENS)
     return max(int(shard.tokens[start : start + CHUNK_TOKENS].max()) for start in starts)
+
+
+def read_largest_token(path: Path) -> int:
+    """The largest token of a file, which is read through once in a process unless it changes."""
+    open_shard(path)
+    found = path.stat()
+    return _scan(path.absolute(), found.st_size, found.st_mtime_ns)
+
+
+@functools.cache
+def _scan(path: Path, num_bytes: int, modified_ns: int) -> int:  # noqa: ARG001 - what tells a changed file
+    return find_largest_token(open_shard(path))

@@ -7,7 +7,8 @@ step, and the epoch ends with the last shard: what a shard holds beyond its last
 `accumulation` batches; they are never split over two shards, so that accumulating does not change what a step reads.
 
 All of this is arithmetic on lengths. Where batch i lies is known without reading those before it, and every epoch
-is the same.
+is the same. The tokens themselves are not looked at: whether a model has a row for each is checked once, before any
+rank is started (`read_largest_token`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from scalelab.checks import check_at_least
-from scalelab.data.shards import Shard, find_largest_token
+from scalelab.data.shards import Shard
 from scalelab.errors import UsageError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -37,8 +38,6 @@ class TokenBatches:
         rank: int,
         num_ranks: int,
         accumulation: int = 1,
-        *,
-        vocabulary: int | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("sequence", sequence), ("accumulation", accumulation)):
             check_at_least(name, value, 1)
@@ -46,10 +45,6 @@ class TokenBatches:
         self._shape = (batch_size, sequence)
         self._rank, self._num_ranks, self._accumulation = rank, num_ranks, accumulation
         self._steps_until = list(itertools.accumulate(self._count_steps(shard) for shard in self._shards))
-        if vocabulary is not None:
-            for shard in self._shards:
-                check_vocabulary(shard, vocabulary)
-        self._epoch = 0
         self._start = 0
 
     @property
@@ -65,10 +60,6 @@ class TokenBatches:
     def __iter__(self) -> Iterator[Batch]:
         start, self._start = self._start, 0
         return (self.read_batch(index) for index in range(start, len(self)))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Every epoch reads the same tokens in the same order; the number is kept for whoever asks."""
-        self._epoch = epoch
 
     def seek(self, index: int) -> None:
         """Let the next iteration begin with this batch of the epoch, without reading those before it."""
@@ -99,13 +90,3 @@ class TokenBatches:
                 " use a smaller batch or a shorter sequence"
             )
         return num_steps
-
-
-def check_vocabulary(shard: Shard, vocabulary: int) -> None:
-    """Refuse tokens that a model of so many words has no row for."""
-    largest = find_largest_token(shard)
-    if largest >= vocabulary:
-        raise UsageError(
-            f"shard {shard.path} holds token {largest}, and a vocabulary of {vocabulary} ends at {vocabulary - 1}:"
-            f" use a model with a vocabulary of at least {largest + 1}"
-        )

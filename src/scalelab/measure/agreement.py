@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
+from scalelab.files import write_atomically
 from scalelab.settings import Course
 
 EXIT_FAILED = 1
@@ -53,7 +55,12 @@ def keep_curve(path: Path, num_steps: int) -> None:
     if path.is_file():
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         kept = [line for line in whole if json.loads(line)["step"] < num_steps]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        write_atomically(path, "".join(f"{line}\n" for line in kept))
+
+
+def start_file(directory: Path) -> Path:
+    """Where a training run went on from, written before its first step; stays with the trial."""
+    return directory / "start.json"
 
 
 def checkpoint_directory(directory: Path, course: Course) -> Path:
@@ -63,12 +70,7 @@ def checkpoint_directory(directory: Path, course: Course) -> Path:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """The checkpoints that were completed, oldest first."""
-    return sorted(path for path in root.glob("step-*") if path.is_dir())
-
-
-def count_saved_steps(root: Path) -> int:
-    """After how many steps the newest checkpoint was written; 0: there is none."""
-    return max((int(path.name.removeprefix("step-")) for path in list_checkpoints(root)), default=0)
+    return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name) and path.is_dir())
 
 
 def die_with_parent(parent: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.measure.randomness import read_random_state, restore_random_state
+from scalelab.measure.randomness import find_generators, read_random_state, restore_random_state
 
 
 class BatchStream:
@@ -26,14 +26,17 @@ class BatchStream:
         *,
         keeps_position: bool = False,
     ) -> None:
-        """`keeps_position` makes `read_position` possible; it costs a tenth of a millisecond at every new epoch."""
+        """`keeps_position` is for training runs: `read_position` works, at a tenth of a millisecond per epoch, and a
+        smaller last batch is trained on and not refused.
+        """
         self._batches = batches
         self._keeps_position = keeps_position
         self._move = move
         self._batch_size = batch_size
         self._last: Any = None
         self._iterator: Iterator[Any]
-        self._begin_epoch(0)
+        self._num_taken = 0
+        self._begin_epoch(0, is_told=False)
 
     def __iter__(self) -> BatchStream:
         return self
@@ -46,6 +49,7 @@ class BatchStream:
         if self._last is None:
             self._check_size(batch, "let build() take batch_size and use it")
         self._index += 1
+        self._num_taken += 1
         self._last = batch
         return batch if self._move is None else self._move(batch)
 
@@ -60,12 +64,6 @@ class BatchStream:
         length = self._count()
         return self._epoch + (self._index / length if length else 0.0)
 
-    @property
-    def is_at_end_of_epoch(self) -> bool:
-        """Whether the last batch was the last of its epoch; never where the data does not say how long it is."""
-        length = self._count()
-        return length is not None and self._index >= length
-
     def _count(self) -> int | None:
         """Batches of one epoch, where the data says so."""
         try:
@@ -79,29 +77,39 @@ class BatchStream:
         return {"epoch": self._epoch, "index": self._index, "random": self._random_at_start}
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Go on from a position: data that can `seek` jumps there; of other data the epoch is gone through again."""
+        """Go on from a position: data that can `seek` jumps there; of other data the epoch is gone through again.
+
+        A generator cannot begin again: what has been taken from it already is not skipped once more.
+        """
         seek = getattr(self._batches, "seek", None)
+        num_skipped = position["index"] - (self._num_taken if self._iterator is self._batches else 0)
         restore_random_state(position["random"])
+        for generator, state in zip(find_generators(self._batches), position["random"]["generators"], strict=True):
+            generator.set_state(state)
         if seek is not None:
             seek(position["index"])
         self._begin_epoch(position["epoch"])
         if seek is None:
-            for _ in range(position["index"]):
+            for _ in range(num_skipped):
                 next(self._iterator)
         self._index = position["index"]
 
-    def _begin_epoch(self, epoch: int) -> None:
+    def _read_random(self) -> dict[str, Any]:
+        """What the order of an epoch may be drawn from: every global source, and the loader's own generators."""
+        return read_random_state() | {"generators": [g.get_state() for g in find_generators(self._batches)]}
+
+    def _begin_epoch(self, epoch: int, *, is_told: bool = True) -> None:
         self._epoch, self._index = epoch, 0
-        if epoch:
+        if is_told:
             for part in (self._batches, getattr(self._batches, "sampler", None)):
                 set_epoch = getattr(part, "set_epoch", None)
                 if set_epoch is not None:
                     set_epoch(epoch)
-        self._random_at_start = read_random_state() if self._keeps_position else None
+        self._random_at_start = self._read_random() if self._keeps_position else None
         self._iterator = iter(self._batches)
 
     def _start_again(self) -> Any:
-        if self._epoch == 0 and self._last is not None:
+        if self._epoch == 0 and self._last is not None and not self._keeps_position:
             self._check_size(self._last, "the last of an epoch is smaller, use drop_last=True")
         self._begin_epoch(self._epoch + 1)
         try:

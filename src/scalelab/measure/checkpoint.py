@@ -16,9 +16,9 @@ before the state is loaded over it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim.lr_scheduler import LambdaLR
 
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.files import read_json, write_json
@@ -43,6 +45,8 @@ from scalelab.strategies.ddp import find_hook_state
 from scalelab.trial import Trial, to_builtins
 
 MANIFEST = "manifest.json"
+LEAST_FREE_BYTES = 1 << 16
+"""A disk with less has no space left, whatever torch calls its failure to write."""
 UNLIKE = (
     "configuration",
     "round",
@@ -51,7 +55,9 @@ UNLIKE = (
     "timeout_seconds",
     "port",
     "is_oversubscribed",
-    "threads_per_rank",
+    "memory_limit_bytes",
+    "allocator",
+    "perturbation",
 )
 """Fields of a trial that may differ between the training that wrote a checkpoint and the one that goes on."""
 
@@ -63,11 +69,12 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     wait_for_all()
-    with quiet_checkpointing():
-        save(read_shared_state(training), checkpoint_id=partial, no_dist=not dist.is_initialized())
-    own = partial / f"rank{rank}.pt"
-    torch.save(read_own_state(training), own)
-    sync_to_disk(own)
+    try:
+        write_state(partial, training, rank)
+    except BaseException:
+        if rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     wait_for_all()
     if rank == 0:
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
@@ -76,19 +83,44 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         sync_to_disk(root)
-        for old in list_checkpoints(root)[:-keep]:
+        others = [path for path in list_checkpoints(root) if path != final]
+        for old in others[: len(others) - (keep - 1)]:
             shutil.rmtree(old, ignore_errors=True)
     wait_for_all()
 
 
-def find_checkpoint(root: Path) -> Path | None:
-    """The newest whole checkpoint; one that has lost a file, or part of one, is passed over with a warning."""
+def write_state(partial: Path, training: Training, rank: int) -> None:
+    """Write this rank's part. torch's own error is no `Exception` and hides what happened: that is raised instead."""
+    try:
+        with quiet_checkpointing():
+            save(read_shared_state(training), checkpoint_id=partial, no_dist=not dist.is_initialized())
+        own = partial / f"rank{rank}.pt"
+        torch.save(read_own_state(training), own)
+        sync_to_disk(own)
+    except (CheckpointException, RuntimeError, OSError) as error:
+        if shutil.disk_usage(partial.parent).free < LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(partial)) from error
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        cause = next((failure[0] for failure in failures.values()), error)
+        raise (cause if isinstance(cause, Exception) else RuntimeError(str(cause))) from error
+
+
+def find_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, and what is wrong with newer ones: a file lost, or cut, since they were written."""
+    damaged: list[str] = []
     for path in reversed(list_checkpoints(root)):
         problem = find_damage(path)
         if problem is None:
-            return path
-        print(f"warning: {path} is not whole ({problem}): taking the one before it", file=sys.stderr)  # noqa: T201
-    return None
+            return path, damaged
+        damaged.append(f"{path} is not whole: {problem}")
+    return None, damaged
+
+
+def clear_leftovers(root: Path, num_steps: int) -> None:
+    """Remove what was being written when a training was killed, and the damaged ones beyond where it goes on."""
+    beyond = [path for path in list_checkpoints(root) if path.name > f"step-{num_steps:08d}"]
+    for path in (*root.glob(".step-*.partial"), *beyond):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def find_damage(path: Path) -> str | None:
@@ -169,6 +201,7 @@ def restore_own_state(training: Training, state: dict[str, Any]) -> None:
         training.scaler.load_state_dict(state["scaler"])
     if training.scheduler:
         training.scheduler.load_state_dict(state["scheduler"])
+        follow_schedule(training)
     restore_hook_state(training, state["hook"])
     training.batches.go_to(state["batches"])
     restore_random_state(state["random"])
@@ -181,6 +214,16 @@ def read_schedule(training: Training) -> dict[str, Any] | None:
     return {name: value for name, value in training.scheduler.state_dict().items() if name != "lr_lambdas"} | {
         "lr_lambdas": [None]
     }
+
+
+def follow_schedule(training: Training) -> None:
+    """The rate of the next step by this training's schedule: a longer one than before may go on from a checkpoint."""
+    scheduler = training.scheduler
+    assert isinstance(scheduler, LambdaLR)
+    for group, base, factor in zip(
+        training.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(scheduler.last_epoch)
 
 
 def read_hook_state(training: Training) -> dict[str, Any] | None:

@@ -9,20 +9,29 @@ because those steps are taken again.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch.profiler import profile, schedule
 
-from scalelab.measure.agreement import checkpoint_directory, curve_file, keep_curve, samples_file, trace_file
+from scalelab.files import write_atomically, write_json
+from scalelab.measure.agreement import (
+    checkpoint_directory,
+    curve_file,
+    keep_curve,
+    samples_file,
+    start_file,
+    trace_file,
+)
 from scalelab.measure.batches import BatchStream
-from scalelab.measure.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
+from scalelab.measure.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
 from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
 from scalelab.measure.loop import RawStep, list_activities, make_sample
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
-from scalelab.samples import parse_samples, render_samples
+from scalelab.samples import read_partial_samples, render_samples
 from scalelab.settings import Course
 from scalelab.trial import CurvePoint, StepKind, StepSample, Trial, to_builtins
 
@@ -40,7 +49,7 @@ class CourseRun:
         self._rank, self._directory, self._samples = rank, directory, samples
         self._num_steps = training.num_steps
         self._checkpoints = checkpoint_directory(directory, trial.course)
-        self._num_written = 0
+        self._num_written = self._num_epochs = 0
         self._tap = OutputTap(training.model)
 
     def run(self) -> None:
@@ -59,17 +68,18 @@ class CourseRun:
 
     def _begin(self) -> int:
         """Go on from a checkpoint if there is one; gives the step to begin with."""
-        found = find_checkpoint(self._checkpoints)
+        found, damaged = find_checkpoint(self._checkpoints)
         wait_for_all()
         first = load_checkpoint(found, self._training, self._trial, self._rank) if found else 0
         file = samples_file(self._directory, self._rank)
-        if file.is_file():
-            whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
-            self._samples += [sample for sample in parse_samples(whole) if sample.step < first]
+        self._samples += [sample for sample in read_partial_samples(file) if sample.step < first]
         self._num_written = len(self._samples)
-        file.write_text(render_samples(self._samples), encoding="utf-8")
+        write_atomically(file, render_samples(self._samples))
+        self._num_epochs = int(self._batches.epochs_done)
         if self._rank == 0:
+            clear_leftovers(self._checkpoints, first)
             keep_curve(curve_file(self._directory), first)
+            write_json(start_file(self._directory), {"step": first, "damaged": damaged})
         return first
 
     def _take(self, step: int, kind: StepKind) -> None:
@@ -89,7 +99,8 @@ class CourseRun:
     def _finish(self, num_done: int) -> None:
         """What is due after a step: an evaluation, a checkpoint, writing out what was measured."""
         is_end = num_done == self._num_steps
-        if self._training.test_batches is not None and (is_end or self._is_evaluation_due(num_done)):
+        is_due = self._is_evaluation_due(num_done)
+        if self._training.test_batches is not None and (is_end or is_due):
             start = perf_counter()
             self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
         every = self._course.checkpoint_every
@@ -102,8 +113,10 @@ class CourseRun:
             self._write_samples()
 
     def _is_evaluation_due(self, num_done: int) -> bool:
+        """By the count of steps, or when another epoch has been completed."""
+        before, self._num_epochs = self._num_epochs, int(self._batches.epochs_done)
         every = self._course.evaluate_every
-        return num_done % every == 0 if every is not None else self._batches.is_at_end_of_epoch
+        return num_done % every == 0 if every is not None else self._num_epochs > before
 
     def _write_line(self, step: int, score: Score, seconds: float, rate: float | None) -> None:
         if self._rank != 0:
@@ -111,7 +124,7 @@ class CourseRun:
         point = CurvePoint(
             step=step,
             epoch=self._batches.epochs_done,
-            loss=score.loss,
+            loss=score.loss if math.isfinite(score.loss) else None,
             accuracy=score.accuracy,
             learning_rate=rate,
             seconds=seconds,
@@ -134,6 +147,7 @@ class RankProfiler:
         self._first_warmup = first_step + course.profile_wait
         self._end = self._first_warmup + course.profile_warmup + course.profile_active
         self._profile: profile | None = None
+        self._is_over = False
         if course.profile_active:
             plan = schedule(
                 wait=course.profile_wait, warmup=course.profile_warmup, active=course.profile_active, repeat=1
@@ -151,6 +165,8 @@ class RankProfiler:
     def advance(self) -> None:
         if self._profile is not None:
             self._profile.step()
+        if self._is_over:
+            self.close()
 
     def close(self) -> None:
         if self._profile is not None:
@@ -160,6 +176,7 @@ class RankProfiler:
     def _write(self, finished: profile) -> None:
         self._trace.parent.mkdir(parents=True, exist_ok=True)
         finished.export_chrome_trace(str(self._trace))
-        by = "self_cuda_time_total" if torch.cuda.is_initialized() else "self_cpu_time_total"
+        by = "self_device_time_total" if torch.cuda.is_initialized() else "self_cpu_time_total"
+        self._is_over = True
         table = finished.key_averages().table(sort_by=by, row_limit=KEY_AVERAGES_ROWS)
         self._trace.with_name(self._trace.name.replace(".json.gz", ".txt")).write_text(table + "\n", encoding="utf-8")

@@ -16,9 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scalelab.errors import UsageError
 from scalelab.measure.batches import count_samples, list_parts
+from scalelab.measure.loop import is_so_everywhere
 from scalelab.measure.randomness import untouched_randomness
 from scalelab.measure.training import Training
+
+NO_BATCH = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +69,9 @@ def score_step(training: Training, loss: float, tap: OutputTap, batch: Any) -> S
 def evaluate(training: Training, tap: OutputTap) -> Score:
     """Loss and accuracy on the test data; leaves neither the model nor the random state changed."""
     totals = [0.0, 0.0, 0.0, 0.0]
-    assert training.test_batches is not None
     move = training.move or (lambda batch: batch)
     with untouched_randomness(), eval_mode(training.model), torch.no_grad():
-        for raw in training.test_batches:
+        for raw in take_together(training):
             batch = move(raw)
             num_samples = count_samples(batch) or 1
             loss = training.loss(training.model, batch).item()
@@ -77,6 +80,27 @@ def evaluate(training: Training, tap: OutputTap) -> Score:
                 totals[index] += value
         tap.output = None
     return gather_score(training, totals)
+
+
+def take_together(training: Training) -> Iterator[Any]:
+    """This rank's test batches; raises `UsageError` on all ranks where one has more of them than another.
+
+    A forward pass of a sharded model is done by all ranks or none, so this is agreed on before every batch.
+    """
+    assert training.test_batches is not None
+    iterator, num_taken = iter(training.test_batches), 0
+    while True:
+        batch = next(iterator, NO_BATCH)
+        if not is_so_everywhere(batch is not NO_BATCH, training):
+            break
+        num_taken += 1
+        yield batch
+    if not is_so_everywhere(batch is NO_BATCH, training):
+        raise UsageError(
+            f"some ranks have only {num_taken} test batches and others more: let build() give every rank as many"
+        )
+    if not num_taken:
+        raise UsageError("there are no test batches: let build() return a list or a DataLoader as test_batches")
 
 
 def gather_score(training: Training, totals: list[float]) -> Score:

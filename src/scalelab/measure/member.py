@@ -1,4 +1,4 @@
-"""One rank of a training that somebody else has launched: `python -m scalelab.measure.member PARENT DIRECTORY`.
+"""One rank of a training that somebody else has launched: `python -m scalelab.measure.member PARENT DIRECTORY DEVICE`.
 
 torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts `scalelab train` on every rank, and
 each of them starts one of these beside itself, because the command itself has no torch. Only rank 0 knows the
@@ -17,14 +17,14 @@ from scalelab.measure.agreement import die_with_parent
 from scalelab.measure.worker import Assignment, run_rank
 
 
-def main(parent: str, directory: str) -> int:
+def main(parent: str, directory: str, device: str) -> int:
     """Join the others, learn where the run is, and train."""
     die_with_parent(int(parent))
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     if int(os.environ["WORLD_SIZE"]) > 1:
-        if torch.cuda.is_available():
+        if device == "cuda":
             torch.cuda.set_device(local_rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
         told = [directory]
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
         directory = told[0]

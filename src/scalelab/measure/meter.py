@@ -11,8 +11,9 @@ the step around them is kept as `settle`, which no average uses: its time would 
 
 What it must not do decides how it is built. It never changes results: it draws no random number, holds on to no batch
 and starts no collective; the only thing kept of the training is a loss, as a number. It never kills a training: when
-the run cannot be written, it says so once and steps go on unrecorded. And it costs microseconds: per step three clock
-readings and one small object; what is slower happens between two steps, outside what is timed (`meter_steps.py`).
+the ranks cannot meet or the run cannot be written, it says so once and steps go on unrecorded; only arguments that
+cannot work are errors. And it costs microseconds: per step three clock readings and one small object; what is slower
+happens between two steps, outside what is timed (`meter_steps.py`).
 
 Limits: on CPU a step's time is the host's, so work that a script leaves running on other threads belongs to the step
 that waits for it. On CUDA step times are those of the stream that is current between steps. The input wait is the
@@ -38,7 +39,6 @@ from typing import Any, TypeVar
 import psutil
 
 from scalelab import __version__
-from scalelab.checks import check_at_least
 from scalelab.environment import count_cores, read_environment, read_load_average, usable_cores
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.meter_process import (
@@ -89,8 +89,8 @@ class Meter:
         if batch_size is not None and global_batch is not None:
             raise UsageError(f"batch_size={batch_size} and global_batch={global_batch} say the same: give one")
         for argument, value in (("batch_size", batch_size), ("global_batch", global_batch)):
-            if value is not None:
-                check_at_least(argument, value, 1)
+            if value is not None and value < 1:
+                raise UsageError(f"{argument}={value} is too small: use 1 or more")
         self.name = name
         self._configuration = make_configuration(name)
         self._batch_size, self._global_batch = batch_size, global_batch
@@ -114,21 +114,23 @@ class Meter:
     def __enter__(self) -> Meter:
         if self._is_used:
             raise UsageError(f"Meter {self.name!r} has been used: one Meter makes one run, make another")
+        self._place = place = find_place()
+        if self._global_batch is not None and self._global_batch % place.num_ranks:
+            raise UsageError(
+                f"global_batch={self._global_batch} cannot be divided over {place.num_ranks} ranks: use a multiple of"
+                f" {place.num_ranks}"
+            )
         self._is_used = self._is_inside = True
-        self._place = find_place()
-        rendezvous = open_rendezvous(self._place)
         count = _counts[self.name] = _counts.get(self.name, 0) + 1
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._trial = trial = self._make_trial()
         try:
             key = f"scalelab/meter/{attempt}/{count}/{self.name}"
-            directory = Path(agree(self._place, rendezvous, key, lambda: str(self._make_run(trial))))
-            self._begin(directory)
-        except NothingAgreed:
-            self._claim.close()
-        except (OSError, ScalelabError, RuntimeError) as error:
-            self._claim.close()
-            self._warn(error)
+            self._begin(Path(agree(place, open_rendezvous(place), key, lambda: str(self._make_run()))))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong around the training, it can go on without us
+            with contextlib.suppress(OSError):
+                self._claim.close()
+            if not isinstance(error, NothingAgreed):
+                self._warn(error)
         return self
 
     def __exit__(
@@ -218,8 +220,9 @@ class Meter:
             plan=StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0),
         )
 
-    def _make_run(self, trial: Trial) -> Path:
+    def _make_run(self) -> Path:
         """Rank 0: the run's directory, claimed as long as it is metered; gives the trial's."""
+        self._trial = trial = self._make_trial()
         fields = {
             "label": self.name,
             "job": {"workload": trial.workload},
@@ -283,7 +286,11 @@ class Meter:
     def _warn(self, error: Exception) -> None:
         """Say once why nothing is recorded any more."""
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        words = f"{cause.strerror}: {cause.filename or self._runs_dir}" if isinstance(cause, OSError) else str(cause)
+        if isinstance(cause, OSError):
+            words = f"{cause.strerror}: {cause.filename or self._runs_dir}"
+        else:
+            words = str(cause) if isinstance(cause, ScalelabError) else f"{type(cause).__name__}: {cause}"
+            words = words.partition("\n")[0]
         if not self._has_warned:
             self._has_warned = True
             where = f" on rank {self._place.rank}" if self._place.num_ranks > 1 else ""

@@ -7,12 +7,14 @@ rendezvous store is enough: rank 0 puts the directory there, the others wait for
     torchrun's agent's           before that, where torchrun serves it
     none                         one rank needs none
 
-torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already.
+torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already. That
+store is there before any rank is, so one that does not answer is not waited for: torch would try again for minutes.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +22,8 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import StoreError, UsageError
 
+CONNECT_SECONDS = 5.0
+"""How long torchrun's store may take to answer."""
 WAIT_SECONDS = 60.0
 """How long a rank waits for rank 0 to make the run."""
 UNUSABLE = "-"
@@ -39,9 +43,10 @@ def find_place() -> Place:
     if distributed is not None:
         return Place(distributed.get_rank(), distributed.get_world_size())
     try:
-        return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     except (KeyError, ValueError):
         return Place(0, 1)
+    return place if 0 <= place.rank < place.num_ranks else Place(0, 1)
 
 
 def find_process_group() -> Any:
@@ -60,14 +65,23 @@ def open_rendezvous(place: Place) -> Any:
     if distributed is not None:
         return distributed.distributed_c10d._get_default_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=WAIT_SECONDS))
+        return reach_agent_store(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     raise UsageError(
         f"WORLD_SIZE is {place.num_ranks}, and the ranks have nowhere to agree on a run:"
         " make the Meter after torch.distributed.init_process_group"
     )
+
+
+def reach_agent_store(host: str, port: str) -> Any:
+    """torchrun's own store; raises `StoreError` where nothing answers."""
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise StoreError(f"torchrun's store at {host}:{port} cannot be reached: {words}") from None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
 
 
 def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> str:

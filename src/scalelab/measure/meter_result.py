@@ -21,9 +21,10 @@ import psutil
 from scalelab.errors import DamagedRun, StoreError
 from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import outcome_file, remove_scratch, samples_file
-from scalelab.samples import parse_samples
+from scalelab.measure.launchers.outcome import name_ranks
+from scalelab.samples import read_partial_samples
 from scalelab.store import RunStore, find_holder
-from scalelab.trial import RankReport, Status, StepSample, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.trial import RankReport, Status, Trial, TrialResult, from_builtins, to_builtins
 
 POLL_SECONDS = 0.02
 
@@ -91,7 +92,7 @@ def _may_come(directory: Path, rank: int) -> bool:
 def assemble_result(trial: Trial, directory: Path) -> TrialResult:
     """The result of what is there: samples as far as they were written, outcomes, and whose failure it was."""
     outcomes = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_ranks)]
-    samples = [s for rank in range(trial.num_ranks) for s in _read_samples(samples_file(directory, rank))]
+    samples = [s for rank in range(trial.num_ranks) for s in read_partial_samples(samples_file(directory, rank))]
     blame = find_blame(directory, outcomes)
     stay = _read_stay(directory, outcomes[0])
     ends = [outcome.left_seconds for outcome in outcomes[:1] if outcome]
@@ -122,8 +123,8 @@ def find_blame(directory: Path, outcomes: Sequence[Outcome | None]) -> MeterFail
         return next(iter(own or failures), None)
     absent = [rank for rank in silent if not outcome_file(directory, rank).exists()]
     died = [rank for rank in silent if rank not in absent]
-    parts = [f"{_name_ranks(died)} did not come to the end of the Meter: killed, or still at work"] if died else []
-    parts += [f"{_name_ranks(absent)} left nothing: no Meter was made there"] if absent else []
+    parts = [f"{name_ranks(died)} did not come to the end of the Meter: killed, or still at work"] if died else []
+    parts += [f"{name_ranks(absent)} left nothing: no Meter was made there"] if absent else []
     return MeterFailure(status=Status.CRASHED, reason="; ".join(parts))
 
 
@@ -168,17 +169,3 @@ def _read_stay(directory: Path, outcome: Outcome | None) -> Stay | None:
     with contextlib.suppress(DamagedRun, ValueError):
         return from_builtins(read_json(outcome_file(directory, 0)).get("stay"), Stay)
     return None
-
-
-def _read_samples(file: Path) -> list[StepSample]:
-    """What a rank has written; a last line that was cut is dropped."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        return parse_samples(text[: text.rfind("\n") + 1])
-    except (OSError, ValueError):
-        return []
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(str(rank) for rank in ranks)
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -43,6 +43,14 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
+def find_generators(batches: Any) -> list[torch.Generator]:
+    """The generators that a loader, its sampler and its batch sampler draw from, each once."""
+    sampler, batch_sampler = getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)
+    parts = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {id(g): g for part in parts if isinstance(g := getattr(part, "generator", None), torch.Generator)}
+    return list(found.values())
+
+
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
     """Whatever is drawn inside leaves no trace."""

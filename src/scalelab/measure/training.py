@@ -67,10 +67,12 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     seed_everything(trial.seed)
     workload = load_workload(trial, rank)
     num_steps = count_steps(trial, workload)
+    if hasattr(workload.test_batches, "__next__"):
+        raise UsageError("test_batches can be gone through once only: let build() return a list or a DataLoader")
     num_parameters = sum(parameter.numel() for parameter in workload.model.parameters())
     dtype = find_dtype(trial)
     model = spread_model(workload.model.to(dtype).train(), trial, device)
-    optimizer = make_optimizer(workload.optimizer or torch.optim.Adam, model.parameters(), trial.optimization)
+    optimizer = make_optimizer(workload.optimizer, model.parameters(), trial.optimization)
     move = None
     if device.type != "cpu" or dtype is not torch.float32:
         move = make_mover(device, dtype)
@@ -97,9 +99,10 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
 
 def find_dtype(trial: Trial) -> torch.dtype:
     """What the weights are cast to; under autocast, and for TF32, they stay float32."""
-    if trial.dtype == "tf32":
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+    is_tf32 = trial.dtype == "tf32"  # told to both libraries either way: cuDNN's own default is TF32
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    if is_tf32:
         return torch.float32
     if trial.shape.autocast:
         return torch.float32

@@ -44,6 +44,8 @@ from scalelab.trial import SINGLE_PROCESS, RankReport, StepSample, Trial, from_b
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
+LONGEST_WAIT_SECONDS = 1800.0
+"""How long a rank waits for the others in one exchange; a training may be allowed days in all."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from malloc.h."""
 
@@ -155,7 +157,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
     if trial.strategy not in SINGLE_PROCESS and not dist.is_initialized():
-        timeout = timedelta(seconds=trial.timeout_seconds)
+        timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
         store = TCPStore(
             "127.0.0.1",
             assignment.port,

@@ -108,10 +108,12 @@ def choose_policy(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPol
 
 @contextmanager
 def hold_running_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Batch norms see a batch again without taking notice of it."""
+    """Batch norms see a batch again without taking notice of it: they count it on a copy of their counter."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        norm.momentum = 0.0
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.environment import count_cores
+from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.settings import Course
@@ -22,7 +23,7 @@ from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
 from scalelab.trial import CurvePoint, Status, Trial, TrialResult
-from scalelab.units import format_duration, format_learning_rate, format_quantity
+from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity
 
 MOST_ROWS = 20
 """Lines of the curve in the table; all of them are in the run."""
@@ -44,6 +45,8 @@ class Train:
     """Samples per step, over all ranks."""
     course: Course = field(default_factory=Course)
     job: Job = field(default_factory=lambda: Job(timeout="30d"))
+    local_ranks: Annotated[int | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
+    """Ranks on this machine; None: all."""
 
     def __post_init__(self) -> None:
         check_at_least("ranks", self.ranks, 1)
@@ -58,15 +61,19 @@ class Train:
         job, device = self.job, self.job.found_device
         check_spreading(self.found_strategy, job.spreading)
         if device == "cuda":
-            check_gpus(self.ranks)
-        threads = job.threads_per_rank or default_threads_per_rank(self.ranks, count_cores())
+            check_gpus(self.local_ranks or self.ranks)
+        rank = job.perturbation.delay_rank
+        if rank is not None and rank >= self.ranks:
+            raise UsageError(f"--delay-rank {rank} does not exist: the last of {self.ranks} is {self.ranks - 1}")
+        here = self.local_ranks or self.ranks
+        threads = job.threads_per_rank or default_threads_per_rank(here, count_cores())
         trial = Trial(
             configuration="train",
             strategy=self.found_strategy,
             num_ranks=self.ranks,
             global_batch=self.global_batch,
             threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(self.ranks, threads, count_cores()),
+            is_oversubscribed=is_oversubscribed(here, threads, count_cores()),
             course=self.course,
             **describe_trial_fields(job, self.found_strategy),
         )
@@ -166,14 +173,12 @@ def summarise(arm: Arm) -> Iterator[str]:
     if not curve and arm.completed:
         yield "Nothing was left to do: the checkpoints had every step of it already."
     if lines:
-        yield (
-            f"The training loss went from {lines[0].loss:.4f} at step {lines[0].step} to {lines[-1].loss:.4f} at step"
-            f" {lines[-1].step}."
-        )
+        begin, end = (f"{format_loss(point.loss)} at step {point.step}" for point in (lines[0], lines[-1]))
+        yield f"The training loss went from {begin} to {end}."
     if tests:
         last = tests[-1]
         right = "" if last.accuracy is None else f", accuracy {format_quantity('accuracy', last.accuracy)}"
-        yield f"On the test data after step {last.step}: loss {last.loss:.4f}{right}."
+        yield f"On the test data after step {last.step}: loss {format_loss(last.loss)}{right}."
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
         yield f"A step took {format_quantity('seconds', arm.step)}; the launch {format_duration(wall)} in all."
@@ -190,9 +195,9 @@ def _warn_of_end(results: Sequence[TrialResult]) -> Iterator[Caution]:
 
 def _warn_of_learning(results: Sequence[TrialResult]) -> Iterator[Caution]:
     for result in results:
-        lines = [point for point in result.curve if not point.is_evaluation]
-        if len(lines) > 1 and not lines[-1].loss < lines[0].loss:
+        losses = [point.loss for point in result.curve if not point.is_evaluation]
+        if len(losses) > 1 and losses[0] is not None and losses[-1] is not None and losses[-1] >= losses[0]:
             yield Caution(
-                message=f"the training loss did not fall: {lines[0].loss:.4f} at first, {lines[-1].loss:.4f} at last",
+                message=f"the training loss did not fall: {losses[0]:.4f} at first, {losses[-1]:.4f} at last",
                 next_step="random data cannot be learnt; with real data, try a smaller --lr or --lr-warmup",
             )

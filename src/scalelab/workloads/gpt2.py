@@ -127,13 +127,7 @@ def draw_tokens(options: Gpt2Options, generator: torch.Generator, num_samples: i
 def read_batches(options: Gpt2Options, context: BuildContext) -> tuple[Iterable[Any], Iterable[Any] | None]:
     """Batches of the shards to train on and, where there are shards to test on, the first few of those."""
     train, test = ([open_shard(path) for path in paths] for paths in options.find_data())
-    read = functools.partial(
-        TokenBatches,
-        sequence=options.num_tokens,
-        rank=context.rank,
-        num_ranks=context.num_ranks,
-        vocabulary=options.shape.vocabulary,
-    )
+    read = functools.partial(TokenBatches, sequence=options.num_tokens, rank=context.rank, num_ranks=context.num_ranks)
     batches = read(train, batch_size=context.batch_size, accumulation=context.accumulation)
     if not test:
         return batches, None

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 import tyro
 
-from scalelab.checks import check_at_least, check_share
-from scalelab.data.shards import find_largest_token, find_shards, open_shard, split_shards
+from scalelab.checks import check_at_least, check_share, flag
+from scalelab.data.shards import find_shards, read_largest_token, split_shards
 from scalelab.errors import UsageError
 from scalelab.settings import MaybeInt
 from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
@@ -99,11 +99,10 @@ class Gpt2Options:
         if self.data == "synthetic":
             for name in ("data_path", "test_path"):
                 if getattr(self, name):
-                    flag = name.replace("_", "-")
-                    raise UsageError(f"--{flag} {getattr(self, name)} is not read without --data tokens: add it")
+                    raise UsageError(f"{flag(name)} {getattr(self, name)} is not read without --data tokens: add it")
             return
         for path in (path for paths in self.find_data() for path in paths):
-            largest = find_largest_token(open_shard(path))
+            largest = read_largest_token(path)
             if largest >= shape.vocabulary:
                 raise UsageError(
                     f"shard {path} holds token {largest}, and --size {self.size} knows {shape.vocabulary} tokens: use"

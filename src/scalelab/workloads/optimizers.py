@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.settings import Optimization
 
@@ -53,7 +54,9 @@ def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | N
         return
     for group in optimizer.param_groups:
         if name not in group:
-            kind, flag = type(optimizer).__name__, name.replace("_", "-")
-            raise UsageError(f"--{flag} {value:g} is nothing that the workload's {kind} knows: give --optimizer too")
+            kind = type(optimizer).__name__
+            raise UsageError(
+                f"{flag(name)} {value:g} is nothing that the workload's {kind} knows: give --optimizer too"
+            )
         group[name] = value
     optimizer.defaults[name] = value

@@ -45,6 +45,14 @@ def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) 
     return optimization.lr_warmup + round(epochs * steps_per_epoch)
 
 
+def check_schedule(optimization: Optimization, base_lr: float) -> None:
+    """Refuse a cosine that would end above the base rate (scaled already)."""
+    if optimization.schedule == "cosine" and optimization.lr_min > base_lr:
+        raise UsageError(
+            f"--lr-min {optimization.lr_min:g} is above the learning rate {base_lr:g}: use a smaller --lr-min"
+        )
+
+
 def learning_rate_factor(
     step: int, optimization: Optimization, total_steps: int, steps_per_epoch: int | None, base_lr: float
 ) -> float:
@@ -54,10 +62,6 @@ def learning_rate_factor(
         return (step + 1) / warmup
     if optimization.schedule == "constant":
         return 1.0
-    if optimization.lr_min > base_lr:
-        raise UsageError(
-            f"--lr-min {optimization.lr_min:g} is above the learning rate {base_lr:g}: use a smaller --lr-min"
-        )
     end = optimization.schedule_steps or total_steps
     progress = min(1.0, (step + 1 - warmup) / (end - warmup)) if end > warmup else 1.0
     floor = optimization.lr_min / base_lr if base_lr else 1.0

@@ -12,8 +12,8 @@ from typing import Any
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json
 from scalelab.measure.agreement import curve_file, log_file, outcome_file, remove_scratch, samples_file
-from scalelab.samples import parse_samples
-from scalelab.trial import CurvePoint, RankReport, Status, StepSample, Trial, TrialResult, from_builtins
+from scalelab.samples import read_partial_samples
+from scalelab.trial import CurvePoint, RankReport, Status, Trial, TrialResult, from_builtins
 
 DUMP_MARK = "most recent call first"
 """The words with which `faulthandler` heads every thread's stack."""
@@ -51,7 +51,7 @@ def conclude_trial(
 ) -> TrialResult:
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
     files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
-    samples = [s for rank in range(trial.num_processes) for s in _read_partial(samples_file(directory, rank))]
+    samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
     first_start = min((s.start_seconds for s in samples if s.start_seconds >= launched), default=None)
     result = TrialResult(
@@ -75,7 +75,7 @@ def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
     curve = read_curve(curve_file(directory))
     if not curve:
         return None
-    samples = [s for rank in range(trial.num_processes) for s in _read_partial(samples_file(directory, rank))]
+    samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
     reason = f"it was interrupted after step {curve[-1].step}, or is still running"
     return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, samples=tuple(samples), curve=curve)
 
@@ -94,7 +94,7 @@ def find_cause(
         return Blame(
             weight=9,
             status=Status.TIMED_OUT,
-            reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {_name_ranks(stuck)} are in"
+            reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {name_ranks(stuck)} are in"
             f" {directory}/rank*.log; --timeout allows more",
         )
     blames = [
@@ -157,15 +157,6 @@ def _read_report(rank: int, end: RankEnd, file: dict[str, Any] | None) -> RankRe
     return replace(report, exit_code=end.code)
 
 
-def _read_partial(path: Path) -> list[StepSample]:
-    """The samples of a rank that may have died while writing: a last line that was cut is dropped."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return parse_samples(text[: text.rfind("\n") + 1])
-    except (OSError, ValueError):
-        return []
-
-
 def _read_tail(path: Path, num_bytes: int = 4096) -> str:
     try:
         return path.read_bytes()[-num_bytes:].decode("utf-8", "replace")
@@ -180,6 +171,6 @@ def _name_signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     listed = ", ".join(str(rank) for rank in ranks)
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

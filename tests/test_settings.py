@@ -1,0 +1,47 @@
+"""Settings that nothing would read are refused, and those that are read are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.settings import Course, Optimization, Spreading
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        (Optimization, {"lr_min": 1e-5}, "--lr-min 1e-05 is not read without --schedule cosine: add it"),
+        (Optimization, {"schedule_steps": 20}, "--schedule-steps 20 is not read without --schedule cosine: add it"),
+        (Spreading, {"powersgd_rank": 2}, "--powersgd-rank 2 is not read without --gradient-hook powersgd: add it"),
+        (
+            Spreading,
+            {"powersgd_start": 5, "gradient_hook": "fp16"},
+            "--powersgd-start 5 is not read without --gradient-hook powersgd: add it",
+        ),
+        (Course, {"profile_wait": 0}, "--profile-wait 0 is not read without --profile-active: add it"),
+        (Course, {"profile_warmup": 3}, "--profile-warmup 3 is not read without --profile-active: add it"),
+    ],
+)
+def test_a_number_that_nothing_reads_is_refused(
+    make: Callable[..., object], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        make(**fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (Optimization, {"lr_min": 1e-5, "schedule_steps": 20, "schedule": "cosine"}),
+        (Spreading, {"powersgd_rank": 2, "powersgd_start": 5, "gradient_hook": "powersgd"}),
+        (Spreading, {"powersgd_rank": 1, "powersgd_start": 10}),
+        (Course, {"profile_wait": 0, "profile_warmup": 3, "profile_active": 2}),
+        (Course, {"profile_wait": 1, "profile_warmup": 1}),
+    ],
+)
+def test_a_number_that_is_read_or_stays_as_it_was_is_taken(make: Callable[..., object], fields: dict[str, Any]) -> None:
+    make(**fields)
