@@ -292,7 +292,7 @@ def test_the_last_run_here_is_called_last(
     monkeypatch.chdir(tmp_path)
     with Meter("my-run"):
         pass
-    assert re.fullmatch(r"Saved to runs/\S+-metered  ·  scalelab show last\n", capsys.readouterr().err)
+    assert re.fullmatch(r"Saved to runs/\S+-my-run  ·  scalelab show last\n", capsys.readouterr().err)
 
 
 def test_a_script_that_changes_its_directory_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
 from scalelab.trial import Trial
 from scalelab.workloads.load import load_workload
 from scalelab.workloads.optimizers import make_optimizer
-from scalelab.workloads.schedule import learning_rate_factor, scale_learning_rate
+from scalelab.workloads.schedule import check_schedule, learning_rate_factor, scale_learning_rate
 from scalelab.workloads.workload import Workload
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -158,6 +158,7 @@ def make_scheduler(
         return None
     per_epoch = max(1, count_batches(workload) // trial.accumulation) if wanted.lr_warmup_epochs else None
     base = optimizer.param_groups[0]["lr"]
+    check_schedule(wanted, base)
 
     def factor(step: int) -> float:
         return learning_rate_factor(step, wanted, total_steps=total_steps, steps_per_epoch=per_epoch, base_lr=base)
