@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,18 @@ def test_lenet_learns_digits(tmp_path: Path) -> None:
 
 
 def test_a_tiny_language_model_knows_more_of_a_text_than_how_often_its_letters_come(tmp_path: Path) -> None:
-    text = b"".join(page.read_bytes() for page in sorted(PAGES.rglob("*.md")))
+    pages = [page.read_text(encoding="utf-8") for page in sorted(PAGES.rglob("*.md")) if page.name != "cli.md"]
+    prose = re.sub(r"```.*?```|^\|.*?$", "", "".join(pages), flags=re.DOTALL | re.MULTILINE)
+    text = prose.encode()
     (tmp_path / "pages.txt").write_bytes(text)
     made = scalelab("data", "tokenize", "pages.txt", "--out", "shards", "--test-share", "0.1", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     job = ["--workload", "gpt2", "--data", "tokens", "--data-path", "shards", "--vocabulary", "256", "--dropout", "0"]
-    done = scalelab("train", *job, "--global-batch", "16", "--steps", "90", "--lr", "2e-3", *ONE_CORE, cwd=tmp_path)
+    done = scalelab("train", *job, "--global-batch", "16", "--steps", "120", "--lr", "1e-3", *ONE_CORE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     counts = Counter(text)
     unigram_entropy = -sum(count / len(text) * math.log(count / len(text)) for count in counts.values())
-    *_, last, test = read_curve(tmp_path / "runs")
+    *lines, test = read_curve(tmp_path / "runs")
     assert test["is_evaluation"]
-    assert last["loss"] < unigram_entropy
+    assert sum(line["loss"] for line in lines[-10:]) / 10 < unigram_entropy
     assert test["loss"] < unigram_entropy

@@ -74,6 +74,8 @@ class JoinedLauncher:
         for file in directory.glob("rank*.json"):
             file.unlink()
         mine = self._run(trial, directory)
+        # torchrun ends the whole job as soon as one rank has failed; what is known of it is written first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if mine.code == EXIT_STORAGE:
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
         return conclude_trial(
