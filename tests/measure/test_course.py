@@ -128,6 +128,14 @@ def test_the_checkpoint_that_was_just_written_is_never_removed(launcher: LocalLa
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-old"]
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_as_many_checkpoints_are_kept_as_asked_for(
+    keep: int, kept: list[int], launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    run(launcher, make_course(5, checkpoint_every=1, keep=keep), tmp_path)
+    assert [int(path.name[-8:]) for path in list_checkpoints(tmp_path / "checkpoints")] == kept
+
+
 def test_samples_that_were_lost_do_not_stop_a_training_from_going_on(launcher: LocalLauncher, tmp_path: Path) -> None:
     trial = make_course(4, checkpoint_every=2)
     whole = run(launcher, trial, tmp_path)

@@ -84,7 +84,7 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
         partial.rename(final)
         sync_to_disk(root)
         others = [path for path in list_checkpoints(root) if path != final]
-        for old in others[: len(others) - (keep - 1)]:
+        for old in others[: max(0, len(others) - (keep - 1))]:
             shutil.rmtree(old, ignore_errors=True)
     wait_for_all()
 
