@@ -30,6 +30,7 @@ from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import parse_kind, parse_study
 from scalelab.cli.show import Show
@@ -48,6 +49,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 VERB_FLAGS: dict[str, type[Any]] = {
+    "reproduce": Command,
     "list": ListRuns,
     "show": Show,
     "compare": Compare,

@@ -15,13 +15,14 @@ from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
-from scalelab.measure.scheduler import Event, Listener, run_trials
+from scalelab.measure.scheduler import Event, Guidance, Listener, run_trials
+from scalelab.recipes.catalogue import find_kind
 from scalelab.report.document import Caution, Document
 from scalelab.report.exports import render_json
 from scalelab.store import RUNS_DIR, RunStore
-from scalelab.studies.catalogue import find_study
 from scalelab.studies.metered import MeteredRun
-from scalelab.studies.study import Study
+from scalelab.studies.study import Expecting, Searching, Selective, Study
+from scalelab.studies.train import Train
 from scalelab.trial import Status, TrialResult, from_builtins, to_builtins
 from scalelab.units import format_bytes
 
@@ -47,6 +48,7 @@ def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
         trials=study.plan(),
         environment=read_environment(__version__),
         command=command,
+        label=getattr(study, "label", None),
     )
 
 
@@ -54,15 +56,35 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
     """Run what has no result yet and write the document; raises `NothingMeasured` when every trial failed."""
     if store.record.study == MeteredRun.name:
         raise UsageError(f"{store.name} was made by a Meter: launch its script again, or scalelab show {store.name}")
+    study = read_study(store)
     with store.claim():
         try:
-            results = run_trials(store, launcher, listener)
+            results = run_trials(store, launcher, listener, make_guidance(study))
         finally:
             launcher.close()
         document = conclude_run(store)
         store.save_document(render_json(document))
     check_something_measured(results, store)
     return document
+
+
+def make_guidance(study: Study) -> Guidance:
+    """How the study wants to be steered by its results, if at all."""
+    guidance = Guidance()
+    if isinstance(study, Searching):
+        guidance = replace(guidance, plan_more=study.plan_more)
+    if isinstance(study, Selective):
+        guidance = replace(guidance, refuse=study.refuse)
+    return guidance
+
+
+def find_failed(store: RunStore) -> list[TrialResult]:
+    """The results that did not complete, but for failures that are what the study looks for."""
+    study = read_study(store)
+    failed = [result for result in store.results()[0] if result.status is not Status.COMPLETED]
+    if isinstance(study, Expecting):
+        return [result for result in failed if not study.expects(result)]
+    return failed
 
 
 def conclude_run(store: RunStore) -> Document:
@@ -96,7 +118,7 @@ def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:
         rescued = rescue_result(store)
         return ([] if rescued is None else [rescued]), []
     first = store.trials()[0]
-    if first.course is not None and not store.has_result(first.name):
+    if store.record.study == Train.name and not store.has_result(first.name):
         unfinished = read_unfinished(first, store.trial_directory(first.name))
         return ([] if unfinished is None else [unfinished]), []
     return store.results()
@@ -104,7 +126,7 @@ def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:
 
 def read_study(store: RunStore) -> Study:
     """The study that a run was made by."""
-    kind: type[Any] = find_study(store.record.study)
+    kind: type[Any] = find_kind(store.record.study)
     try:
         study: Study = from_builtins(store.record.fields, kind)
     except (ValueError, UsageError) as error:

@@ -16,6 +16,8 @@ from scalelab.errors import DamagedRun
 from scalelab.trial import StepKind, StepSample
 
 COLUMNS = StepSample._fields
+FIRST_COLUMNS = COLUMNS[:-1]
+"""What files had before `ready_seconds` was recorded; they are read as they are."""
 
 
 def render_samples(samples: Iterable[StepSample]) -> str:
@@ -33,9 +35,9 @@ def parse_samples(text: str) -> list[StepSample]:
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
         raise ValueError(f"it is no CSV: {error}") from error
-    if not rows or tuple(rows[0]) != COLUMNS:
+    if not rows or tuple(rows[0]) not in (COLUMNS, FIRST_COLUMNS):
         raise ValueError(f"the header is {rows[0] if rows else None}, not {list(COLUMNS)}")
-    return [_parse_row(row) for row in rows[1:]]
+    return [_parse_row(row, len(rows[0])) for row in rows[1:]]
 
 
 def read_samples(path: Path, checksum: str | None, count: int | None) -> list[StepSample]:
@@ -68,9 +70,9 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _parse_row(row: list[str]) -> StepSample:
-    if len(row) != len(COLUMNS):
-        raise ValueError(f"a line has {len(row)} fields, not {len(COLUMNS)}: {row}")
+def _parse_row(row: list[str], num_columns: int) -> StepSample:
+    if len(row) != num_columns:
+        raise ValueError(f"a line has {len(row)} fields, not {num_columns}: {row}")
     rank, step, kind, *numbers = row
     start, duration, *rest = (float(number) if number else None for number in numbers)
     if start is None or duration is None or not math.isfinite(duration):

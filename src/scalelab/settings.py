@@ -175,7 +175,7 @@ class Course:
     checkpoint_every: MaybeInt = None
     """Steps between two checkpoints. None: only at the end."""
     keep: int = 2
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept. 0: none is written."""
     checkpoints: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Where checkpoints go. A training that finds one of its own there goes on from it. None: with the run."""
     profile_wait: int = 1
@@ -190,7 +190,7 @@ class Course:
             value = getattr(self, name)
             if value is not None:
                 check_at_least(name, value, 1)
-        for name, least in (("log_every", 1), ("keep", 1), ("profile_wait", 0), ("profile_warmup", 0)):
+        for name, least in (("log_every", 1), ("keep", 0), ("profile_wait", 0), ("profile_warmup", 0)):
             check_at_least(name, getattr(self, name), least)
         check_at_least("profile_active", self.profile_active, 0)
         if not self.profile_active:

@@ -21,7 +21,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,6 +121,20 @@ class RunStore:
         """The planned trials, in the order in which they run."""
         files = [self.trial_directory(name) / "trial.json" for name in self.record.trials]
         return tuple(_convert(file, read_json(file), Trial) for file in files)
+
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        """Extend the plan: a search decides by its results what to run next."""
+        known = set(self.record.trials)
+        for trial in trials:
+            if trial.name in known:
+                raise StoreError(f"run {self.name} has a trial {trial.name} already")
+        with storage_errors(self.path):
+            for trial in trials:
+                self.trial_directory(trial.name).mkdir(parents=True, exist_ok=True)
+                write_json(self.trial_directory(trial.name) / "trial.json", to_builtins(trial))
+            record = replace(self.record, trials=(*self.record.trials, *(trial.name for trial in trials)))
+            write_json(self.path / "run.json", to_builtins(record))
+        self.record = record
 
     def environment(self) -> Environment:
         file = self.path / "environment.json"

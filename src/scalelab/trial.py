@@ -25,6 +25,7 @@ import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
+from scalelab.observations import CurvePoint, DeviceLoad, Instrument, RankReport
 from scalelab.settings import Course, Dtype, Optimization, Perturbation, Spreading, StepShape
 
 SCHEMA_VERSION = 1
@@ -167,6 +168,10 @@ class Trial:
     plan: StepPlan = field(default_factory=StepPlan)
     course: Course | None = None
     """A training run instead of a measurement by `plan`."""
+    instruments: tuple[Instrument, ...] = ()
+    """What is looked at besides time."""
+    label: str = ""
+    """How tables call the configuration; empty: by its strategy and number of ranks."""
     timeout_seconds: float = 600.0
     memory_limit_bytes: int | None = None
     """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
@@ -259,48 +264,12 @@ class StepSample(NamedTuple):
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
     loss: float | None = None
+    ready_seconds: float | None = None
+    """From the start of the step until this rank had computed its last gradient, whatever it then waited for."""
 
 
 PHASES = ("input", "forward", "backward", "optimizer")
 """The phases of a step, in order; `StepSample` has one `…_seconds` field for each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """One line of a training run: the state of learning after a step."""
-
-    step: int
-    """The step that it was taken in or after, from 0."""
-    epoch: float
-    """Passes over the data done."""
-    loss: float | None
-    """On this step's batches, or on the whole test data; the mean over ranks. None: it was no finite number."""
-    accuracy: float | None = None
-    """The share of right answers, where the output has classes."""
-    learning_rate: float | None = None
-    """What this step's update used; None for an evaluation."""
-    seconds: float = 0.0
-    """Of this step, or of this evaluation."""
-    is_evaluation: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankReport:
-    """What is known of one rank besides its samples."""
-
-    rank: int
-    host: str = ""
-    exit_code: int | None = None
-    """As the operating system gave it: negative is a signal. None: unknown."""
-    cores: tuple[int, ...] = ()
-    """The cores it was allowed to run on; empty: all."""
-    start_memory_bytes: int | None = None
-    """Resident before the workload was built (CPU), or None."""
-    peak_memory_bytes: int | None = None
-    """The highest it rose to during the lead-in: resident (CPU) or allocated (CUDA)."""
-    num_parameters: int | None = None
-    involuntary_switches: int | None = None
-    """How often the kernel took the core away while the rank wanted to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +286,8 @@ class TrialResult:
     ranks: tuple[RankReport, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     """The lines of a training run; empty for a measurement."""
+    loads: tuple[DeviceLoad, ...] = ()
+    """How busy cores and GPUs were over time, where that was looked at."""
     started_at: str = ""
     """UTC, ISO 8601."""
     wall_seconds: float = 0.0

@@ -26,9 +26,10 @@ from scalelab.measure.meter_result import (
     rescue_result,
     wait_for_outcomes,
 )
+from scalelab.observations import RankReport
 from scalelab.samples import render_samples
 from scalelab.store import RunStore
-from scalelab.trial import RankReport, Status, StepKind, StepSample
+from scalelab.trial import Status, StepKind, StepSample
 from tests.records import make_record, make_store
 
 STAY = Stay(started_at="2026-11-16T01:00:00+00:00", entered_seconds=10.0, load_before=0.5)

@@ -40,7 +40,7 @@ def take(result: TrialResult) -> TrialResult:
 def test_an_earlier_run_of_the_same_trials_is_the_guide(tmp_path: Path) -> None:
     study = make_strong()
     answer(study, tmp_path, AlteredLauncher(take))
-    expected = expect_seconds(study, study.plan(), find_runs(tmp_path))
+    expected = expect_seconds(study.plan(), find_runs(tmp_path))
     # Three configurations of one rank, one of two, one of four; the median of the rounds 1 to 6 is 3.5.
     per_round = 3 * 13.5 + 23.5 + 43.5
     assert expected.seconds == pytest.approx(START_SECONDS + 6 * per_round)
@@ -82,12 +82,12 @@ def test_a_run_without_control_is_a_guide_for_one_with_it(tmp_path: Path) -> Non
 def test_an_earlier_run_of_some_trials_only_is_not_enough(tmp_path: Path) -> None:
     answer(make_strong(ranks=(1, 2)), tmp_path, AlteredLauncher(take))
     study = make_strong(ranks=(1, 2, 4))
-    assert "operations" in expect_seconds(study, study.plan(), find_runs(tmp_path)).source
+    assert "operations" in expect_seconds(study.plan(), find_runs(tmp_path)).source
 
 
 def test_a_built_in_workload_is_estimated_from_its_operations() -> None:
     study = make_strong(ranks=(1, 2), sampling=Sampling(rounds=1, steps=10, phase_steps=0, comm_free_steps=0))
-    expected = expect_seconds(study, study.plan(), [])
+    expected = expect_seconds(study.plan(), [])
     # Two layers of 8 × 8, six operations per weight and sample, 64 samples, ten steps, on two cores per rank.
     one_rank = 6 * 2 * 64 * 64 * 10 / (2 * 1e6)
     assert expected.seconds == pytest.approx(START_SECONDS + 4 * LAUNCH_SECONDS + 3 * one_rank + one_rank / 2)
@@ -98,7 +98,7 @@ def test_ranks_that_share_cores_take_longer() -> None:
     sampling = Sampling(rounds=1, control=False)
     fair, crowded = (make_strong(ranks=(n,), sampling=sampling) for n in (4, 8))
     job = replace(fair.job, threads_per_rank=1)
-    seconds = [expect_seconds(study, replace(study, job=job).plan(), []).seconds for study in (fair, crowded)]
+    seconds = [expect_seconds(replace(study, job=job).plan(), []).seconds for study in (fair, crowded)]
     # Eight ranks on four cores have half the batch each and half a core each.
     assert seconds[0] == pytest.approx(seconds[1])
 
@@ -106,7 +106,7 @@ def test_ranks_that_share_cores_take_longer() -> None:
 def test_an_own_workload_is_unknown_and_bounded_by_its_time_limits(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(batch_size): ...\n")
     study = make_strong(job=Job(workload=f"{tmp_path}/own.py", device="cpu", timeout="2min"), ranks=(1, 2))
-    expected = expect_seconds(study, study.plan(), [])
+    expected = expect_seconds(study.plan(), [])
     assert expected.seconds is None
     assert "at most 48 min, by --timeout" in expected.source
 
@@ -115,9 +115,9 @@ def test_only_recent_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.Monk
     study = make_strong()
     answer(study, tmp_path, AlteredLauncher(take))
     monkeypatch.setattr(expectation, "RUNS_LOOKED_AT", 1)
-    assert "earlier" in expect_seconds(study, study.plan(), find_runs(tmp_path)).source
+    assert "earlier" in expect_seconds(study.plan(), find_runs(tmp_path)).source
     later = [tmp_path / "another"]
-    assert "operations" in expect_seconds(study, study.plan(), [*find_runs(tmp_path), *later]).source
+    assert "operations" in expect_seconds(study.plan(), [*find_runs(tmp_path), *later]).source
 
 
 def test_a_plan_lists_every_trial_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

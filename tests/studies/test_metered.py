@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
+from scalelab.observations import RankReport
 from scalelab.report.document import Document
 from scalelab.studies.arms import group_arms
 from scalelab.studies.catalogue import STUDIES, find_study
 from scalelab.studies.comparison import RunSide, compare_runs
 from scalelab.studies.metered import MOST_JUDGED, MeteredRun, count_all_steps
 from scalelab.studies.study import Job
-from scalelab.trial import RankReport, Status, StepKind, StepSample, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, from_builtins, to_builtins
 from tests.records import make_environment, make_record
 from tests.studies.answers import find_row
 

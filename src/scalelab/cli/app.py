@@ -22,6 +22,7 @@ from scalelab.errors import ScalelabError, UnknownName
 
 VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
+    "reproduce": ("scalelab.cli.reproduce", "A published assignment: its experiments here, beside its numbers."),
     "train": ("scalelab.cli.train", "Train for real: lines, evaluation, checkpoints; alone or under torchrun."),
     "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),

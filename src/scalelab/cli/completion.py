@@ -17,6 +17,7 @@ from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import make_command_class
 from scalelab.cli.show import Show
@@ -61,6 +62,7 @@ def make_full_parser() -> Any:
     verbs = {
         "run": run,
         "train": make_command_class(Train, make_all_options(), "…"),
+        "reproduce": Command,
         "list": ListRuns,
         "show": Show,
         "compare": Compare,

@@ -8,11 +8,11 @@ import sys
 from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import ProgressReporter
-from scalelab.experiment import execute_run
+from scalelab.experiment import execute_run, find_failed
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.report.document import Document
 from scalelab.store import RUNS_DIR, RunStore, find_runs
-from scalelab.trial import Status
+from scalelab.studies.train import Train
 
 
 class Terminated(KeyboardInterrupt):
@@ -37,7 +37,8 @@ def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> i
 def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
     """How the run is followed: trial by trial, or line by line where it is a training."""
     first = store.trials()[0]
-    return LineReporter(store.trial_directory(first.name)) if first.course else ProgressReporter()
+    is_training = store.record.study == Train.name
+    return LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter()
 
 
 def _raise_terminated(*_: object) -> None:
@@ -52,8 +53,7 @@ def refer_to(store: RunStore) -> str:
 def report_run(store: RunStore, document: Document, output: Output) -> int:
     """Print and export the document; 3 when some trials failed."""
     write_outputs(document, output)
-    results, _ = store.results()
-    failed = [result for result in results if result.status is not Status.COMPLETED]
+    failed = find_failed(store)
     traceback = next((result.traceback for result in failed if result.traceback), "")
     if traceback:
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201

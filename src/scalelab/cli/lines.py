@@ -12,7 +12,8 @@ from scalelab.errors import DamagedRun
 from scalelab.files import read_json
 from scalelab.measure.agreement import curve_file, start_file
 from scalelab.measure.scheduler import Event, TrialStarted
-from scalelab.trial import CurvePoint, Status, from_builtins
+from scalelab.observations import CurvePoint
+from scalelab.trial import Status, from_builtins
 from scalelab.units import format_learning_rate, format_loss, format_quantity, format_seconds
 
 POLL_SECONDS = 0.2

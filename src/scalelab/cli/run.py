@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     study, execution = parse_study(args[0], args[1:])
     trials = study.plan()
     if execution.dry_run:
-        expected = expect_seconds(study, trials, find_runs(execution.runs_dir))
+        expected = expect_seconds(trials, find_runs(execution.runs_dir))
         sys.stdout.write(render_plan(trials, expected))
         return 0
     execution.output.check()

@@ -49,6 +49,8 @@ LEAST_FREE_BYTES = 1 << 16
 """A disk with less has no space left, whatever torch calls its failure to write."""
 UNLIKE = (
     "configuration",
+    "label",
+    "instruments",
     "round",
     "course",
     "plan",

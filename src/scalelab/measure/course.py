@@ -31,9 +31,10 @@ from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
 from scalelab.measure.loop import RawStep, list_activities, make_sample
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
+from scalelab.observations import CurvePoint
 from scalelab.samples import read_partial_samples, render_samples
 from scalelab.settings import Course
-from scalelab.trial import CurvePoint, StepKind, StepSample, Trial, to_builtins
+from scalelab.trial import StepKind, StepSample, Trial, to_builtins
 
 KEY_AVERAGES_ROWS = 40
 
@@ -104,7 +105,7 @@ class CourseRun:
             start = perf_counter()
             self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
         every = self._course.checkpoint_every
-        if is_end or (every is not None and num_done % every == 0):
+        if self._course.keep and (is_end or (every is not None and num_done % every == 0)):
             self._write_samples()
             save_checkpoint(
                 self._checkpoints, num_done, self._training, self._trial, self._rank, keep=self._course.keep

@@ -4,7 +4,7 @@ Clean steps carry nothing but two clock readings, with the device synchronised a
 times. The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's
 noise falls on all alike:
 
-    phases      a clock reading after input, forward, backward and optimizer
+    phases      a clock reading after input, forward, backward and optimizer, and at the last gradient
     comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored
     profiled    torch's profiler
 
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from scalelab.measure.failure import is_out_of_memory
+from scalelab.measure.readiness import ReadyClock
 from scalelab.measure.state import SavedState
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
@@ -38,6 +39,8 @@ class RawStep(NamedTuple):
     end: float
     loss: float
     phases: dict[str, float] | None = None
+    ready: float | None = None
+    """Seconds until the last gradient was computed."""
 
 
 def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
@@ -68,11 +71,13 @@ def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    for _ in range(num_steps):
-        training.synchronize()
-        clock = PhaseClock(training.synchronize)
-        loss = take_step(training, clock.mark)
-        raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds))
+    with ReadyClock(training.model) as ready:
+        for _ in range(num_steps):
+            training.synchronize()
+            clock = PhaseClock(training.synchronize)
+            ready.begin()
+            loss = take_step(training, clock.mark)
+            raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds, ready.read(clock.start)))
 
 
 class PhaseClock:
@@ -146,5 +151,6 @@ def list_activities() -> list[torch.profiler.ProfilerActivity]:
 
 def make_sample(rank: int, step: int, kind: StepKind, raw: RawStep) -> StepSample:
     """A step as it is stored."""
-    seconds = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
-    return StepSample(rank, step, kind, raw.start, raw.end - raw.start, loss=raw.loss, **seconds)
+    phases = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
+    seconds = raw.end - raw.start
+    return StepSample(rank, step, kind, raw.start, seconds, loss=raw.loss, ready_seconds=raw.ready, **phases)

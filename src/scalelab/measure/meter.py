@@ -59,9 +59,10 @@ from scalelab.measure.meter_result import (
     wait_for_outcomes,
 )
 from scalelab.measure.meter_steps import Mark, Step, StepLog, choose_marks, take_loss
+from scalelab.observations import RankReport
 from scalelab.ranks.affinity import is_oversubscribed
 from scalelab.store import RUNS_DIR, RunStore
-from scalelab.trial import PHASES, RankReport, StepPlan, Trial
+from scalelab.trial import PHASES, StepPlan, Trial
 
 WAIT_SECONDS = 10.0
 """How long rank 0 waits for what the others leave, after its own Meter has ended."""

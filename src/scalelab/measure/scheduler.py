@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalelab.errors import DamagedRun
@@ -31,32 +31,42 @@ Event = TrialStarted | TrialEnded
 Listener = Callable[[Event], None]
 
 
-def run_trials(store: RunStore, launcher: Launcher, listener: Listener) -> list[TrialResult]:
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How earlier results steer what is run: by default, not at all."""
+
+    plan_more: Callable[[Sequence[TrialResult]], list[Trial]] = lambda _: []
+    """Asked when every planned trial has a result; what it gives is added to the run."""
+    refuse: Callable[[Trial, Sequence[TrialResult]], str | None] = lambda _, __: None
+    """Why a trial need not be run, given the results so far."""
+
+
+def run_trials(
+    store: RunStore, launcher: Launcher, listener: Listener, guidance: Guidance | None = None
+) -> list[TrialResult]:
     """Run every trial that has no result yet, in the order of the plan, and give all results.
 
     A configuration that never completed and failed in a way that repeating cannot change is not launched again in
     later rounds: those trials become `not_run` with that reason.
     """
-    trials = store.trials()
+    guidance = guidance or Guidance()
     results: list[TrialResult] = []
-    failed: dict[str, TrialResult] = {}
-    completed: set[str] = set()
-    for number, trial in enumerate(trials, start=1):
-        known = _read_known(store, trial)
-        if known is None:
-            listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
-            cause = failed.get(trial.configuration)
-            known = _skip(trial, cause) if cause else launcher.launch(trial, store.trial_directory(trial.name))
-            store.save_result(known)
-            listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
-        else:
-            listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
-        if known.status is Status.COMPLETED:
-            completed.add(trial.configuration)
-        elif known.status.is_final and trial.configuration not in completed:
-            failed.setdefault(trial.configuration, known)
-        results.append(known)
-    return results
+    while True:
+        trials = store.trials()
+        for number, trial in enumerate(trials[len(results) :], start=len(results) + 1):
+            known = _read_known(store, trial)
+            if known is None:
+                listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
+                known = _skip(trial, results, guidance) or launcher.launch(trial, store.trial_directory(trial.name))
+                store.save_result(known)
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
+            else:
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
+            results.append(known)
+        more = guidance.plan_more(results)
+        if not more:
+            return results
+        store.add_trials(more)
 
 
 def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
@@ -70,7 +80,17 @@ def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
         return None
 
 
-def _skip(trial: Trial, cause: TrialResult) -> TrialResult:
+def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> TrialResult | None:
+    """The result of a trial that need not be run: what is known already tells it."""
+    reason = guidance.refuse(trial, results)
+    if reason:
+        return not_run(trial, reason)
+    earlier = [result for result in results if result.trial.configuration == trial.configuration]
+    if any(result.status is Status.COMPLETED for result in earlier):
+        return None
+    cause = next((result for result in earlier if result.status.is_final), None)
+    if cause is None:
+        return None
     if cause.status is Status.NOT_RUN:
         return not_run(trial, cause.reason)
     return not_run(trial, f"round {cause.trial.round} of it was {cause.status}, and would be again")

@@ -37,10 +37,12 @@ from scalelab.measure.agreement import (
 )
 from scalelab.measure.course import CourseRun
 from scalelab.measure.failure import Failure, classify
+from scalelab.measure.instruments import look
 from scalelab.measure.loop import run_block
 from scalelab.measure.training import Training, build_training
+from scalelab.observations import RankReport
 from scalelab.samples import render_samples
-from scalelab.trial import SINGLE_PROCESS, RankReport, StepSample, Trial, from_builtins, to_builtins
+from scalelab.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
@@ -96,7 +98,8 @@ def _measure(
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
     training = build_training(trial, rank, device)
     KEPT_ALIVE.append(training)
-    report = replace(report, num_parameters=training.num_parameters)
+    buffers = sum(buffer.nbytes for buffer in training.model.buffers())
+    report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers)
     if dist.is_initialized():
         dist.barrier()
     gc.collect()
@@ -105,6 +108,7 @@ def _measure(
         report = replace(report, peak_memory_bytes=read_peak_memory(device))
     else:
         report = _run_plan(trial, training, directory, report, samples, device)
+        report = look(trial, training, directory, report)
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     leave_together(training)
     return replace(report, involuntary_switches=switches)

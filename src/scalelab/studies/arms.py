@@ -86,7 +86,9 @@ class Arm:
 
 
 def name_configuration(trial: Trial) -> str:
-    """The plain loop by its name; a strategy with its number of ranks."""
+    """By its own label; otherwise the plain loop by its name, a strategy with its number of ranks."""
+    if trial.label:
+        return trial.label
     if trial.configuration == "control":
         return "control"
     if trial.strategy == "single":

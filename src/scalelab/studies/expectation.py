@@ -18,9 +18,9 @@ import numpy as np
 from scalelab.environment import count_cores
 from scalelab.errors import StoreError
 from scalelab.files import read_json
-from scalelab.studies.study import Study
 from scalelab.trial import Status, Trial, to_builtins
 from scalelab.units import format_duration
+from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 START_SECONDS = 4.0
 """Loading torch, once per study."""
@@ -38,14 +38,14 @@ class Expectation:
     source: str
 
 
-def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation:
+def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation:
     """From earlier runs if they cover every configuration, else from arithmetic, else unknown."""
     known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
     if all(trial.configuration in known for trial in trials):
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="as earlier runs of the same trials took")
-    flops_per_sample = study.job.flops_per_sample()
-    if flops_per_sample is None or any(trial.device != "cpu" for trial in trials):
+    works = [count_operations(trial) for trial in trials]
+    if any(work is None for work in works) or any(trial.device != "cpu" for trial in trials):
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
             seconds=None,
@@ -53,11 +53,20 @@ def expect_seconds(study: Study, trials: Sequence[Trial], runs: Sequence[Path]) 
         )
     speed = measure_matmul_speed()
     total = START_SECONDS
-    for trial in trials:
+    for trial, work in zip(trials, works, strict=True):
         crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
-        work = flops_per_sample * trial.batch_per_rank * trial.plan.num_steps
-        total += LAUNCH_SECONDS + crowding * work / (speed * trial.threads_per_rank)
+        total += LAUNCH_SECONDS + crowding * (work or 0.0) / (speed * trial.threads_per_rank)
     return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
+
+
+def count_operations(trial: Trial) -> float | None:
+    """Floating-point operations of one rank in a whole trial; None where nobody can say before it runs."""
+    if trial.workload not in BUILT_IN:
+        return None
+    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps
+    if num_steps is None:
+        return None
+    return make_options(trial.workload, trial.options).flops_per_sample() * trial.batch_per_rank * num_steps
 
 
 def find_earlier_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> dict[str, float]:
@@ -113,5 +122,5 @@ def _fingerprint_stored(trial: object) -> str:
     """What decides how long a trial takes: everything in it but its name, its round and its limits."""
     if not isinstance(trial, dict):
         return ""
-    ignored = ("configuration", "round", "timeout_seconds", "port", "seed")
+    ignored = ("configuration", "label", "round", "timeout_seconds", "port", "seed")
     return repr(sorted((key, repr(value)) for key, value in trial.items() if key not in ignored))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from scalelab.analysis.stats import Verdict, judge
 from scalelab.report.document import Caution, Document, Section
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
 from scalelab.studies.scaling_words import summarise_scaling
 from scalelab.studies.study import Job, Sampling
-from scalelab.units import format_interval
+from scalelab.studies.sweep import warn_of_control
 
 
 def conclude_scaling(
@@ -46,17 +45,8 @@ def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch:
 
 
 def _warn_of_control(answer: ScalingAnswer) -> tuple[Caution, ...]:
-    """The first thing to know: the machine made a difference where there is none."""
     ratio = answer.control_ratio
-    if ratio is None or judge(ratio) not in (Verdict.FASTER, Verdict.SLOWER):
-        return ()
-    return (
-        Caution(
-            message="the control failed: the plain loop measured twice differs by a factor of"
-            f" {format_interval('ratio', ratio)}, so that differences of this size mean nothing here",
-            next_step="measure again on a quieter machine, with more --rounds",
-        ),
-    )
+    return () if ratio is None else tuple(warn_of_control(ratio, "plain loop"))
 
 
 def _warn_of_extrapolation(answer: ScalingAnswer) -> tuple[Caution, ...]:

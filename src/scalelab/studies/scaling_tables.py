@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.report.document import Cell, Column, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
+from scalelab.studies.sweep import INTERVAL_NOTE, explain_marks, find_marks
 from scalelab.trial import PHASES
-
-INTERVAL_NOTE = "± is a 95 % confidence interval, its longer arm"
-OVERSUBSCRIBED = "†"
-NOT_FINITE = "‡"
 
 
 def make_main_table(answer: ScalingAnswer) -> Table:
@@ -32,11 +27,11 @@ def make_main_table(answer: ScalingAnswer) -> Table:
     rows = tuple(_make_main_row(answer, arm, len(columns)) for arm in answer.arms.values())
     base = answer.base
     reference = f"{name} and the first efficiency are over the {base.label}" if base else "no reference was measured"
-    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, reference, *_explain_marks(answer)))
+    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, reference, *explain_marks(answer.arms.values())))
 
 
 def _make_main_row(answer: ScalingAnswer, arm: Arm, num_columns: int) -> tuple[Cell, ...]:
-    name = make_cell(arm.label, mark=_find_marks(arm))
+    name = make_cell(arm.label, mark=find_marks(arm))
     if not arm.is_measured:
         status = arm.failure.status.replace("_", " ") if arm.failure else "not run yet"
         return (name, make_cell(status), *(Cell() for _ in range(num_columns - 2)))
@@ -79,7 +74,7 @@ def make_time_table(answer: ScalingAnswer) -> Table:
         exposed = answer.exposed(arm)
         rows.append(
             make_row(
-                make_cell(arm.label, mark=_find_marks(arm)),
+                make_cell(arm.label, mark=find_marks(arm)),
                 *(arm.phase(phase) for phase in PHASES),
                 exposed.seconds if exposed else None,
                 answer.excess(arm),
@@ -134,20 +129,3 @@ def _explain_laws(answer: ScalingAnswer, law: str) -> tuple[str, ...]:
     if len(answer.fair) < len(answer.spread):
         notes.append("oversubscribed runs are left out: sharing cores is another regime")
     return tuple(notes)
-
-
-def _find_marks(arm: Arm) -> str:
-    marks = OVERSUBSCRIBED if arm.trial.is_oversubscribed else ""
-    if any(result.first_non_finite_loss() for result in arm.results):
-        marks += NOT_FINITE
-    return marks
-
-
-def _explain_marks(answer: ScalingAnswer) -> Sequence[str]:
-    marks = "".join(_find_marks(arm) for arm in answer.arms.values())
-    notes = []
-    if OVERSUBSCRIBED in marks:
-        notes.append(f"{OVERSUBSCRIBED} oversubscribed: its ranks share cores")
-    if NOT_FINITE in marks:
-        notes.append(f"{NOT_FINITE} its loss became NaN or infinite")
-    return notes

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import tyro
 
 from scalelab.checks import check_at_least, check_divisible, check_positive, read_flag
 from scalelab.environment import count_cores, find_gpus, installed_version
 from scalelab.errors import UsageError
+from scalelab.observations import Instrument
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document
 from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
@@ -20,6 +21,33 @@ from scalelab.trial import Option, StepPlan, Trial, TrialResult
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
 from scalelab.workloads.source import OwnWorkload, split_name
+
+
+@runtime_checkable
+class Searching(Protocol):
+    """A study whose later trials depend on the results of earlier ones."""
+
+    def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
+        """What to run next, once all that was planned has a result; nothing: the search is over."""
+        ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A study that leaves planned trials out when earlier ones have answered them."""
+
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
+        """Why the trial need not be run; None: it is run."""
+        ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A study to which a failure may be the measurement itself."""
+
+    def expects(self, result: TrialResult) -> bool:
+        """Whether a trial that did not complete is part of the answer, and no reason for exit code 3."""
+        ...
 
 
 class Study(Protocol):
@@ -182,6 +210,12 @@ class Configuration:
     strategy: str
     num_ranks: int
     global_batch: int
+    job: Job | None = None
+    """What is trained, where it differs from the study's job."""
+    label: str = ""
+    """How tables call it; empty: by its strategy and number of ranks."""
+    instruments: tuple[Instrument, ...] = ()
+    """What is looked at besides time, in its first round."""
 
 
 def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
@@ -195,7 +229,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     if device == "cuda":
         check_gpus(most_ranks)
     threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
-    alike = {strategy: describe_trial_fields(job, strategy) for strategy in {c.strategy for c in configurations}}
+    alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
     trials = [
         Trial(
             configuration=configuration.name,
@@ -206,7 +240,9 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             threads_per_rank=threads,
             is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
             plan=plan_steps(sampling, configuration.strategy),
-            **alike[configuration.strategy],
+            label=configuration.label,
+            instruments=configuration.instruments if number == 1 else (),
+            **alike[configuration.name],
         )
         for number in range(1, sampling.rounds + 1)
         for configuration in (configurations if number % 2 else reversed(configurations))

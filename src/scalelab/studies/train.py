@@ -15,6 +15,7 @@ import tyro
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.environment import count_cores
 from scalelab.errors import UsageError
+from scalelab.observations import CurvePoint
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.settings import Course
@@ -22,7 +23,7 @@ from scalelab.strategies.catalogue import Strategy, check_spreading, check_strat
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
-from scalelab.trial import CurvePoint, Status, Trial, TrialResult
+from scalelab.trial import Status, Trial, TrialResult
 from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity
 
 MOST_ROWS = 20

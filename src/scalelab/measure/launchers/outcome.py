@@ -12,8 +12,9 @@ from typing import Any
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json
 from scalelab.measure.agreement import curve_file, log_file, outcome_file, remove_scratch, samples_file
+from scalelab.observations import CurvePoint, RankReport
 from scalelab.samples import read_partial_samples
-from scalelab.trial import CurvePoint, RankReport, Status, Trial, TrialResult, from_builtins
+from scalelab.trial import Status, Trial, TrialResult, from_builtins
 
 DUMP_MARK = "most recent call first"
 """The words with which `faulthandler` heads every thread's stack."""

@@ -1,0 +1,68 @@
+"""`scalelab reproduce RECIPE`: the experiments of a published assignment, beside its numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalelab.cli.finish import measure_and_report
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.run import Execution
+from scalelab.experiment import start_run
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.recipes.assignments import RECIPES
+from scalelab.recipes.reproduce import Reproduce
+from scalelab.store import RunStore, find_runs
+from scalelab.studies.expectation import expect_seconds, render_plan
+from scalelab.trial import to_builtins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The experiments of a published assignment, with its parameters, beside its numbers."""
+
+    reproduce: Reproduce
+    again: bool = False
+    """Measure everything anew, also where an earlier run of the same command was interrupted."""
+    execution: Execution = field(default_factory=Execution)
+
+
+def main(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print_recipes()
+        if not args:
+            return 2
+    command = parse_flags(Command, args, "reproduce")
+    reproduce, execution = command.reproduce, command.execution
+    trials = reproduce.plan()
+    if execution.dry_run:
+        sys.stdout.write(render_plan(trials, expect_seconds(trials, find_runs(execution.runs_dir))))
+        return 0
+    execution.output.check()
+    launcher = LocalLauncher()
+    launcher.check()
+    store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
+    if store is not None:
+        print(f"Going on with {store.path}; --again measures everything anew", file=sys.stderr)  # noqa: T201
+    store = store or start_run(reproduce, execution.runs_dir, ["scalelab", "reproduce", *args])
+    return measure_and_report(store, launcher, execution.output)
+
+
+def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
+    """The newest run of the same recipe, if it has trials left to run and nobody is at it."""
+    wanted = to_builtins(reproduce)
+    for path in reversed(find_runs(runs_dir)):
+        if not path.name.partition("reproduce-")[1]:
+            continue
+        store = RunStore.open(path)
+        if store.record.study == Reproduce.name and dict(store.record.fields) == wanted:
+            is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
+            return None if is_over or store.is_running() else store
+    return None
+
+
+def print_recipes() -> None:
+    lines = ["Recipes:", *(f"  {name:<10}{recipe.title}" for name, recipe in RECIPES.items()), ""]
+    print("\n".join(lines))  # noqa: T201

@@ -1,0 +1,89 @@
+"""What a recipe is: the experiments of a published assignment, its numbers, its questions and its checks.
+
+A row is one experiment. It has parts, each a study with exact parameters, and says what it finds in their answers: a
+table with ours beside the published one, and a few sentences for every question. A row that cannot be run here has a
+reason instead, and may still predict.
+
+A check recomputes a published claim from the published numbers alone, so that it holds on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scalelab.report.document import Document, Table
+from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.study import Study
+from scalelab.trial import Status, TrialResult
+
+Size = Literal["small", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one part of a row gave so far."""
+
+    study: Study
+    results: tuple[TrialResult, ...]
+    document: Document | None
+    """None until the first trial has a result."""
+
+    @property
+    def arms(self) -> dict[str, Arm]:
+        """By configuration, with warm-up taken off."""
+        sampling = getattr(self.study, "sampling", None)
+        return group_arms(self.results, sampling.warmup if sampling else None)
+
+    @property
+    def is_measured(self) -> bool:
+        return any(result.status is Status.COMPLETED for result in self.results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a row says."""
+
+    tables: tuple[Table, ...] = ()
+    """Ours beside the published one."""
+    answers: tuple[str, ...] = ()
+    """The row's questions, answered with this run's numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One experiment of an assignment."""
+
+    id: str
+    """As the assignment numbers it, such as P3."""
+    title: str
+    parts: Mapping[str, Study]
+    """The studies that it takes, by a short name; none: it is not run."""
+    conclude: Callable[[Mapping[str, Outcome]], Finding]
+    """Its finding from what its parts gave so far; called with whatever there is, also with nothing."""
+    reason: str = ""
+    """Why it is not run, or not whole: what is missing, and where that will come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A published claim, recomputed from the published numbers."""
+
+    id: str
+    """The row that it belongs to."""
+    claim: str
+    """What was published."""
+    computed: str
+    """What follows from the numbers."""
+    holds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published assignment."""
+
+    name: str
+    title: str
+    make_rows: Callable[[Size], Sequence[Row]]
+    make_checks: Callable[[], Sequence[Check]]

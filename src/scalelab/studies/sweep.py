@@ -1,0 +1,158 @@
+"""What studies share that vary one thing: the plan with its control, the columns, the warnings, the setting.
+
+The first configuration is the reference. It is measured twice, as `control`, unless told otherwise: what differs there
+is the machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.report.document import Caution, Cell, Column, Table, Value, make_cell
+from scalelab.studies.arms import Arm
+from scalelab.studies.cautions import find_cautions
+from scalelab.studies.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.trial import Trial
+from scalelab.units import format_interval
+
+INTERVAL_NOTE = "± is a 95 % confidence interval, its longer arm"
+CONTROL = "control"
+OVERSUBSCRIBED = "†"
+NOT_FINITE = "‡"
+
+
+def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
+    """Every configuration in every round, and the first once more as the control."""
+    first, *others = configurations
+    control = [replace(first, name=CONTROL, label=CONTROL, instruments=())] if sampling.control else []
+    return plan_rounds(job, sampling, [first, *control, *others])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepColumn:
+    """A column, and how a measured arm fills it."""
+
+    column: Column
+    read: Callable[[Arm], Value | Estimate | Cell]
+
+
+def step_column() -> SweepColumn:
+    return SweepColumn(
+        column=Column(key="step_seconds", header="step", quantity="seconds"), read=lambda arm: make_cell(arm.step)
+    )
+
+
+def samples_column() -> SweepColumn:
+    """Samples of all ranks per second."""
+    return SweepColumn(
+        column=Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
+        read=lambda arm: arm.step.map(lambda seconds: arm.trial.global_batch / seconds),
+    )
+
+
+def ratio_column(reference: Arm | None, header: str = "× reference") -> SweepColumn:
+    """The step time over the reference's, round by round."""
+    return SweepColumn(
+        column=Column(key="step_ratio", header=header, quantity="ratio"),
+        read=lambda arm: compare_steps(arm, reference),
+    )
+
+
+def memory_column() -> SweepColumn:
+    return SweepColumn(
+        column=Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
+        read=lambda arm: arm.peak_memory_bytes,
+    )
+
+
+def compare_steps(arm: Arm, reference: Arm | None) -> Estimate | float | None:
+    """The step time over the reference's; exactly 1 for the reference itself, None without one."""
+    if reference is None or not reference.is_measured or not arm.is_measured:
+        return None
+    return 1.0 if arm is reference else estimate_ratio(arm.clean, reference.clean)
+
+
+def make_sweep_table(
+    arms: Iterable[Arm],
+    columns: Sequence[SweepColumn],
+    *,
+    title: str = "",
+    name_header: str = "run",
+    notes: Sequence[str] = (),
+) -> Table:
+    """One row per arm; one that gave nothing has its status instead of a time."""
+    every = list(arms)
+    rows = []
+    for arm in every:
+        name = make_cell(arm.label, mark=find_marks(arm))
+        if arm.is_measured:
+            cells = [column.read(arm) for column in columns]
+            rows.append((name, *(cell if isinstance(cell, Cell) else make_cell(cell) for cell in cells)))
+        else:
+            rows.append((name, make_cell(describe_status(arm)), *(Cell() for _ in columns[1:])))
+    return Table(
+        title=title,
+        columns=(Column(key="run", header=name_header, align="left"), *(column.column for column in columns)),
+        rows=tuple(rows),
+        notes=(INTERVAL_NOTE, *notes, *explain_marks(every)),
+    )
+
+
+def describe_status(arm: Arm) -> str:
+    """What stands in the row of an arm that was not measured."""
+    return arm.failure.status.words if arm.failure else "not run yet"
+
+
+def find_marks(arm: Arm) -> str:
+    marks = OVERSUBSCRIBED if arm.trial.is_oversubscribed else ""
+    if any(result.first_non_finite_loss() for result in arm.results):
+        marks += NOT_FINITE
+    return marks
+
+
+def explain_marks(arms: Iterable[Arm]) -> Iterator[str]:
+    marks = "".join(find_marks(arm) for arm in arms)
+    if OVERSUBSCRIBED in marks:
+        yield f"{OVERSUBSCRIBED} oversubscribed: its ranks share cores"
+    if NOT_FINITE in marks:
+        yield f"{NOT_FINITE} its loss became NaN or infinite"
+
+
+def find_sweep_cautions(arms: Mapping[str, Arm], reference: Arm | None) -> tuple[Caution, ...]:
+    """A control that failed first, then everything that makes the numbers less certain than they look."""
+    control = arms.get(CONTROL)
+    found: tuple[Caution, ...] = ()
+    if control is not None and reference is not None and control.is_measured and reference.is_measured:
+        found = tuple(warn_of_control(estimate_ratio(control.clean, reference.clean), reference.label))
+    return (*found, *find_cautions(arms.values()))
+
+
+def warn_of_control(ratio: Estimate, label: str) -> Iterator[Caution]:
+    """The first thing to know: the machine made a difference where there is none."""
+    if judge(ratio) in (Verdict.FASTER, Verdict.SLOWER):
+        yield Caution(
+            message=f"the control failed: the {label} measured twice differs by a factor of"
+            f" {format_interval('ratio', ratio)}, so that differences of this size mean nothing here",
+            next_step="measure again on a quieter machine, with more --rounds",
+        )
+
+
+def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *words: str) -> str:
+    """What was measured, in one line: the workload, what the study adds, cores and launches."""
+    every = list(arms)
+    threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
+    dropped = every[0].num_dropped if every else "–"
+    how = "as told" if sampling.warmup is not None else "as found"
+    cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
+    launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
+    return " · ".join([job.label, *words, cores, launches])
+
+
+def measure_variation(arm: Arm) -> float:
+    """The coefficient of variation of the steps: their standard deviation over their mean, launch by launch."""
+    ratios = [statistics.stdev(steps) / statistics.fmean(steps) for steps in arm.clean if len(steps) > 1]
+    return statistics.median(ratios) if ratios else 0.0
