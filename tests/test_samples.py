@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun
-from scalelab.samples import COLUMNS, parse_samples, read_samples, render_samples, sha256_of
+from scalelab.samples import COLUMNS, FIRST_COLUMNS, parse_samples, read_samples, render_samples, sha256_of
 from scalelab.trial import StepKind, StepSample
 from tests.records import draw_samples
 
@@ -37,7 +37,7 @@ def test_losses_of_every_sort_are_kept(loss: float | None) -> None:
 
 def test_what_was_not_timed_is_an_empty_field() -> None:
     text = render_samples([StepSample(1, 0, StepKind.CLEAN, 0.25, 0.5)])
-    assert text.splitlines() == [",".join(COLUMNS), "1,0,clean,0.25,0.5,,,,,"]
+    assert text.splitlines() == [",".join(COLUMNS), "1,0,clean,0.25,0.5,,,,,,"]
 
 
 def test_any_reader_of_csv_can_read_it() -> None:
@@ -51,15 +51,15 @@ def test_any_reader_of_csv_can_read_it() -> None:
     [
         ("", "the header is None"),
         ("rank,step\n", "the header is"),
-        ("HEADER0,3,clean,1.0\n", "a line has 4 fields, not 10"),
-        ("HEADER0,3,clean,1.0,0.1,,,,,,\n", "a line has 11 fields, not 10"),
-        ("HEADER0,3,clean,,0.1,,,,,\n", "a step has no time"),
-        ("HEADER0,3,clean,1.0,,,,,,\n", "a step has no time"),
-        ("HEADER0,3,clean,1.0,nan,,,,,\n", "a step has no time"),
-        ("HEADER0,3,clean,1.0,inf,,,,,\n", "a step has no time"),
-        ("HEADER0,3,sparkling,1.0,0.1,,,,,\n", "sparkling"),
-        ("HEADERzero,3,clean,1.0,0.1,,,,,\n", "zero"),
-        ("HEADER0,3,clean,1.0,0.1,,,,,bad\n", "bad"),
+        ("HEADER0,3,clean,1.0\n", "a line has 4 fields, not 11"),
+        ("HEADER0,3,clean,1.0,0.1,,,,,,,\n", "a line has 12 fields, not 11"),
+        ("HEADER0,3,clean,,0.1,,,,,,\n", "a step has no time"),
+        ("HEADER0,3,clean,1.0,,,,,,,\n", "a step has no time"),
+        ("HEADER0,3,clean,1.0,nan,,,,,,\n", "a step has no time"),
+        ("HEADER0,3,clean,1.0,inf,,,,,,\n", "a step has no time"),
+        ("HEADER0,3,sparkling,1.0,0.1,,,,,,\n", "sparkling"),
+        ("HEADERzero,3,clean,1.0,0.1,,,,,,\n", "zero"),
+        ("HEADER0,3,clean,1.0,0.1,,,,,,bad\n", "bad"),
     ],
 )
 def test_a_line_that_is_no_sample_is_refused(text: str, message: str) -> None:
@@ -124,3 +124,9 @@ def test_a_file_that_was_written_damaged_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match=r"samples\.csv cannot be read: No such file"):
         read_samples(tmp_path / "samples.csv", "0" * 64, 0)
+
+
+def test_a_file_from_before_the_last_gradient_was_timed_is_read() -> None:
+    header = ",".join(FIRST_COLUMNS)
+    (sample,) = parse_samples(f"{header}\n0,3,phases,1.0,0.5,0.1,0.1,0.2,0.1,2.5\n")
+    assert (sample.loss, sample.ready_seconds) == (2.5, None)

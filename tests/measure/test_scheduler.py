@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from scalelab.errors import LaunchFailed, StorageFull
+from scalelab.errors import LaunchFailed, StorageFull, StoreError
 from scalelab.experiment import ignore_event
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.scheduler import Event, TrialEnded, TrialStarted, run_trials
+from scalelab.measure.scheduler import Event, Guidance, TrialEnded, TrialStarted, run_trials
 from scalelab.store import RunStore
 from scalelab.trial import Status, Trial, TrialResult
 from tests.records import make_record, make_store
@@ -150,3 +151,42 @@ def test_what_no_trial_is_to_blame_for_ends_the_run_and_leaves_no_result(tmp_pat
     with pytest.raises(type(error)):
         run_trials(store, BrokenLauncher(lambda _: 0.01), ignore_event)
     assert store.results() == ([], [])
+
+
+def search_twice(results: Sequence[TrialResult]) -> list[Trial]:
+    """Two further trials, one after the other's result."""
+    found = [result for result in results if result.trial.configuration.startswith("probe")]
+    return [make_record(configuration=f"probe-{len(found) + 1}")] if len(found) < 2 else []
+
+
+def test_a_search_adds_trials_by_its_results_until_it_is_over(tmp_path: Path) -> None:
+    store = start(tmp_path, rounds=1)
+    results = run_trials(store, WatchedLauncher(store), ignore_event, Guidance(plan_more=search_twice))
+    assert [result.trial.configuration for result in results] == [*CONFIGURATIONS, "probe-1", "probe-2"]
+    assert RunStore.open(store.path).record.trials == tuple(result.trial.name for result in results)
+
+
+def test_a_search_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+    store = start(tmp_path, rounds=1)
+    guidance = Guidance(plan_more=search_twice)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(store, WatchedLauncher(store, stop_at="probe-2-r1"), ignore_event, guidance)
+    opened = RunStore.open(store.path)
+    again = WatchedLauncher(opened)
+    assert len(run_trials(opened, again, ignore_event, guidance)) == 4
+    assert again.launched == ["probe-2-r1"]
+
+
+def test_a_trial_that_is_refused_is_not_launched_and_says_why(tmp_path: Path) -> None:
+    store = start(tmp_path, rounds=1)
+    launcher = WatchedLauncher(store)
+    guidance = Guidance(refuse=lambda trial, results: "larger than what failed" if results else None)
+    results = run_trials(store, launcher, ignore_event, guidance)
+    assert launcher.launched == ["single-1-r1"]
+    assert [(result.status, result.reason) for result in results[1:]] == [(Status.NOT_RUN, "larger than what failed")]
+
+
+def test_the_same_trial_cannot_be_added_twice(tmp_path: Path) -> None:
+    store = start(tmp_path, rounds=1)
+    with pytest.raises(StoreError, match="single-1-r1"):
+        store.add_trials([make_record(configuration="single-1")])
