@@ -81,7 +81,7 @@ def main() -> int:
 def render_page() -> str:
     """The whole page."""
     with fixed_terminal():
-        texts = {" ".join(["scalelab", *command]): read_help(command) for command in list_commands()}
+        texts = {" ".join(["scalelab", *command]): shorten(command, read_help(command)) for command in list_commands()}
     return "\n".join([INTRODUCTION, *(f"## {title}\n\n```text\n{text}\n```\n" for title, text in texts.items())])
 
 
@@ -94,6 +94,16 @@ def list_commands() -> Iterator[tuple[str, ...]]:
             yield from ((verb, study) for study in STUDIES)
         if verb == "data":
             yield from ((verb, command) for command in DATA_VERBS)
+
+
+def shorten(command: tuple[str, ...], text: str) -> str:
+    """The help of a study without the flags that all have: those stand once, with the first study."""
+    first, *others = STUDIES
+    if command[0:1] != ("run",) or command[1:] not in [(name,) for name in others]:
+        return text
+    lines = text.splitlines()
+    shared = next(number for number, line in enumerate(lines) if "job options" in line)
+    return "\n".join([*lines[:shared], f" and all other options of scalelab run {first}, with those of its --workload"])
 
 
 def read_help(command: tuple[str, ...]) -> str:
