@@ -1,0 +1,164 @@
+"""Data types: the same training in fewer or more bits, by casting the model or under autocast.
+
+Casting puts weights, gradients and optimizer state into the type, so memory falls with it and updates smaller than a
+weight's last bit are lost. Autocast keeps them in float32 and computes products in the type, with a loss scale for
+float16, so memory for weights does not fall. Whether either is faster is up to the hardware: it must have units for
+the type.
+
+The losses are compared too, because a type that is fast and does not train is no answer. All rows start from the same
+weights and see the same batches. The tolerances are those with which torch takes two tensors of a type for equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Literal
+
+from scalelab.errors import UsageError
+from scalelab.report.document import Column, Document, Section
+from scalelab.settings import Dtype
+from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.dtype_words import summarise_dtypes
+from scalelab.studies.losses import LossComparison, compare_losses, is_non_finite, read_losses
+from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
+from scalelab.studies.study import Configuration, Job, Sampling
+from scalelab.studies.sweep import (
+    SweepColumn,
+    describe_measurement,
+    find_sweep_cautions,
+    make_sweep_table,
+    memory_column,
+    plan_sweep,
+    ratio_column,
+    samples_column,
+    step_column,
+)
+from scalelab.trial import Trial, TrialResult
+
+Mode = Literal["cast", "autocast"]
+
+REFERENCE: Final = "float32"
+AUTOCAST_TYPES = ("bfloat16", "float16")
+LOSS_TOLERANCES: Mapping[str, float] = {
+    "float32": 1.3e-6,
+    "float64": 1.3e-6,
+    "tf32": 1e-3,
+    "bfloat16": 1.6e-2,
+    "float16": 1e-3,
+}
+"""Relative differences that `torch.testing.assert_close` allows by default; tf32 has as many bits as float16, and
+float64 is held against float32 here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dtypes:
+    """Every data type by cast, and those of 16 bits by autocast as well, against float32."""
+
+    name: ClassVar[str] = "dtypes"
+    question: ClassVar[str] = "Which data type is faster here, what does it save, and does it still train?"
+
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+    """Data types to compare; float32 is always measured."""
+    modes: tuple[Mode, ...] = ("cast", "autocast")
+    """cast: the whole model in the type; autocast: weights in float32, products in the type (bfloat16 and float16)."""
+    ranks: int = 1
+    """Ranks of every row."""
+    strategy: MaybeStrategy = None
+    """How the training is spread. None: single on one rank, ddp on more."""
+    batch_per_rank: int = 16
+    """Samples per step on each rank."""
+    job: Job = field(default_factory=lambda: Job(workload="transformer"))
+    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
+
+    def __post_init__(self) -> None:
+        check_placement(self.ranks, self.batch_per_rank)
+        for name in ("dtypes", "modes"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise UsageError(f"--{name} {' '.join(values)} must name at least one, each once")
+        if self.job.dtype != REFERENCE or self.job.shape.autocast:
+            raise UsageError(f"--dtype {self.job.dtype} is what this study varies: use --dtypes and --modes")
+        without = [dtype for dtype in self.dtypes if dtype not in (*AUTOCAST_TYPES, REFERENCE)]
+        if without and "cast" not in self.modes:
+            raise UsageError(f"--dtypes {without[0]} has no autocast: add --modes cast, or leave it out")
+
+    def plan(self) -> list[Trial]:
+        return plan_sweep(self.job, self.sampling, self._list_rows())
+
+    def _list_rows(self) -> list[Configuration]:
+        rows = [self._configure(REFERENCE, "cast", REFERENCE)]
+        for dtype in self.dtypes:
+            if dtype in AUTOCAST_TYPES:
+                rows += [self._configure(dtype, mode, f"{dtype} {mode}") for mode in self.modes]
+            elif dtype != REFERENCE:
+                rows.append(self._configure(dtype, "cast", dtype))
+        return rows
+
+    def _configure(self, dtype: Dtype, mode: Mode, label: str) -> Configuration:
+        shape = replace(self.job.shape, autocast=mode == "autocast")
+        return Configuration(
+            name=label.replace(" ", "-"),
+            label=label,
+            strategy=choose_strategy(self.strategy, self.ranks),
+            num_ranks=self.ranks,
+            global_batch=self.batch_per_rank * self.ranks,
+            job=replace(self.job, dtype=dtype, shape=shape),
+        )
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms(results, self.sampling.warmup)
+        reference = arms.get(REFERENCE)
+        columns = [
+            step_column(),
+            samples_column(),
+            ratio_column(reference, "× float32"),
+            memory_column(),
+            *make_loss_columns(reference),
+        ]
+        notes = ("trains: the last loss is that of float32 within torch's tolerance for the type",)
+        return Document(
+            title="Data types",
+            question=self.question,
+            setting=describe_measurement(
+                self.job,
+                self.sampling,
+                arms.values(),
+                describe_placement(self.strategy, self.ranks),
+                f"batch {self.batch_per_rank} per rank",
+            ),
+            sections=(Section(tables=(make_sweep_table(arms.values(), columns, notes=notes),)),),
+            summary=summarise_dtypes(arms, reference, lambda arm: judge_loss(arm, reference)),
+            cautions=find_sweep_cautions(arms, reference),
+        )
+
+
+def make_loss_columns(reference: Arm | None) -> list[SweepColumn]:
+    """The last loss, how far it is from float32's, and the verdict."""
+    return [
+        SweepColumn(
+            column=Column(key="last_loss", header="last loss", quantity="loss"),
+            read=lambda arm: compare_with(arm, reference).last,
+        ),
+        SweepColumn(
+            column=Column(key="loss_difference", header="loss difference", quantity="share"),
+            read=lambda arm: compare_with(arm, reference).difference,
+        ),
+        SweepColumn(
+            column=Column(key="trains", header="trains", align="left"), read=lambda arm: judge_loss(arm, reference)
+        ),
+    ]
+
+
+def compare_with(arm: Arm, reference: Arm | None) -> LossComparison:
+    return compare_losses(read_losses(arm), read_losses(reference) if reference else {})
+
+
+def judge_loss(arm: Arm, reference: Arm | None) -> str | None:
+    """Whether the row trains as float32 does; None where that cannot be said."""
+    if is_non_finite(arm):
+        return "not finite"
+    difference = compare_with(arm, reference).difference
+    if difference is None:
+        return None
+    return "as float32" if difference <= LOSS_TOLERANCES[arm.trial.dtype] else "differently"
