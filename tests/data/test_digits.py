@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits as load_small
 
-from scalelab.data.digits import MEAN, STD, load_digits
+from scalelab.data.digits import MEAN, STD, load_digits, read_small_digits
 from scalelab.errors import UsageError
 
 
@@ -19,6 +20,14 @@ def test_training_and_test_images_are_all_images_once() -> None:
     both = np.concatenate([train.images, test.images])[:, 0, ::4, ::4].reshape(1797, 64)
     assert sorted(map(bytes, both)) == sorted(map(bytes, np.rint(small * 255 / 16).astype(np.uint8)))
     assert sorted([*train.labels, *test.labels]) == sorted(labels)
+
+
+def test_the_library_gives_the_same_where_its_file_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = read_small_digits()
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    others, other_labels = read_small_digits()
+    assert np.array_equal(images, others)
+    assert np.array_equal(labels, other_labels)
 
 
 def test_every_class_has_its_share_of_the_test_images() -> None:
@@ -47,6 +56,6 @@ def test_mean_and_deviation_are_those_of_the_training_images() -> None:
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UsageError, match=r"pip install 'scalelab\[torch\]'"):
         load_digits("train")

@@ -10,7 +10,9 @@ There is nothing random in it, so that no version of any library changes the spl
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,12 +31,7 @@ STD = (0.3760,) * NUM_CHANNELS
 
 def load_digits(split: Literal["train", "test"]) -> ImageSet:
     """The training or the test images."""
-    try:
-        from sklearn.datasets import load_digits as load_small  # type: ignore[import-untyped]
-    except ImportError:
-        raise UsageError("the digits come with scikit-learn, which is missing: pip install 'scalelab[torch]'") from None
-
-    small, labels = load_small(return_X_y=True)
+    small, labels = read_small_digits()
     wanted = is_test_image(labels) == (split == "test")
     values = np.rint(small[wanted] * 255 / MOST_VALUE).astype(np.uint8).reshape(-1, 1, 8, 8)
     large = values.repeat(ENLARGEMENT, axis=2).repeat(ENLARGEMENT, axis=3)
@@ -44,6 +41,24 @@ def load_digits(split: Literal["train", "test"]) -> ImageSet:
         mean=MEAN,
         std=STD,
     )
+
+
+def read_small_digits() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Images of 64 values each, and their classes, from the file that scikit-learn brings.
+
+    The library itself is left alone where that works: loading it takes a second, and every trial is a fresh process.
+    """
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise UsageError("the digits come with scikit-learn, which is missing: pip install 'scalelab[torch]'")
+    file = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        values = np.loadtxt(file, delimiter=",")
+        return values[:, :-1], values[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits as load_small  # type: ignore[import-untyped]
+
+    small, labels = load_small(return_X_y=True)
+    return small, labels
 
 
 def is_test_image(labels: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

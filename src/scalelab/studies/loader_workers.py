@@ -1,0 +1,153 @@
+"""Loader workers: the same training with its batches prepared by 0, 1, 2 … processes beside it.
+
+Without workers a step waits while its batch is cut, augmented and normalised. With them it waits only where they are
+not ready, at the price of processes that need cores of their own, and of handing batches over. A step is split into
+that wait (load: the input phase) and the rest (train: forward, backward, optimizer).
+
+On a CPU a rank computes on some of its cores and leaves the rest to its workers, the same in every row
+(`Trial.spare_cores_per_rank`): pinned to the cores that it computes on, as ranks are elsewhere, workers could only take
+time from it. On a GPU the processor is free for them.
+
+Workers live for all epochs. Where they do not, as in a DataLoader without `persistent_workers`, their start is paid
+for in every epoch; here it is part of the first step, which has a column of its own. At the beginning of an epoch the
+first batch is waited for in any case, because none is prepared beyond the end. Means have that in them, medians not;
+so the time of an epoch is the number of its steps times the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from scalelab.checks import check_at_least
+from scalelab.environment import count_cores
+from scalelab.errors import UsageError
+from scalelab.report.document import Caution, Document, Section
+from scalelab.studies.arms import group_arms
+from scalelab.studies.loader_split import make_epoch_table, make_split_table, summarise_workers
+from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
+from scalelab.studies.real_images import count_images, name_images, put_on_images
+from scalelab.studies.study import Configuration, Job, Sampling
+from scalelab.studies.sweep import describe_measurement, find_sweep_cautions, plan_sweep
+from scalelab.trial import Trial, TrialResult
+from scalelab.workloads.catalogue import find_workload
+from scalelab.workloads.source import OwnWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderWorkers:
+    """Trains on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
+
+    name: ClassVar[str] = "loader-workers"
+    question: ClassVar[str] = "How many worker processes should prepare the batches?"
+    swept_options: ClassVar[tuple[str, ...]] = ("workers",)
+    """Options of the workload that the study sets itself."""
+
+    workers: tuple[int, ...] = (0, 1, 2, 4)
+    """Worker processes on each rank."""
+    ranks: int = 1
+    """Ranks to measure on."""
+    strategy: MaybeStrategy = None
+    """How the training is spread: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one
+    rank, ddp on more."""
+    batch_per_rank: int = 128
+    """Samples per step on each rank."""
+    job: Job = field(default_factory=lambda: Job(workload="resnet18"))
+    sampling: Sampling = field(default_factory=lambda: Sampling(phase_steps=12, comm_free_steps=0))
+
+    def __post_init__(self) -> None:
+        check_placement(self.ranks, self.batch_per_rank)
+        if not self.workers:
+            raise UsageError("--workers needs at least one number, for example --workers 0 1 2")
+        for count in self.workers:
+            check_at_least("workers", count, 0)
+        if len(set(self.workers)) < len(self.workers):
+            raise UsageError(f"--workers {' '.join(map(str, self.workers))} names a number twice: give each once")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """0 first, which all are compared with."""
+        return (0, *sorted(count for count in self.workers if count))
+
+    @property
+    def trained_job(self) -> Job:
+        """The job on real images: random pixels are drawn once and need no loading."""
+        return put_on_images(self.job, "has no option 'workers': nothing loads its batches")
+
+    def check_option(self) -> None:
+        """Refuse a workload of the user's own that cannot be told how many workers to start."""
+        found = find_workload(self.job.workload)
+        if not isinstance(found, OwnWorkload) or found.takes_any_option:
+            return
+        if "workers" not in [option.name for option in found.options]:
+            raise UsageError(
+                f"--workload {found.label} has no option 'workers': let build() take it and give it to its DataLoader"
+                " as num_workers"
+            )
+
+    @property
+    def cores_per_rank(self) -> tuple[int, int]:
+        """Cores that a rank computes on, and cores that are left for its workers."""
+        fair = max(1, count_cores() // self.ranks)
+        if self.job.found_device != "cpu":
+            return self.job.threads_per_rank or fair, 0  # the processor has nothing else to do
+        threads = self.job.threads_per_rank or max(1, fair // 2)
+        return threads, max(0, fair - threads)
+
+    def plan(self) -> list[Trial]:
+        self.check_option()
+        job = self.trained_job
+        threads, spare = self.cores_per_rank
+        configurations = [
+            Configuration(
+                name=f"workers-{count}",
+                strategy=choose_strategy(self.strategy, self.ranks),
+                num_ranks=self.ranks,
+                global_batch=self.batch_per_rank * self.ranks,
+                job=replace(job, options={**job.options, "workers": count}),
+                label=f"{count} worker{'s'[: count != 1]}",
+            )
+            for count in self.counts
+        ]
+        trials = plan_sweep(replace(job, threads_per_rank=threads), self.sampling, configurations)
+        return [replace(trial, spare_cores_per_rank=spare) for trial in trials]
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        job = self.trained_job
+        arms = group_arms(results, self.sampling.warmup)
+        reference = arms.get("workers-0")
+        images = count_images(job)
+        steps_per_epoch = None if images is None else images // (self.batch_per_rank * self.ranks)
+        tables = (make_split_table(arms.values(), reference), make_epoch_table(arms.values(), steps_per_epoch))
+        words = (
+            name_images(job),
+            describe_placement(self.strategy, self.ranks),
+            f"batch {self.batch_per_rank} per rank",
+        )
+        return Document(
+            title="Loader workers",
+            question=self.question,
+            setting=describe_measurement(job, self.sampling, arms.values(), *words),
+            sections=(Section(tables=tables[:1]), Section(heading="An epoch", tables=tables[1:])),
+            summary=tuple(summarise_workers(arms, reference)),
+            cautions=(*self._warn_of_cores(results), *find_sweep_cautions(arms, reference)),
+        )
+
+    def _warn_of_cores(self, results: Sequence[TrialResult]) -> tuple[Caution, ...]:
+        """Workers without a core of their own take turns with the training, or with each other."""
+        if not results:
+            return ()
+        trial = results[0].trial
+        free = trial.spare_cores_per_rank if trial.device == "cpu" else trial.threads_per_rank
+        crowded = [count for count in self.counts if count > free]
+        if not crowded:
+            return ()
+        rows = ", ".join(map(str, crowded))
+        beside = f"{free} core{'s'[: free != 1]} beside those that it computes on" if free else "no core to spare"
+        return (
+            Caution(
+                message=f"a rank has {beside}: {rows} workers take turns with the training or with each other",
+                next_step="believe those rows for this machine only; fewer --threads-per-rank leave more cores",
+            ),
+        )
