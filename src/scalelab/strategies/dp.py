@@ -35,7 +35,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from scalelab.strategies.replicas import ThreadState, gather, replicate, scatter
+from scalelab.strategies.replicas import Cores, ThreadState, gather, replicate, scatter
 from scalelab.trial import Trial
 
 Tensor = torch.Tensor
@@ -55,6 +55,10 @@ class EmulatedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.num_replicas = num_replicas
+        self.cores: Cores = ()
+        """Of each replica; empty: wherever the process may run."""
+        self.seconds: memoryview[float] | None = None
+        """Where replicas add up their processor time; None: nowhere."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
@@ -63,9 +67,18 @@ class EmulatedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         parameters = list(self.module.parameters())
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        call = _Call(self.module, parameters, pieces, spec, ThreadState.of_caller())
+        call = _Call(self.module, parameters, pieces, spec, ThreadState.of_caller(self.cores, self.seconds))
         gathered = _RunReplicas.apply(call, *parameters, *tensors)  # type: ignore[no-untyped-call]
         return tree_unflatten(call.fill_outputs(gathered), call.output_spec)
+
+
+def own_cores(model: nn.Module, cores: Cores, seconds: memoryview[float] | None = None) -> None:
+    """Give every replica cores of its own, as it would have a GPU, and have its processor time added up.
+
+    Replica 0 shares the cores of the thread that calls the model, which the caller has pinned there.
+    """
+    spread: Any = model
+    spread.cores, spread.seconds = cores, seconds
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 Tensor = torch.Tensor
+Cores = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -69,27 +72,38 @@ class ThreadState:
     is_inference: bool
     is_autocast: bool
     autocast_dtype: torch.dtype
+    cores: Cores = ()
+    """Where each thread runs; empty: wherever the process may. Not the caller's."""
+    seconds: memoryview[float] | None = None
+    """Where the processor time of each thread is added up; None: nowhere."""
 
     @classmethod
-    def of_caller(cls) -> ThreadState:
+    def of_caller(cls, cores: Cores = (), seconds: memoryview[float] | None = None) -> ThreadState:
         return cls(
             torch.get_num_threads(),
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu"),
             torch.get_autocast_dtype("cpu"),
+            cores,
+            seconds,
         )
 
     def run_in_threads(self, function: Callable[[T], R], work: Sequence[T]) -> list[R]:
         """The results in order; an error is raised as it was, once all threads have ended."""
 
-        def run(item: T) -> R:
+        def run(index: int, item: T) -> R:
+            if self.cores:
+                os.sched_setaffinity(0, self.cores[index])  # of this thread alone
             with (
                 torch.inference_mode(self.is_inference),
                 torch.set_grad_enabled(self.is_grad_enabled),
                 torch.autocast("cpu", self.autocast_dtype, enabled=self.is_autocast),
             ):
-                return function(item)
+                result = function(item)
+            if self.seconds is not None:
+                self.seconds[index] += time.thread_time()  # the thread is new, and so is its clock
+            return result
 
         with ThreadPoolExecutor(len(work), "replica", torch.set_num_threads, (self.num_threads,)) as pool:
-            return list(pool.map(run, work))
+            return list(pool.map(run, range(len(work)), work))

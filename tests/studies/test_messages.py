@@ -1,0 +1,165 @@
+"""The study of messages, with messages whose bytes are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.observations import Message
+from scalelab.studies.messages import NO_BUFFERS, Messages
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import Status, Trial
+from tests.measure.trials import write_workload
+from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.spreads import JOB, SAMPLING, conclude, make_messages, send
+
+RESNET18 = replace(JOB, workload="resnet18", options={})
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+
+
+def send_by_strategy(trial: Trial) -> tuple[Message, ...]:
+    """A model of two units, one of them the root, with 400 bytes of parameters."""
+    if trial.strategy == "ddp":
+        found = [make("all_reduce", "gradients", "backward", 400, 2)]
+        if trial.spreading.broadcast_buffers:
+            found.insert(0, make("broadcast", "buffers", "forward", 40))
+        return tuple(found)
+    again = () if trial.strategy == "fsdp-grad-op" else (make("all_gather", "parameters", "backward", 300),)
+    return (
+        make("all_gather", "parameters", "forward", 400, 2),
+        *again,
+        make("reduce_scatter", "gradients", "backward", 400, 2),
+    )
+
+
+def make(kind: str, purpose: str, phase: str, payload: int, count: int = 1) -> Message:
+    return Message(kind=kind, purpose=purpose, phase=phase, payload_bytes=payload, count=count)
+
+
+SENT = send(send_by_strategy, unit_bytes=(100, 300), buffer_bytes=40)
+
+
+def test_resnet18_also_runs_without_buffers_synchronised_and_without_norms() -> None:
+    trials = [trial for trial in make_messages(job=RESNET18).plan() if trial.round == 1]
+    found = {trial.configuration: trial for trial in trials}
+    assert list(found) == [
+        "ddp-2", "control", "fsdp-full-2", "fsdp-grad-op-2", "fsdp2-2", "ddp-unsent", "ddp-synced", "ddp-no-norm",
+    ]  # fmt: skip
+    assert not found["ddp-unsent"].spreading.broadcast_buffers
+    assert found["ddp-synced"].spreading.sync_batch_norm
+    assert found["ddp-no-norm"].options == {"norm": "none"}
+    assert all(trial.global_batch == 16 for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("job", "fields"),
+    [
+        (JOB, {}),
+        (RESNET18, {"batch_norm": False}),
+        (RESNET18, {"strategies": ("fsdp-full",)}),
+        (replace(RESNET18, options={"norm": "none"}), {}),
+    ],
+)
+def test_rows_about_batch_norm_are_only_where_they_say_something(job: Job, fields: dict[str, Any]) -> None:
+    names = {trial.configuration for trial in make_messages(job=job, **fields).plan()}
+    assert not {"ddp-unsent", "ddp-synced", "ddp-no-norm"} & names
+
+
+def test_counted_bytes_stand_beside_those_of_theory(tmp_path: Path) -> None:
+    document = conclude(make_messages(), tmp_path, SENT)
+    main, kinds = document.tables
+    ddp = find_row(main, "ddp × 2")
+    assert (ddp["num_messages"].value, ddp["payload_bytes"].value, ddp["expected_bytes"].value) == (3, 440, 440)
+    assert ddp["wire_bytes"].value == 400 + 20
+    full, kept = find_row(main, "fsdp-full × 2"), find_row(main, "fsdp-grad-op × 2")
+    assert (full["payload_bytes"].value, full["wire_bytes"].value) == (1100, 550)
+    assert (kept["payload_bytes"].value, kept["wire_bytes"].value) == (800, 400)
+    assert len(kinds.rows) == 2 + 3 + 2 + 3
+    assert "DDP all-reduces 400 bytes of gradients a step, 4 for each of 100 parameters, in 2 messages" in say_all(
+        document
+    )
+    assert "All messages of all 4 rows are those of theory, to the byte." in say_all(document)
+    assert "fsdp-grad-op × 2 0.95" in say_all(document)
+    assert "Rank 0's buffers, 40 bytes in 1 broadcast, are 9.1 % of what DDP sends" in say_all(document)
+    assert any("gloo carries a reduce-scatter out" in note for note in main.notes)
+
+
+def test_bytes_that_theory_does_not_know_are_warned_of(tmp_path: Path) -> None:
+    def send_more(trial: Trial) -> tuple[Message, ...]:
+        return (*send_by_strategy(trial), make("all_reduce", "", "forward", 8))
+
+    document = conclude(make_messages(strategies=("ddp",)), tmp_path, send(send_more, buffer_bytes=40))
+    assert "Not the bytes that theory gives: ddp × 2" in say_all(document)
+    assert "ddp × 2 sends something else than theory says: all-reduce in forward 8 B instead of 0 B" in warn_all(
+        document
+    )
+
+
+def test_a_message_that_is_missing_is_warned_of(tmp_path: Path) -> None:
+    document = conclude(make_messages(strategies=("ddp",)), tmp_path, send(send_by_strategy, buffer_bytes=50))
+    assert "broadcast in forward 40 B instead of 50 B" in warn_all(document)
+
+
+def test_synchronised_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
+    def send_statistics(trial: Trial) -> tuple[Message, ...]:
+        if not trial.spreading.sync_batch_norm:
+            return send_by_strategy(trial)
+        statistics = (
+            make("all_gather", "batch norm", "forward", 4 * 2 * 9, 1),
+            make("all_reduce", "batch norm", "backward", 4 * 8, 1),
+        )
+        return (*send_by_strategy(trial), *statistics)
+
+    study = make_messages(job=RESNET18, strategies=("ddp",))
+    document = conclude(study, tmp_path, send(send_statistics, buffer_bytes=40))
+    assert "Synchronised batch norm adds 2 messages of together 104 bytes" in say_all(document)
+    assert "a step takes as long as ddp's: 1.0" in say_all(document)
+    assert "Without batch norm the network sends 440 bytes" in say_all(document)
+
+
+def test_a_model_of_the_users_own_without_buffers_leaves_those_rows_out(tmp_path: Path) -> None:
+    job = replace(JOB, workload=write_workload(tmp_path, ""), options={})
+    study = make_messages(job=job, strategies=("ddp",))
+    document = conclude(study, tmp_path / "runs", send(lambda _: (make("all_reduce", "gradients", "backward", 400),)))
+    assert [row[0].value for row in document.tables[0].rows] == ["ddp × 2", "control"]
+    assert NO_BUFFERS not in warn_all(document)
+
+
+def test_a_strategy_that_fails_leaves_the_others_rows_intact(tmp_path: Path) -> None:
+    document = conclude(make_messages(), tmp_path, SENT, failures={"ddp-2": Status.CRASHED, "control": Status.CRASHED})
+    main = document.tables[0]
+    assert find_row(main, "ddp × 2")["step_seconds"].value == "crashed"
+    assert find_row(main, "fsdp2 × 2")["payload_bytes"].value == 1100
+
+
+def test_nothing_measured_is_no_answer_and_no_error() -> None:
+    document = make_messages().conclude([])
+    assert document.tables[0].rows == ()
+    assert document.summary == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"strategies": ("ddp", "dp")}, "--strategies dp sends no messages"),
+        ({"strategies": ()}, "--strategies needs at least one name"),
+        ({"ranks": 1}, "--ranks 1"),
+        ({"batch_per_rank": 0}, "--batch-per-rank 0"),
+    ],
+)
+def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_messages(**fields)
+
+
+def test_a_run_read_back_is_the_same_study() -> None:
+    assert Messages(sampling=Sampling(rounds=2)).sampling.comm_free_steps == 8
+    assert Messages().sampling.comm_free_steps == SAMPLING.comm_free_steps == 0
