@@ -120,6 +120,9 @@ def draw_samples() -> st.SearchStrategy[StepSample]:
         backward_seconds=st.none() | seconds,
         optimizer_seconds=st.none() | seconds,
         loss=st.none() | st.floats(),
+        ready_seconds=st.none() | seconds,
+        ready_stall_seconds=st.none() | seconds,
+        optimizer_stall_seconds=st.none() | seconds,
     )
 
 

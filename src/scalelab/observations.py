@@ -8,6 +8,7 @@ clean steps: after them, in steps of its own, or outside the ranks.
     messages         what the ranks send in one step, by kind, with bytes
     counters         what DDP itself says of forward, backward, exchange and their overlap
     utilization      how busy every core or GPU is over time, seen from outside the ranks
+    replicas         what every replica of dp holds
     gradient_noise   how much gradients of samples differ: the simple noise scale of a training
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Instrument = Literal["memory", "memory_forecast", "messages", "counters", "utilization", "gradient_noise"]
+Instrument = Literal["memory", "memory_forecast", "messages", "counters", "utilization", "replicas", "gradient_noise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +27,20 @@ class MemoryReport:
 
     peak_bytes: int
     """The most that was alive at once, of everything that torch's allocator gave out."""
+    peak_phase: str = ""
+    """The phase of the step that it falls in."""
     current_bytes: int | None = None
     """Alive after the last step."""
     reserved_bytes: int | None = None
-    """Held by the caching allocator (CUDA); None on CPU."""
+    """The most that the caching allocator held (CUDA); None on CPU."""
     by_category: Mapping[str, int] = field(default_factory=dict)
     """At the peak: parameters, gradients, optimizer, activations, buckets, batch, rest … They add up to the peak."""
+    phase_peaks: Mapping[str, int] = field(default_factory=dict)
+    """The highest point of every phase."""
     file: str = ""
-    """The timeline or snapshot, in the trial's directory; empty: none."""
+    """The timeline, in the trial's directory; empty: none."""
+    snapshot: str = ""
+    """What the public memory viewer reads, in the trial's directory (CUDA); empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +52,48 @@ class Message:
     count: int
     """Calls in one step."""
     payload_bytes: int | None
-    """Of all calls together, as handed to the collective; None where it was not recorded."""
+    """Of the whole tensors of all calls together: what an all-gather gives and what a reduce-scatter takes, not one
+    rank's piece of it; None where it was not recorded."""
     purpose: str = ""
     """gradients, parameters, buffers, batch norm …; empty: unknown."""
+    phase: str = ""
+    """The phase of the step that it was started in; empty: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageBasis:
+    """What the messages of a step follow from: sizes of one rank's model, read off before the step."""
+
+    gradient_bytes: int
+    """Of all parameters that get a gradient, whole."""
+    num_gradients: int
+    """The numbers in them."""
+    buffer_bytes: int = 0
+    unit_bytes: tuple[int, ...] = ()
+    """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
+    norm_channels: tuple[int, ...] = ()
+    """Of each synchronised batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DdpCounters:
-    """What DistributedDataParallel measured itself: means over its sampled steps, in seconds."""
+    """What DistributedDataParallel measured itself, in seconds: one number for each watched step."""
 
-    forward_seconds: float
-    backward_seconds: float
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
     """Until the last gradient was computed."""
-    communication_seconds: float
+    communication_seconds: tuple[float, ...]
     """From the first bucket's start to the last one's end."""
-    overlap_seconds: float
+    overlap_seconds: tuple[float, ...]
     """The part of communication during which backward was still computing."""
     bucket_bytes: tuple[int, ...] = ()
     """Sizes of the buckets, rebuilt in the order in which gradients become ready."""
+
+    @property
+    def exposed_seconds(self) -> tuple[float, ...]:
+        """Communication that no computing hides, waiting for slower ranks included."""
+        pairs = zip(self.communication_seconds, self.overlap_seconds, strict=True)
+        return tuple(communication - overlap for communication, overlap in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +103,12 @@ class DeviceLoad:
     seconds: float
     """The end of the interval, on the host's monotonic clock, as the samples' `start_seconds`."""
     device: str
-    """core 0, gpu 0 …"""
+    """rank 0: the cores of one rank's process; replica 0: those of one replica of emulated dp, all replicas: its
+    process as a whole; gpu 0; other programs: what the same cores did besides."""
     busy: float
     """The share of the interval, in [0, 1]."""
+    interval_seconds: float = 0.0
+    """The length of the interval."""
     memory_bytes: int | None = None
     """Used on the device then (GPUs)."""
 
@@ -121,6 +155,15 @@ class RankReport:
     """How often the kernel took the core away while the rank wanted to run."""
     buffer_bytes: int | None = None
     """Of the model's buffers, such as batch-norm statistics."""
+    optimizer_bytes: int | None = None
+    """Of what the optimizer of this rank keeps between steps, after the last of them."""
+    limited_bytes: int | None = None
+    """The highest of what a memory limit counts, over the whole launch; see `measure/memory_limit.py`."""
+    limit_bytes: int | None = None
+    """The limit in the same bytes, where there is one: the trial's (CPU), or what the device has for torch (CUDA)."""
     memory: MemoryReport | None = None
     messages: tuple[Message, ...] = ()
+    message_basis: MessageBasis | None = None
+    replica_bytes: tuple[int, ...] = ()
+    """What each replica of dp holds: allocated at most on its device (CUDA), its tensors added up (CPU)."""
     counters: DdpCounters | None = None

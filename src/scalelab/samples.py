@@ -16,8 +16,8 @@ from scalelab.errors import DamagedRun
 from scalelab.trial import StepKind, StepSample
 
 COLUMNS = StepSample._fields
-FIRST_COLUMNS = COLUMNS[:-1]
-"""What files had before `ready_seconds` was recorded; they are read as they are."""
+FIRST_COLUMNS = COLUMNS[: COLUMNS.index("ready_seconds")]
+"""What the first files had. Columns were only ever added behind them: a file with fewer is read as it is."""
 
 
 def render_samples(samples: Iterable[StepSample]) -> str:
@@ -35,7 +35,7 @@ def parse_samples(text: str) -> list[StepSample]:
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
         raise ValueError(f"it is no CSV: {error}") from error
-    if not rows or tuple(rows[0]) not in (COLUMNS, FIRST_COLUMNS):
+    if not rows or len(rows[0]) < len(FIRST_COLUMNS) or tuple(rows[0]) != COLUMNS[: len(rows[0])]:
         raise ValueError(f"the header is {rows[0] if rows else None}, not {list(COLUMNS)}")
     return [_parse_row(row, len(rows[0])) for row in rows[1:]]
 

@@ -36,7 +36,7 @@ Option = bool | int | float | str
 
 DTYPES = get_args(Dtype)
 DEVICES = ("cpu", "cuda")
-ALLOCATORS = ("system", "keep")
+ALLOCATORS = ("system", "keep", "pages")
 SINGLE_PROCESS = ("single", "dp")
 """Strategies that have no process group."""
 
@@ -159,6 +159,8 @@ class Trial:
     device: str = "cpu"
     dtype: str = "float32"
     threads_per_rank: int = 1
+    spare_cores_per_rank: int = 0
+    """Cores that a rank owns beside those it computes on: for the processes that load its data."""
     is_oversubscribed: bool = False
     """Whether the ranks of this trial must share cores or devices."""
     shape: StepShape = field(default_factory=StepShape)
@@ -176,7 +178,8 @@ class Trial:
     memory_limit_bytes: int | None = None
     """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
     allocator: str = "system"
-    """`system`: as torch finds it; `keep`: freed memory stays with the process (glibc, CPU)."""
+    """`system`: as torch finds it; `keep`: freed memory stays with the process; `pages`: every tensor has pages of its
+    own (glibc, CPU)."""
     port: int = 0
     """The rendezvous port on loopback; 0: any free one."""
 
@@ -188,6 +191,7 @@ class Trial:
         for name in ("num_ranks", "global_batch", "round", "threads_per_rank"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("seed", self.seed, 0)
+        check_at_least("spare_cores_per_rank", self.spare_cores_per_rank, 0)
         check_divisible(self.global_batch, self.num_ranks)
         check_one_of("device", self.device, DEVICES)
         check_one_of("dtype", self.dtype, DTYPES)
@@ -225,8 +229,13 @@ class Trial:
 
     @property
     def num_processes(self) -> int:
-        """One per rank; the replicas of `dp` are threads of one process."""
-        return 1 if self.strategy in SINGLE_PROCESS else self.num_ranks
+        """One per rank; the replicas of `dp` are threads of one process, and a forecast needs no ranks."""
+        return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
+
+    @property
+    def is_forecast(self) -> bool:
+        """Whether nothing is trained: a step is gone through on tensors that have no memory."""
+        return "memory_forecast" in self.instruments
 
     @property
     def is_emulated(self) -> bool:
@@ -246,7 +255,8 @@ class Trial:
     @property
     def batch_per_pass(self) -> int:
         """Samples of one forward pass of one process."""
-        return self.global_batch // self.num_processes // self.accumulation
+        num_processes = 1 if self.strategy in SINGLE_PROCESS else self.num_ranks
+        return self.global_batch // num_processes // self.accumulation
 
 
 class StepSample(NamedTuple):
@@ -266,6 +276,12 @@ class StepSample(NamedTuple):
     loss: float | None = None
     ready_seconds: float | None = None
     """From the start of the step until this rank had computed its last gradient, whatever it then waited for."""
+    input_stall_seconds: float | None = None
+    """Of the phase, while the rank wanted to run and its core was given to others."""
+    forward_stall_seconds: float | None = None
+    ready_stall_seconds: float | None = None
+    """The same from the start of the step until the last gradient."""
+    optimizer_stall_seconds: float | None = None
 
 
 PHASES = ("input", "forward", "backward", "optimizer")

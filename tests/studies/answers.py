@@ -72,7 +72,7 @@ def find_row(table: Table, name: object) -> dict[str, Cell]:
 
 def find_tables(document: Document) -> tuple[Table, Table, Table]:
     """The main table, where the time goes, and the laws."""
-    main, time, laws = document.tables
+    main, time, *_, laws = document.tables
     return main, time, laws
 
 

@@ -10,13 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from scalelab.measure.ddp_counters import watch_ddp_counters
+from scalelab.measure.memory import look_at_memory
+from scalelab.measure.messages import watch_messages
+from scalelab.measure.replica_memory import watch_replicas
 from scalelab.measure.training import Training
 from scalelab.observations import Instrument, RankReport
 from scalelab.trial import Trial
 
 Look = Callable[[Trial, Training, Path, RankReport], RankReport]
 
-INSTRUMENTS: dict[Instrument, Look] = {}
+INSTRUMENTS: dict[Instrument, Look] = {
+    "counters": watch_ddp_counters,
+    "memory": look_at_memory,
+    "messages": watch_messages,
+    "replicas": watch_replicas,
+}
 """By name; those that are not here are not looked at by the rank after its steps."""
 
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from scalelab.measure.failure import is_out_of_memory
 from scalelab.measure.readiness import ReadyClock
+from scalelab.measure.stalls import StallClock
 from scalelab.measure.state import SavedState
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
@@ -41,6 +42,8 @@ class RawStep(NamedTuple):
     phases: dict[str, float] | None = None
     ready: float | None = None
     """Seconds until the last gradient was computed."""
+    stalls: dict[str, float | None] | None = None
+    """Seconds in which the core was given to others: by phase, and until the last gradient."""
 
 
 def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
@@ -71,21 +74,29 @@ def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    with ReadyClock(training.model) as ready:
+    is_on_cpu = next(training.model.parameters()).device.type == "cpu"
+    with StallClock(is_wanted=is_on_cpu) as stalls, ReadyClock(training.model, stalls) as ready:
         for _ in range(num_steps):
             training.synchronize()
-            clock = PhaseClock(training.synchronize)
+            clock = PhaseClock(training.synchronize, stalls.read)
             ready.begin()
             loss = take_step(training, clock.mark)
-            raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds, ready.read(clock.start)))
+            stalled = clock.stalls | {"ready": ready.read_stall(clock.start_stall)}
+            raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds, ready.read(clock.start), stalled))
 
 
 class PhaseClock:
-    """Adds up the time of each phase over the passes of a step, with the device synchronised at every mark."""
+    """Adds up the time of each phase over the passes of a step, with the device synchronised at every mark.
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    `read_stall` gives the time so far in which the core was given to others; it is added up by phase as well.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], read_stall: Callable[[], float | None]) -> None:
         self._synchronize = synchronize
+        self._read_stall = read_stall
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.stalls: dict[str, float | None] = dict.fromkeys(PHASES)
+        self.start_stall = self._last_stall = read_stall()
         self.start = self.last = perf_counter()
 
     def mark(self, phase: str) -> None:
@@ -93,6 +104,10 @@ class PhaseClock:
         now = perf_counter()
         self.seconds[phase] += now - self.last
         self.last = now
+        stall = self._read_stall()
+        if stall is not None and self._last_stall is not None:
+            self.stalls[phase] = (self.stalls[phase] or 0.0) + stall - self._last_stall
+        self._last_stall = stall
 
 
 def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
@@ -151,6 +166,8 @@ def list_activities() -> list[torch.profiler.ProfilerActivity]:
 
 def make_sample(rank: int, step: int, kind: StepKind, raw: RawStep) -> StepSample:
     """A step as it is stored."""
-    phases = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
+    phases: dict[str, float | None] = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
+    if raw.stalls:
+        phases |= {f"{name}_stall_seconds": raw.stalls[name] for name in ("input", "forward", "ready", "optimizer")}
     seconds = raw.end - raw.start
     return StepSample(rank, step, kind, raw.start, seconds, loss=raw.loss, ready_seconds=raw.ready, **phases)

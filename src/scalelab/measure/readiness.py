@@ -16,18 +16,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalelab.measure.stalls import StallClock
 from scalelab.strategies.synchronization import can_update_without_sync
 
 
 class ReadyClock:
     """Watches the gradients of a model. Use as a context manager: hooks must be taken off again."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, stalls: StallClock | None = None) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad] if can_update_without_sync(model) else []
         self._is_cuda = any(parameter.is_cuda for parameter in self._parameters)
         self._hooks: list[Any] = []
         self._last: nn.Parameter | None = None
         self._stamp: float | None = None
+        self._stalls = stalls
+        self._stall_stamp: float | None = None
         self._begin: Any = None
         self._event: Any = None
 
@@ -40,7 +43,7 @@ class ReadyClock:
 
     def begin(self) -> None:
         """The step begins now."""
-        self._stamp = None
+        self._stamp = self._stall_stamp = None
         if self._is_cuda:
             self._begin, self._event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._begin.record()
@@ -57,6 +60,10 @@ class ReadyClock:
             return float(self._begin.elapsed_time(self._event)) / 1e3
         return self._stamp - start
 
+    def read_stall(self, start: float | None) -> float | None:
+        """Seconds of stalls from `start`, their reading at the beginning, to the last gradient; None: unknown."""
+        return None if start is None or self._stall_stamp is None else self._stall_stamp - start
+
     def _watch(self, parameters: list[nn.Parameter]) -> None:
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._see) for parameter in parameters]
 
@@ -67,6 +74,8 @@ class ReadyClock:
 
     def _see(self, parameter: torch.Tensor) -> None:
         self._stamp = perf_counter()
+        if self._stalls is not None:
+            self._stall_stamp = self._stalls.read()
         self._last = parameter  # type: ignore[assignment]
         if self._is_cuda:
             self._event.record()

@@ -40,7 +40,13 @@ def plan_scaling(
         Configuration(name=name, strategy="single", num_ranks=1, global_batch=batch_on(1)) for name in names
     ]
     configurations += [
-        Configuration(name=f"{strategy}-{n}", strategy=strategy, num_ranks=n, global_batch=batch_on(n))
+        Configuration(
+            name=f"{strategy}-{n}",
+            strategy=strategy,
+            num_ranks=n,
+            global_batch=batch_on(n),
+            instruments=("counters",) if strategy == "ddp" and n > 1 else (),
+        )
         for n in sorted({1, *ranks})
     ]
     return plan_rounds(job, sampling, configurations)
@@ -82,6 +88,11 @@ class ScalingAnswer:
     def fair(self) -> list[Arm]:
         """Those whose ranks have cores of their own: the only ones that a law of scaling can be fitted to."""
         return [arm for arm in self.spread if not arm.trial.is_oversubscribed]
+
+    @cached_property
+    def largest(self) -> Arm | None:
+        """The most ranks with cores of their own; None where only one rank was measured so."""
+        return next((arm for arm in reversed(self.fair) if arm.trial.num_ranks > 1), None)
 
     @property
     def base(self) -> Arm | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from scalelab.report.document import Caution, Document, Section
+from scalelab.report.document import Caution, Document, Section, Table
+from scalelab.studies.breakdown_table import make_breakdown_table, warn_of_rest
 from scalelab.studies.cautions import find_cautions
+from scalelab.studies.communication import make_communication_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
 from scalelab.studies.scaling_words import summarise_scaling
@@ -17,7 +19,8 @@ def conclude_scaling(
     """Main table, where the time goes, the laws; the findings; what to be careful about."""
     sections = [Section(tables=(make_main_table(answer),))]
     if answer.spread or answer.plain:
-        sections.append(Section(heading="Where the time goes", tables=(make_time_table(answer),)))
+        tables = (make_time_table(answer), *_break_down_largest(answer))
+        sections.append(Section(heading="Where the time goes", tables=tables))
     laws = make_law_table(answer)
     if laws is not None:
         sections.append(Section(heading="Laws of scaling", tables=(laws,)))
@@ -27,8 +30,22 @@ def conclude_scaling(
         setting=describe_setting(answer, job, sampling, batch),
         sections=tuple(sections),
         summary=summarise_scaling(answer),
-        cautions=(*_warn_of_control(answer), *find_cautions(answer.arms.values()), *_warn_of_extrapolation(answer)),
+        cautions=(
+            *_warn_of_control(answer),
+            *find_cautions(answer.arms.values()),
+            *(warn_of_rest(answer.largest) if answer.largest else ()),
+            *_warn_of_extrapolation(answer),
+        ),
     )
+
+
+def _break_down_largest(answer: ScalingAnswer) -> tuple[Table, ...]:
+    """Every rank of the largest fair row, and its communication by every way to it."""
+    arm = answer.largest
+    if arm is None or not arm.trial.plan.phase_steps:
+        return ()
+    parts = make_breakdown_table(arm, title=f"Every rank of {arm.label}")
+    return (parts, make_communication_table(answer, arm)) if arm.trial.strategy == "ddp" else (parts,)
 
 
 def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:

@@ -9,8 +9,13 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.studies.arms import Arm
+from scalelab.studies.breakdown_table import break_arm
+from scalelab.studies.communication import compare_ways
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.units import Quantity, format_interval, format_quantity, format_share
+
+WORTH_A_LOOK = 0.05
+"""A rank that waits for others during a larger share of its step is named."""
 
 
 def summarise_scaling(answer: ScalingAnswer) -> tuple[str, ...]:
@@ -28,6 +33,8 @@ def _find_sentences(answer: ScalingAnswer) -> Iterator[str]:
             yield from _describe_linearity(answer, fair)
             yield from _explain_loss(answer, arm)
             yield from _compare_methods(answer, arm)
+            yield from compare_ways(answer, arm)
+            yield from _name_waiting(arm)
     yield from _describe_law(answer)
     yield from _describe_machinery(answer)
     yield from _describe_oversubscribed(answer)
@@ -127,6 +134,16 @@ def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
         f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; the intervals"
         f" {verdict}."
     )
+
+
+def _name_waiting(arm: Arm) -> Iterator[str]:
+    """The rank that waits most for slower ones, where that is worth a look."""
+    worst = max(break_arm(arm) or (), key=lambda parts: parts.parts["waiting"].value, default=None)
+    if worst is not None and worst.share("waiting").value >= WORTH_A_LOOK:
+        yield (
+            f"Rank {worst.rank} waits {_say('seconds', worst.parts['waiting'])} of every step for slower ranks:"
+            " scalelab run imbalance tells which, and in which phase."
+        )
 
 
 def _describe_law(answer: ScalingAnswer) -> Iterator[str]:

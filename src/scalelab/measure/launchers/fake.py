@@ -60,9 +60,16 @@ class FakeLauncher:
         for kind, num_steps in trial.plan.blocks:
             for _ in range(num_steps):
                 seconds = self._draw(trial, kind, step, launch_shift, rng)
-                samples += [_make_sample(rank, step, kind, clock, seconds) for rank in range(trial.num_ranks)]
+                ready = self._find_ready(trial, seconds)
+                samples += [
+                    _make_sample(rank, step, kind, clock, seconds, ready) for rank in range(trial.num_processes)
+                ]
                 clock, step = clock + seconds, step + 1
         return samples
+
+    def _find_ready(self, trial: Trial, seconds: float) -> float | None:
+        """The last gradient comes as long before the end of backward as communication is exposed."""
+        return 0.9 * seconds - self._comm_seconds(trial) if trial.strategy in ("single", "ddp") else None
 
     def _draw(self, trial: Trial, kind: StepKind, step: int, launch_shift: float, rng: np.random.Generator) -> float:
         seconds = self._step_seconds(trial)
@@ -74,10 +81,10 @@ class FakeLauncher:
         return seconds * launch_shift * skewed * spike * warmup
 
 
-def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: float) -> StepSample:
+def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: float, ready: float | None) -> StepSample:
     loss = 1.0 / (1 + step)
     if kind is not StepKind.PHASES:
         return StepSample(rank, step, kind, start, seconds, loss=loss)
     return StepSample(
-        rank, step, kind, start, seconds, 0.02 * seconds, 0.3 * seconds, 0.58 * seconds, 0.1 * seconds, loss
+        rank, step, kind, start, seconds, 0.02 * seconds, 0.3 * seconds, 0.58 * seconds, 0.1 * seconds, loss, ready
     )

@@ -1,0 +1,73 @@
+"""Communication by every way to it, and the breakdown of every rank, in the scaling studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.studies.study import Sampling
+from tests.studies.answers import answer, find_row, make_strong, make_weak, say_all, set_machine, warn_all
+from tests.studies.uneven import UnevenLauncher
+
+SAMPLING = Sampling(rounds=6, steps=12, phase_steps=6, comm_free_steps=4)
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+
+
+def test_ways_that_must_agree_do_and_subtraction_counts_what_does_not_shrink(tmp_path: Path) -> None:
+    study = make_strong(sampling=SAMPLING)
+    _, document = run_study(study, runs_dir=tmp_path, launcher=UnevenLauncher(exchange=0.008, noise=0.01))
+    (ways,) = (table for table in document.tables if "every way" in table.title)
+    assert find_row(ways, "phases")["seconds"].value == pytest.approx(0.008)
+    assert find_row(ways, "DDP counters")["seconds"].value == pytest.approx(0.008)
+    assert find_row(ways, "ablation")["seconds"].value == pytest.approx(0.008, rel=0.2)
+    assert find_row(ways, "subtraction")["seconds"].value == pytest.approx(0.008 + 0.0075, rel=0.1)
+    assert "by phases" in say_all(document)
+
+
+def test_every_rank_of_the_largest_row_is_broken_down_without_a_rest(tmp_path: Path) -> None:
+    study = make_weak(sampling=SAMPLING, ranks=(1, 2))
+    _, document = run_study(study, runs_dir=tmp_path, launcher=UnevenLauncher(own={1: {"forward": 0.040}}))
+    (parts,) = (table for table in document.tables if table.title == "Every rank of ddp × 2")
+    for rank in (0, 1):
+        row = find_row(parts, f"rank {rank}")
+        known = ("input", "compute", "exposed", "waiting", "stalled", "rest")
+        total = sum(float(row[f"{name}_seconds"].value or 0.0) for name in known)
+        assert total == pytest.approx(row["step_seconds"].value)
+        assert row["rest_share"].value == pytest.approx(0)
+    assert find_row(parts, "rank 0")["waiting_seconds"].value == pytest.approx(0.010)
+    assert "Rank 0 waits 10" in say_all(document)
+
+
+def test_a_strategy_without_last_gradients_has_a_reason_instead_of_parts(tmp_path: Path) -> None:
+    _, document = answer(make_strong(strategy="fsdp-full"), tmp_path)
+    (parts,) = (table for table in document.tables if table.title == "Every rank of fsdp-full × 4")
+    assert all(cell.value is None for row in parts.rows for cell in row[1:])
+    assert "no moment is known" in parts.notes[0]
+    assert not any("every way" in table.title for table in document.tables)
+
+
+def test_parts_that_do_not_add_up_are_warned_of(tmp_path: Path) -> None:
+    class Slower(UnevenLauncher):
+        def launch(self, trial, directory):  # type: ignore[no-untyped-def]
+            result = super().launch(trial, directory)
+            samples = tuple(
+                sample._replace(step_seconds=1.2 * sample.step_seconds) if sample.kind == "clean" else sample
+                for sample in result.samples
+            )
+            return type(result)(trial=trial, status=result.status, samples=samples, ranks=result.ranks)
+
+    _, document = run_study(make_strong(sampling=SAMPLING), runs_dir=tmp_path, launcher=Slower())
+    assert "the parts of a step leave 17 % of it unexplained" in warn_all(document)
+
+
+def test_without_phases_there_is_no_breakdown(tmp_path: Path) -> None:
+    sampling = Sampling(rounds=3, steps=12, phase_steps=0, comm_free_steps=2)
+    _, document = answer(make_strong(sampling=sampling), tmp_path, FakeLauncher(lambda trial: 0.4 / trial.num_ranks))
+    assert len(document.tables) == 3

@@ -1,0 +1,154 @@
+"""`imbalance`: the slow rank, its phase and its delay are found from samples; the cost is held against the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.report.document import Document
+from scalelab.settings import Perturbation, Phase
+from scalelab.studies.imbalance import Imbalance
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import PHASES, Status
+from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
+from tests.studies.uneven import EVEN, UnevenLauncher
+
+SAMPLING = Sampling(rounds=6, steps=12, phase_steps=12, comm_free_steps=0, control=False)
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+
+
+def make_study(*, delay: str = "0s", phase: Phase = "backward", rank: int | None = None, **fields: Any) -> Imbalance:
+    told = Perturbation(delay=delay, delay_phase=phase, delay_rank=rank)
+    job = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", perturbation=told)
+    return Imbalance(**({"job": job, "sampling": SAMPLING} | fields))
+
+
+def conclude(study: Imbalance, directory: Path, **fields: Any) -> Document:
+    return run_study(study, runs_dir=directory, launcher=UnevenLauncher(**fields))[1]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_injected_delay_is_named_and_costs_what_the_model_says(phase: Phase, tmp_path: Path) -> None:
+    document = conclude(make_study(delay="20ms", phase=phase, rank=1), tmp_path, noise=0.01)
+    said = say_all(document)
+    assert f"Rank 1 is slow in {phase}: " in document.summary[0]
+    assert "rank and phase were found" in said
+    assert "times the model, no difference." in said
+    assert "Without the delay: no rank is slow" in said
+    row = find_row(document.tables[0], "disturbed")
+    assert (row["slow_rank"].value, row["slow_phase"].value) == ("rank 1", phase)
+    assert covers(row["excess_seconds"], 0.020)
+    assert covers(row["waiting_seconds"], 0.020)
+    assert find_row(document.tables[0], "undisturbed")["slow_rank"].value == "none"
+
+
+def test_the_others_wait_as_long_as_the_delay_and_the_slow_one_does_not(tmp_path: Path) -> None:
+    document = conclude(make_study(delay="20ms", rank=0, ranks=4), tmp_path)
+    (parts,) = (table for table in document.tables if table.title == "Every rank of disturbed")
+    assert find_row(parts, "rank 0")["waiting_seconds"].value == pytest.approx(0)
+    for rank in (1, 2, 3):
+        assert find_row(parts, f"rank {rank}")["waiting_seconds"].value == pytest.approx(0.020)
+        assert find_row(parts, f"rank {rank}")["rest_seconds"].value == pytest.approx(0)
+
+
+def test_without_a_delay_the_job_is_diagnosed_as_it_is(tmp_path: Path) -> None:
+    slow = {1: {"forward": EVEN["forward"] + 0.010}}
+    document = conclude(make_study(), tmp_path, own=slow, noise=0.01)
+    assert "Rank 1 is slow in forward: " in document.summary[0]
+    assert covers(find_row(document.tables[0], "ddp × 2")["excess_seconds"], 0.005)
+    assert "were rank 1 as fast as rank 0 there" in say_all(document)
+    assert [row[0].value for row in document.tables[0].rows] == ["ddp × 2"]
+
+
+def test_the_diagnosis_does_not_believe_the_flag(tmp_path: Path) -> None:
+    """What the trials are told to delay is not what they do."""
+    study = make_study(delay="20ms", phase="input", rank=0)
+    launcher = UnevenLauncher(own={1: {"optimizer": 0.050}})
+    launcher._draw = lambda trial, rank, rng: (  # type: ignore[method-assign]
+        UnevenLauncher(own=launcher.own)._draw(make_study().plan()[0], rank, rng)
+    )
+    document = run_study(study, runs_dir=tmp_path, launcher=launcher)[1]
+    assert "Rank 1 is slow in optimizer" in document.summary[0]
+    assert "the diagnosis is another" in say_all(document)
+
+
+def test_a_rank_that_only_lost_its_core_to_others_is_not_slow(tmp_path: Path) -> None:
+    document = conclude(make_study(), tmp_path, stall=0.030, noise=0.01)
+    assert "No rank is slow" in document.summary[0]
+    (parts,) = (table for table in document.tables if table.title == "Every rank of ddp × 2")
+    assert find_row(parts, "rank 0")["stalled_seconds"].value == pytest.approx(0.030)
+
+
+def test_a_slow_input_of_rank_0_is_found_though_others_wait_for_its_buffers(tmp_path: Path) -> None:
+    document = conclude(make_study(delay="20ms", phase="input", rank=0), tmp_path, buffer_bytes=400)
+    assert "Rank 0 is slow in input: 20" in document.summary[0]
+    assert "Slow as well" not in say_all(document)
+    assert "--no-broadcast-buffers" in warn_all(document)
+
+
+def test_without_last_gradients_only_input_and_optimizer_are_compared(tmp_path: Path) -> None:
+    study = make_study(delay="20ms", phase="optimizer", rank=1, strategy="fsdp-full")
+    document = conclude(study, tmp_path, knows_ready=False)
+    assert "Rank 1 is slow in optimizer" in document.summary[0]
+    assert "only input and optimizer were compared" in warn_all(document)
+    (parts,) = (table for table in document.tables if table.title == "Every rank of disturbed")
+    assert all(cell.value is None for row in parts.rows for cell in row[1:])
+    assert "exchanges in forward and in backward" in parts.notes[0]
+
+
+def test_two_launches_that_disagree_are_unresolved(tmp_path: Path) -> None:
+    sampling = Sampling(rounds=2, steps=12, phase_steps=12, comm_free_steps=0, control=False)
+    document = conclude(make_study(sampling=sampling), tmp_path, noise=0.3)
+    assert "unresolved" in document.summary[0]
+
+
+def test_a_row_that_failed_leaves_the_rest(tmp_path: Path) -> None:
+    study = make_study(delay="20ms", rank=0)
+    document = conclude(study, tmp_path, failures={"undisturbed": Status.OUT_OF_MEMORY})
+    assert find_row(document.tables[0], "undisturbed")["step_seconds"].value == "out of memory"
+    assert "Rank 0 is slow in backward" in document.summary[0]
+    assert study.conclude([]).tables[0].rows == ()
+    lost = conclude(study, tmp_path, failures={"disturbed": Status.CRASHED})
+    assert lost.summary == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"delay": "5ms"}, "on every rank is no imbalance: add --delay-rank 0"),
+        ({"delay": "5ms", "rank": 2}, "--delay-rank 2 does not exist"),
+        ({"ranks": 1}, "--ranks 1"),
+        ({"strategy": "dp"}, "one process"),
+        ({"sampling": Sampling(phase_steps=0)}, "--phase-steps 0"),
+        ({"global_batch": 3}, "3"),
+    ],
+)
+def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_study(**fields)
+
+
+@pytest.mark.ranks
+def test_a_delay_on_real_ranks_is_found(launcher: LocalLauncher, tmp_path: Path) -> None:
+    told = Perturbation(delay="15ms", delay_phase="backward", delay_rank=1)
+    job = Job(workload="mlp", options={"dim": 32, "depth": 2}, device="cpu", threads_per_rank=1, perturbation=told)
+    sampling = Sampling(rounds=2, steps=4, warmup=1, phase_steps=10, comm_free_steps=0, control=False)
+    study = Imbalance(global_batch=16, job=job, sampling=sampling)
+    results = [_launch(launcher, trial, tmp_path) for trial in study.plan()]
+    document = study.conclude(results)
+    assert "Rank 1 is slow in backward: 15" in document.summary[0]
+
+
+def _launch(launcher: LocalLauncher, trial: Any, directory: Path) -> Any:
+    from tests.measure.trials import launch
+
+    return launch(launcher, trial, directory / trial.name)
