@@ -1,0 +1,112 @@
+"""Batch size: throughput, memory and the limit, with a fake launcher and with real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.experiment import find_failed, run_study
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.studies.batch_size import BatchSize
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import Status, Trial
+from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
+from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run
+
+JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
+FIXED, SLOPE = 0.010, 0.001
+
+
+@pytest.fixture(autouse=True)
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 16)
+
+
+def make(**fields: Any) -> BatchSize:
+    return BatchSize(**({"job": JOB, "sampling": FEW, "batches": (4, 8, 16, 32)} | fields))
+
+
+def grow(trial: Trial) -> float:
+    return FIXED + SLOPE * trial.batch_per_rank
+
+
+def test_the_line_that_is_played_is_the_one_that_is_found(tmp_path: Path) -> None:
+    document = run(make(), tmp_path, grow)
+    main, line = document.tables
+    for batch in (4, 8, 16, 32):
+        row = find_row(main, f"batch {batch}")
+        assert row["samples_per_second"].value == pytest.approx(batch / (FIXED + SLOPE * batch))
+        assert find_row(line, batch)["distance"].value == pytest.approx(0, abs=1e-6)
+    assert find_row(main, "batch 4")["gain"].value == 1.0
+    assert covers(find_row(main, "batch 32")["gain"], 32 / 4 * 0.014 / 0.042)
+    assert "half of what it can become at batch 10" in say_all(document)
+    assert "an extrapolation" in say_all(document)
+    assert "No batch was out of memory; the largest that ran is 32" in say_all(document)
+
+
+def test_tokens_are_counted_where_samples_have_them(tmp_path: Path) -> None:
+    document = run(make(job=Job(workload="gpt2", device="cpu")), tmp_path, lambda _: 0.5)
+    assert find_row(document.tables[0], "batch 8")["tokens_per_second"].value == pytest.approx(8 * 64 / 0.5)
+
+
+def test_nothing_larger_than_what_was_out_of_memory_is_tried(tmp_path: Path) -> None:
+    launcher = SweepLauncher(grow, failures={"batch-16": Status.OUT_OF_MEMORY})
+    store, document = run_study(make(), runs_dir=tmp_path, launcher=launcher)
+    assert launcher.launched.count("batch-16-r1") == 1
+    assert not [name for name in launcher.launched if name.startswith("batch-32")]
+    assert "batch-16-r2" not in launcher.launched
+    main = document.tables[0]
+    assert find_row(main, "batch 16")["step_seconds"].value == "out of memory"
+    assert find_row(main, "batch 32")["step_seconds"].value == "not run"
+    assert find_row(main, "batch 8")["step_seconds"].value == pytest.approx(FIXED + 8 * SLOPE)
+    assert "batch 16 was out of memory, and 32 is larger" in warn_all(document)
+    assert "Batch 16 is out of memory, 8 ran" in say_all(document)
+    assert len(find_failed(store)) == 2 * FEW.rounds
+
+
+def test_a_failure_that_is_not_memory_stops_no_larger_batch(tmp_path: Path) -> None:
+    launcher = SweepLauncher(grow, failures={"batch-8": Status.INVALID})
+    _, document = run_study(make(), runs_dir=tmp_path, launcher=launcher)
+    assert find_row(document.tables[0], "batch 8")["step_seconds"].value == "invalid"
+    assert find_row(document.tables[0], "batch 32")["gain"].value is not None
+
+
+def test_a_curve_is_not_called_a_line(tmp_path: Path) -> None:
+    document = run(make(), tmp_path, lambda trial: 0.001 * trial.batch_per_rank**1.7)
+    assert "a straight line misses the steps" in warn_all(document)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batches": ()}, "--batches"),
+        ({"batches": (8, 4)}, "8 4"),
+        ({"batches": (0, 4)}, "0"),
+        ({"ranks": 0}, "--ranks"),
+    ],
+)
+def test_batches_that_cannot_be_are_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(**fields)
+
+
+def test_the_batch_is_that_of_every_rank() -> None:
+    study = make(ranks=2)
+    assert plan_names(study) == ["batch-4", "control", "batch-8", "batch-16", "batch-32"]
+    assert {trial.global_batch for trial in study.plan()} == {8, 16, 32, 64}
+    assert {trial.strategy for trial in study.plan()} == {"ddp"}
+
+
+@pytest.mark.ranks
+def test_a_real_batch_that_is_too_large_ends_the_sweep(tmp_path: Path) -> None:
+    job = Job(workload="mlp", options={"dim": 64, "depth": 2}, threads_per_rank=1, memory_limit="150MB", device="cpu")
+    sampling = Sampling(rounds=1, steps=3, phase_steps=0, comm_free_steps=0, control=False)
+    study = BatchSize(batches=(8, 1_000_000, 2_000_000), job=job, sampling=sampling)
+    with LocalLauncher() as launcher:
+        _, document = run_study(study, runs_dir=tmp_path, launcher=launcher)
+    steps = [row[1].value for row in document.tables[0].rows]
+    assert steps[1:] == ["out of memory", "not run"]
+    assert isinstance(steps[0], float)
