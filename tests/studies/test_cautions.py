@@ -202,3 +202,12 @@ def test_what_is_compared_loses_the_same_first_steps() -> None:
     assert share_warmup([*settled, unsettled]) == 5
     assert share_warmup([unsettled]) == 20
     assert share_warmup([]) == 0
+
+
+def test_long_steps_of_many_configurations_are_one_fact_about_the_machine() -> None:
+    spikes = {(2, 14): 4.0, (2, 25): 3.0, (5, 24): 6.0, (6, 12): 2.0}
+    slow = [slow_down(r, lambda s, r=r: spikes.get((r.trial.round, s.step), 1.0)) for r in play()]
+    names = ("a", "b", "c", "d")
+    results = [replace(r, trial=replace(r.trial, configuration=name, label=name)) for name in names for r in slow]
+    message = only(warn(results))
+    assert message == "steps over 1.5 times the median: " + ", ".join(f"{name} (4 of 162)" for name in names)

@@ -12,7 +12,7 @@ from scalelab.trial import Status, StepKind, TrialResult
 from scalelab.units import format_quantity, format_share
 
 MOST_NAMED = 3
-"""How many outliers are named; the others are counted."""
+"""How many outliers are named, the others are counted; how many configurations may have warnings of their own."""
 MOST_OUTLIERS = 0.02
 """A share of outliers below this is what any shared machine has."""
 NOISY_WITHIN = 0.15
@@ -30,7 +30,7 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
     """Everything that makes the numbers less certain than their intervals say."""
     every = list(arms)
     found = [caution for arm in every for caution in _look_at_arm(arm)]
-    return (*_look_at_host(every), *_name_drifts(every), *found)
+    return (*_look_at_host(every), *_name_drifts(every), *found, *_name_tails(every))
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
@@ -43,8 +43,6 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     if arm.trial.course is None:  # a training run is one launch by intent, as long as it is
         yield from _name_missing_ablation(arm)
         yield from _name_warmup(arm)
-    yield from _name_outliers(arm)
-    yield from _name_heavy_tail(arm)
 
 
 def _name_failure(arm: Arm) -> Iterator[Caution]:
@@ -108,9 +106,40 @@ def _suggest_allocator(arms: Sequence[Arm]) -> str:
     return ", or try --allocator keep" if is_open else ""
 
 
+def _name_tails(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """Long steps, arm by arm where few have them; many with them are one fact about the machine, said once."""
+    measured = [arm for arm in arms if arm.is_measured]
+    outliers = [(arm, found) for arm in measured for found in _name_outliers(arm)]
+    tails = [(arm, found) for arm in measured for found in _name_heavy_tail(arm)]
+    if len({id(arm) for arm, _ in (*outliers, *tails)}) <= MOST_NAMED:
+        yield from (caution for arm in measured for other, caution in (*outliers, *tails) if other is arm)
+        return
+    if outliers:
+        named = ", ".join(
+            f"{arm.label} ({len(find_outliers(arm.clean))} of {_count_steps(arm)})" for arm, _ in outliers
+        )
+        yield Caution(message=f"steps over 1.5 times the median: {named}", next_step=outliers[0][1].next_step)
+    if tails:
+        named = ", ".join(f"{arm.label} {_measure_tail(arm):.1f}×" for arm, _ in tails)
+        yield Caution(
+            message=f"the mean step over the median, for long steps decide how long a training takes: {named}",
+            next_step=tails[0][1].next_step,
+        )
+
+
+def _count_steps(arm: Arm) -> int:
+    return sum(len(steps) for steps in arm.clean)
+
+
+def _measure_tail(arm: Arm) -> float:
+    """The mean step over the median."""
+    steps = [seconds for launch in arm.clean for seconds in launch]
+    return statistics.fmean(steps) / statistics.median(steps)
+
+
 def _name_outliers(arm: Arm) -> Iterator[Caution]:
     outliers = find_outliers(arm.clean)
-    num_steps = sum(len(steps) for steps in arm.clean)
+    num_steps = _count_steps(arm)
     if len(outliers) <= MOST_OUTLIERS * num_steps:
         return
     worst = sorted(outliers, key=lambda outlier: -outlier.ratio)[:MOST_NAMED]
@@ -131,12 +160,12 @@ def _number_step(arm: Arm, outlier: Outlier) -> int:
 
 def _name_heavy_tail(arm: Arm) -> Iterator[Caution]:
     """A few very long steps move no median, and decide how long a training takes."""
-    steps = [seconds for launch in arm.clean for seconds in launch]
-    mean, median = statistics.fmean(steps), statistics.median(steps)
-    if mean > HEAVY_TAIL * median:
+    tail = _measure_tail(arm)
+    if tail > HEAVY_TAIL:
+        mean = statistics.fmean(seconds for launch in arm.clean for seconds in launch)
         rate = format_quantity("rate", arm.trial.global_batch / mean)
         yield Caution(
-            message=f"{arm.label}: the mean step is {mean / median:.1f} times the median; with its long steps a"
+            message=f"{arm.label}: the mean step is {tail:.1f} times the median; with its long steps a"
             f" training does {rate} samples/s",
             next_step="look at samples.csv: batches that start again, such as a DataLoader's workers, do this",
         )
