@@ -10,13 +10,13 @@ from pathlib import Path
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.run import Execution
-from scalelab.experiment import start_run
+from scalelab.errors import DamagedRun
+from scalelab.experiment import read_study, start_run
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.store import RunStore, find_runs
 from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.trial import to_builtins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,15 @@ def main(args: Sequence[str]) -> int:
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
     """The newest run of the same recipe, if it has trials left to run and nobody is at it."""
-    wanted = to_builtins(reproduce)
     for path in reversed(find_runs(runs_dir)):
-        if not path.name.partition("reproduce-")[1]:
+        if "reproduce-" not in path.name:
             continue
-        store = RunStore.open(path)
-        if store.record.study == Reproduce.name and dict(store.record.fields) == wanted:
+        try:
+            store = RunStore.open(path)
+            is_same = store.record.study == Reproduce.name and read_study(store) == reproduce
+        except DamagedRun:
+            continue  # that run is lost, and `scalelab show` says so; this one is not
+        if is_same:
             is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
             return None if is_over or store.is_running() else store
     return None

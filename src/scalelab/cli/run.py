@@ -71,7 +71,10 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     default: str = kind().job.workload
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
-    check_names(options_class, [*list_fields(kind), *list_fields(Execution)], workload)
+    swept = getattr(kind, "swept_options", ())
+    options_class = hide_options(options_class, swept)
+    taken = [name for name in (*list_fields(kind), *list_fields(Execution)) if name not in swept]
+    check_names(options_class, taken, workload)
     routed = [field.name for field in dataclasses.fields(options_class) if field.name in ROUTED]
     command = make_command_class(kind, leave_out(options_class, routed), workload)
     description = f"{kind.question}\n\n{kind.__doc__}"
@@ -81,6 +84,24 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     options = read_options(answer.options, extra)
     job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
     return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
+    """The same options, but for some that the study sets itself: they keep their value and have no flag."""
+    hidden = [
+        (one.name, Annotated[Any, tyro.conf.Suppress, tyro.conf.Fixed], None if is_required(one) else one.default)
+        for one in dataclasses.fields(options_class)
+        if one.name in names
+    ]
+    if not hidden:
+        return options_class
+    made = dataclasses.make_dataclass("Options", hidden, bases=(options_class,), frozen=True, kw_only=True)
+    made.__doc__ = options_class.__doc__
+    return made
+
+
+def is_required(one: dataclasses.Field[Any]) -> bool:
+    return one.default is dataclasses.MISSING
 
 
 def leave_out(options_class: type[Any], names: Sequence[str]) -> type[Any]:

@@ -1,16 +1,18 @@
 """What a recipe is: the experiments of a published assignment, its numbers, its questions and its checks.
 
 A row is one experiment. It has parts, each a study with exact parameters, and says what it finds in their answers: a
-table with ours beside the published one, and a few sentences for every question. A row that cannot be run here has a
-reason instead, and may still predict.
+table with ours beside the published one, and a few sentences for every question. A row may read the parts of another
+one instead of measuring the same again. A row that cannot be run here has a reason instead, and may still predict.
 
 A check recomputes a published claim from the published numbers alone, so that it holds on any machine.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from scalelab.report.document import Document, Table
@@ -30,7 +32,7 @@ class Outcome:
     document: Document | None
     """None until the first trial has a result."""
 
-    @property
+    @cached_property
     def arms(self) -> dict[str, Arm]:
         """By configuration, with warm-up taken off."""
         sampling = getattr(self.study, "sampling", None)
@@ -41,6 +43,10 @@ class Outcome:
         return any(result.status is Status.COMPLETED for result in self.results)
 
 
+Outcomes = Mapping[str, Outcome]
+"""By the name of the part; parts that cannot be run here are missing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What a row says."""
@@ -48,7 +54,7 @@ class Finding:
     tables: tuple[Table, ...] = ()
     """Ours beside the published one."""
     answers: tuple[str, ...] = ()
-    """The row's questions, answered with this run's numbers."""
+    """The row's questions, answered with this run's numbers; the first is its main one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +64,29 @@ class Row:
     id: str
     """As the assignment numbers it, such as P3."""
     title: str
-    parts: Mapping[str, Study]
+    parts: Mapping[str, Study] = field(default_factory=dict)
     """The studies that it takes, by a short name; none: it is not run."""
-    conclude: Callable[[Mapping[str, Outcome]], Finding]
+    conclude: Callable[[Outcomes], Finding] = lambda _: Finding()
     """Its finding from what its parts gave so far; called with whatever there is, also with nothing."""
     reason: str = ""
     """Why it is not run, or not whole: what is missing, and where that will come from."""
+    reads: str = ""
+    """The row whose parts these are, where it measures nothing of its own."""
+    expects: Callable[[TrialResult], bool] = lambda _: False
+    """Whether a trial that did not complete belongs to the experiment, besides those that its studies look for."""
+    state: str = ""
+    """What the overview says of a row that is nothing to run; empty: what became of its parts."""
+
+    @property
+    def prefix(self) -> str:
+        """What the trials of its parts are named by."""
+        return (self.reads or self.id).lower()
+
+
+def is_out_of_memory(result: TrialResult) -> bool:
+    """Whether a trial ran out of memory, or was left out because a smaller one had."""
+    is_left_out = result.status is Status.NOT_RUN and re.search("out.of.memory", result.reason) is not None
+    return result.status is Status.OUT_OF_MEMORY or is_left_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ part, and its conclusion is theirs under one title. So it is kept, resumed, show
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -15,12 +16,17 @@ import tyro
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.recipes.assignments import RECIPES
-from scalelab.recipes.recipe import Check, Outcome, Row, Size
+from scalelab.recipes.feasibility import find_obstacle, limit_memory
+from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
 from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
+from scalelab.studies.train import Train
 from scalelab.trial import Trial, TrialResult
 
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet"]
+
+MOST_WHOLE_PARTS = 2
+"""With more parts, a row shows each one's main table and main sentence only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,59 +65,64 @@ class Reproduce:
         """The rows that were asked for, each on the device that was."""
         wanted = {name.upper() for name in self.only}
         rows = RECIPES[self.recipe].make_rows(self.size)
-        return tuple(self._place(row) for row in rows if not wanted or row.id in wanted)
+        return tuple(_place(row, self.device, self.size) for row in rows if not wanted or row.id in wanted)
 
-    def _place(self, row: Row) -> Row:
-        """A row whose parts cannot be planned on this machine is not run, for the reason that planning gives."""
-        parts: dict[str, Study] = {}
-        reason = row.reason
-        for key, study in row.parts.items():
-            placed: Study = replace(study, job=replace(study.job, device=self.device))
-            try:
-                placed.plan()
-            except UsageError as error:
-                reason = f"{reason}; {error}" if reason else str(error)
-            else:
-                parts[key] = placed
-        return replace(row, parts=parts, reason=reason)
+    @cached_property
+    def obstacles(self) -> dict[tuple[str, str], str]:
+        """Why parts cannot be run on this machine, by the prefix of their trials and their name."""
+        found = {}
+        for row in self.rows:
+            for key, study in row.parts.items():
+                if (row.prefix, key) not in found:
+                    obstacle = find_obstacle(study)
+                    found.update({(row.prefix, key): obstacle} if obstacle else {})
+        return found
+
+    @cached_property
+    def measured_parts(self) -> dict[tuple[str, str], Study]:
+        """Every part once, although several rows may read it."""
+        return {(row.prefix, key): study for row in self.rows for key, study in row.parts.items()}
 
     def plan(self) -> list[Trial]:
-        trials = [trial for row in self.rows for key, study in row.parts.items() for trial in _name(row, key, study)]
+        possible = {name: study for name, study in self.measured_parts.items() if name not in self.obstacles}
+        trials = [_rename(trial, *name) for name, study in possible.items() for trial in study.plan()]
         if not trials:
-            reasons = "; ".join(f"{row.id}: {row.reason}" for row in self.rows)
-            raise UsageError(f"nothing of --only {' '.join(self.only)} can be run here: {reasons}")
+            reasons = _join_alike((row.id, self._explain(row, ())) for row in self.rows)
+            raise UsageError(f"nothing of that can be run here: {reasons}")
         return trials
 
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
         more = []
-        for row in self.rows:
-            for key, study in row.parts.items():
-                if isinstance(study, Searching):
-                    found = study.plan_more(_select(results, row, key))
-                    more += [_rename(trial, row, key) for trial in found]
+        for name, study in self.measured_parts.items():
+            own = _select(results, *name)
+            if isinstance(study, Searching) and own:
+                more += [_rename(trial, *name) for trial in study.plan_more(own)]
         return more
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        row, key, own = self._find_part(trial)
-        study = row.parts[key]
-        return study.refuse(own, _select(results, row, key)) if isinstance(study, Selective) else None
+        name, own = _split_name(trial)
+        study = self.measured_parts[name]
+        return study.refuse(own, _select(results, *name)) if isinstance(study, Selective) else None
 
     def expects(self, result: TrialResult) -> bool:
-        row, key, own = self._find_part(result.trial)
-        study = row.parts[key]
-        return isinstance(study, Expecting) and study.expects(replace(result, trial=own))
+        name, own = _split_name(result.trial)
+        study = self.measured_parts[name]
+        is_sought = isinstance(study, Expecting) and study.expects(replace(result, trial=own))
+        return is_sought or any(row.expects(result) for row in self.rows if row.prefix == name[0])
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recipe = RECIPES[self.recipe]
+        outcomes = {name: conclude_part(study, _select(results, *name)) for name, study in self.measured_parts.items()}
         sections: list[Section] = []
         summary: list[str] = []
-        cautions: list[Caution] = []
+        cautions: list[tuple[str, Caution]] = []
         for row in self.rows:
-            outcomes = {key: _conclude_part(study, _select(results, row, key)) for key, study in row.parts.items()}
-            finding = row.conclude(outcomes)
-            sections.append(_make_section(row, outcomes, finding.tables, finding.answers))
+            own = {key: outcomes[row.prefix, key] for key in row.parts if outcomes[row.prefix, key].results}
+            finding = row.conclude(own)
+            shown = {} if row.reads and any(other.id == row.reads for other in self.rows) else own
+            sections.append(make_row_section(row, shown, finding, self._explain(row, own)))
             summary += [f"{row.id}: {answer}" for answer in finding.answers[:1]]
-            cautions += _collect_cautions(row, outcomes)
+            cautions += _collect_cautions(row, shown)
         checks = [check for check in recipe.make_checks() if not self.only or check.id in {row.id for row in self.rows}]
         if checks:
             sections.append(Section(heading="Checks of the published numbers", tables=(make_check_table(checks),)))
@@ -119,55 +130,84 @@ class Reproduce:
             title=recipe.title,
             question=self.question,
             setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
-            sections=(Section(tables=(make_overview(self.rows, results),)), *sections),
+            sections=(Section(tables=(make_overview(self.rows, outcomes),)), *sections),
             summary=tuple(summary),
-            cautions=_drop_repeated(cautions),
+            cautions=merge_cautions(cautions),
         )
 
-    def _find_part(self, trial: Trial) -> tuple[Row, str, Trial]:
-        number, key, configuration = trial.configuration.split(".", 2)
-        (row,) = (row for row in self.rows if row.id.lower() == number)
-        return row, key, replace(trial, configuration=configuration)
+    def _explain(self, row: Row, own: Iterable[str]) -> str:
+        """Why a row is not run, or not whole: its own reason, and what hinders those parts that gave nothing."""
+        hindered = {key: self.obstacles.get((row.prefix, key)) for key in row.parts if key not in own}
+        found = {key: obstacle for key, obstacle in hindered.items() if obstacle}
+        is_all = len(set(found.values())) == 1 and len(found) == len(row.parts)
+        words = next(iter(found.values())) if is_all else _join_alike(found.items())
+        return "; ".join(part for part in (row.reason, words) if part)
 
 
-def _rename(trial: Trial, row: Row, key: str) -> Trial:
-    return replace(trial, configuration=f"{row.id.lower()}.{key}.{trial.configuration}")
+def _join_alike(reasons: Iterable[tuple[str, str]]) -> str:
+    """Every reason once, with the names of those that share it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())
 
 
-def _name(row: Row, key: str, study: Study) -> Iterator[Trial]:
-    for trial in study.plan():
-        yield _rename(trial, row, key)
+def _place(row: Row, device: Literal["auto", "cpu", "cuda"], size: Size) -> Row:
+    parts: dict[str, Study] = {}
+    for key, study in row.parts.items():
+        placed: Study = replace(study, job=replace(study.job, device=device))
+        parts[key] = limit_memory(placed) if size == "full" else placed
+    return replace(row, parts=parts)
 
 
-def _select(results: Sequence[TrialResult], row: Row, key: str) -> tuple[TrialResult, ...]:
+def _rename(trial: Trial, prefix: str, key: str) -> Trial:
+    return replace(trial, configuration=f"{prefix}.{key}.{trial.configuration}")
+
+
+def _split_name(trial: Trial) -> tuple[tuple[str, str], Trial]:
+    """The part that a trial belongs to, and the trial as its study names it."""
+    prefix, key, configuration = trial.configuration.split(".", 2)
+    return (prefix, key), replace(trial, configuration=configuration)
+
+
+def _select(results: Sequence[TrialResult], prefix: str, key: str) -> tuple[TrialResult, ...]:
     """The results of one part, named as its study names them."""
-    prefix = f"{row.id.lower()}.{key}."
-    return tuple(
-        replace(result, trial=replace(result.trial, configuration=result.trial.configuration.removeprefix(prefix)))
-        for result in results
-        if result.trial.configuration.startswith(prefix)
-    )
+    start = f"{prefix}.{key}."
+    own = (result for result in results if result.trial.configuration.startswith(start))
+    return tuple(replace(result, trial=_split_name(result.trial)[1]) for result in own)
 
 
-def _conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
+def conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
     return Outcome(study=study, results=results, document=study.conclude(results) if results else None)
 
 
-def _make_section(
-    row: Row, outcomes: Mapping[str, Outcome], tables: tuple[Table, ...], answers: tuple[str, ...]
-) -> Section:
-    own = []
+def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding, reason: str) -> Section:
+    """A row's answers first, then its numbers beside the published ones, then what its studies say themselves."""
+    own: list[Table] = []
+    said: list[str] = []
+    most = None if len(outcomes) <= MOST_WHOLE_PARTS else 1
     for key, outcome in outcomes.items():
-        for number, table in enumerate(outcome.document.tables if outcome.document else ()):
-            assert outcome.document is not None
+        if outcome.document is None:
+            continue
+        mark = f" ({key})" if len(outcomes) > 1 else ""
+        for number, table in enumerate(list_tables(outcome)[:most]):
             title = table.title or (outcome.document.title if number == 0 else "")
-            own.append(replace(table, title=f"{title} ({key})" if title and len(outcomes) > 1 else title))
-    said = [words for outcome in outcomes.values() if outcome.document for words in outcome.document.summary]
-    reason = (f"Not run: {row.reason}." if not row.parts else f"Not whole: {row.reason}.",) if row.reason else ()
-    return Section(heading=f"{row.id} · {row.title}", paragraphs=(*reason, *answers, *said), tables=(*tables, *own))
+            own.append(replace(table, title=f"{title}{mark}" if title else ""))
+        new = (words for words in outcome.document.summary[:most] if words not in finding.answers)
+        said += [f"{outcome.document.title}{mark}: {words}" for words in new]
+    why = (f"{'Not whole' if row.parts else 'Not run'}: {reason}.",) if reason else ()
+    return Section(
+        heading=f"{row.id} · {row.title}", paragraphs=(*why, *finding.answers, *said), tables=(*finding.tables, *own)
+    )
 
 
-def make_overview(rows: Sequence[Row], results: Sequence[TrialResult]) -> Table:
+def list_tables(outcome: Outcome) -> tuple[Table, ...]:
+    """The tables of a study; of a training not its curve: on random data it shows nothing."""
+    tables = outcome.document.tables if outcome.document else ()
+    return tables[1:] if isinstance(outcome.study, Train) else tables
+
+
+def make_overview(rows: Sequence[Row], outcomes: Mapping[tuple[str, str], Outcome]) -> Table:
     """Every row with what became of it."""
     columns = (
         Column(key="row", header="row", align="left"),
@@ -178,38 +218,48 @@ def make_overview(rows: Sequence[Row], results: Sequence[TrialResult]) -> Table:
     )
     made = []
     for row in rows:
-        own = [result for key in row.parts for result in _select(results, row, key)]
+        own = [result for key in row.parts for result in outcomes[row.prefix, key].results]
         num_completed = sum(result.status == "completed" for result in own)
-        state = "not_run" if not row.parts else "run" if own else "not run yet"
+        state = row.state or _describe_state(row, own)
         made.append(make_row(row.id, row.title, num_completed, len(own) - num_completed, state))
     return Table(columns=columns, rows=tuple(made))
+
+
+def _describe_state(row: Row, own: Sequence[TrialResult]) -> str:
+    if not row.parts:
+        return "not run"
+    if not own:
+        return "not run yet"
+    return f"read from {row.reads}" if row.reads else "run in part" if row.reason else "run"
 
 
 def make_check_table(checks: Sequence[Check]) -> Table:
     """What was published, and what follows from its own numbers."""
     columns = (
         Column(key="row", header="row", align="left"),
-        Column(key="claim", header="published", align="left"),
-        Column(key="computed", header="recomputed", align="left"),
         Column(key="holds", header="holds", align="left"),
+        Column(key="check", header="published → recomputed", align="left"),
     )
-    rows = tuple(make_row(check.id, check.claim, check.computed, "yes" if check.holds else "no") for check in checks)
+    rows = tuple(
+        make_row(check.id, "yes" if check.holds else "no", f"{check.claim} → {check.computed}") for check in checks
+    )
     return Table(columns=columns, rows=rows)
 
 
-def _collect_cautions(row: Row, outcomes: Mapping[str, Outcome]) -> Iterator[Caution]:
-    for outcome in outcomes.values():
+def _collect_cautions(row: Row, outcomes: Mapping[str, Outcome]) -> Iterator[tuple[str, Caution]]:
+    for key, outcome in outcomes.items():
         for caution in outcome.document.cautions if outcome.document else ():
-            yield replace(caution, message=f"{row.id}: {caution.message}")
+            step = caution.next_step.replace(" trials/", f" trials/{row.prefix}.{key}.")
+            yield row.id, replace(caution, next_step=step)
 
 
-def _drop_repeated(cautions: Sequence[Caution]) -> tuple[Caution, ...]:
-    """A warning about the machine is said once, not by every row."""
-    seen: set[str] = set()
-    kept = []
-    for caution in cautions:
-        words = caution.message.partition(": ")[2]
-        if words not in seen:
-            kept.append(caution)
-            seen.add(words)
-    return tuple(kept)
+def merge_cautions(found: Iterable[tuple[str, Caution]]) -> tuple[Caution, ...]:
+    """One warning for all that differ in numbers only, as those about the machine do, with the rows that have it."""
+    alike: dict[str, list[tuple[str, Caution]]] = {}
+    for row, caution in found:
+        alike.setdefault(re.sub(r"[0-9.]+", "", caution.message), []).append((row, caution))
+    merged = []
+    for group in alike.values():
+        rows = ", ".join(dict.fromkeys(row for row, _ in group))
+        merged.append(replace(group[0][1], message=f"{rows}: {group[0][1].message}"))
+    return tuple(merged)

@@ -1,0 +1,90 @@
+"""Whether this machine can run a part of a recipe at all, asked before anything is launched.
+
+A full-size part on a small machine would not fail, it would take the machine down: without a limit, the kernel ends
+whatever it likes when memory runs out. So the least that the ranks must hold is held against what there is:
+
+    parameters, gradients, and one or two moments of the optimizer; under DDP the gradients once more, in buckets;
+    under FSDP each rank's share
+
+Activations come on top, so a part that passes may still run out of memory. On a CPU each rank therefore gets a limit,
+its share of the machine: running out is then a result like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import psutil
+
+from scalelab.environment import find_gpus
+from scalelab.errors import UsageError
+from scalelab.studies.memory import Memory
+from scalelab.studies.study import Study
+from scalelab.trial import Trial
+from scalelab.units import format_bytes
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+
+BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
+"""Of a parameter that the model is cast to; others have 4."""
+USABLE_SHARE = 0.8
+"""Of a machine's memory, for all ranks together: the rest is the system's and torch's own."""
+WITHOUT_SECOND_MOMENT = ("sgd", "nesterov", "adagrad")
+
+
+def find_obstacle(study: Study) -> str | None:
+    """Why a study cannot be run on this machine; None: it can be tried."""
+    try:
+        trials = study.plan()
+    except UsageError as error:
+        return str(error)
+    # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
+    return None if isinstance(study, Memory) else find_lack_of_memory(trials)
+
+
+def limit_memory(study: Study) -> Study:
+    """The study with a limit for every rank on a CPU, if it has none: the machine must outlive it."""
+    if study.job.found_device != "cpu" or study.job.memory_limit is not None:
+        return study
+    try:
+        most = max(trial.num_processes for trial in study.plan())
+    except UsageError:
+        return study
+    share = int(USABLE_SHARE * psutil.virtual_memory().total / most)
+    limited: Study = replace(study, job=replace(study.job, memory_limit=str(share)))
+    return limited
+
+
+def find_lack_of_memory(trials: Iterable[Trial]) -> str | None:
+    """The trial that needs most, if even its states do not fit; ranks of one CPU share its memory."""
+    worst: tuple[float, str] | None = None
+    for trial in trials:
+        per_rank = count_state_bytes(trial)
+        if trial.device == "cuda":
+            needed, there = per_rank, min((gpu.memory_bytes for gpu in find_gpus()), default=0)
+        else:
+            needed, there = per_rank * trial.num_processes, psutil.virtual_memory().total
+        if needed > there and (worst is None or needed > worst[0]):
+            where = "its GPU has" if trial.device == "cuda" else "this machine has"
+            words = (
+                f"{trial.label or trial.configuration} holds at least {format_bytes(needed)} (parameters, gradients,"
+                f" optimizer{' of all ranks' if trial.device == 'cpu' and trial.num_processes > 1 else ''}),"
+                f" and {where} {format_bytes(there)}"
+            )
+            worst = (needed, words)
+    return worst[1] if worst else None
+
+
+def count_state_bytes(trial: Trial) -> int:
+    """The least that one rank holds besides activations; 0 where nobody can say, or where nothing is allocated."""
+    if trial.workload not in BUILT_IN or "memory_forecast" in trial.instruments:
+        return 0
+    num_parameters = make_options(trial.workload, trial.options).count_parameters()
+    size = 4 if trial.shape.autocast else BYTES.get(trial.dtype, 4)
+    is_image = trial.workload in ("resnet18", "lenet") and trial.optimization.optimizer is None
+    has_one_moment = is_image or trial.optimization.optimizer in WITHOUT_SECOND_MOMENT
+    copies = 3 if has_one_moment else 4
+    if trial.strategy == "ddp":
+        copies += 1
+    total = num_parameters * size * copies
+    return total // trial.num_ranks if trial.strategy.startswith("fsdp") else total

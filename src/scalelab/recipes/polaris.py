@@ -1,0 +1,33 @@
+"""The polaris recipe: DDP on a supercomputer, from two reports of one homework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scalelab.recipes.polaris_checks import make_checks
+from scalelab.recipes.polaris_speed import make_p1, make_p2, make_p4, make_p5, make_p10
+from scalelab.recipes.polaris_sweeps import make_p3, make_p6, make_p7, make_p8, make_p9
+from scalelab.recipes.recipe import Recipe, Row, Size
+
+
+def make_rows(size: Size) -> Sequence[Row]:
+    return (
+        make_p1(size),
+        make_p2(size),
+        make_p3(size),
+        make_p4(size),
+        make_p5(size),
+        make_p6(size),
+        make_p7(size),
+        make_p8(size),
+        make_p9(),
+        make_p10(size),
+    )
+
+
+POLARIS = Recipe(
+    name="polaris",
+    title="polaris: DDP on a supercomputer",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

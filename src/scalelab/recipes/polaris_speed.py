@@ -1,0 +1,289 @@
+"""P1, P2, P4, P5 and P10: one rank, more ranks, the link between them, the profiler, the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import communication_by_ablation
+from scalelab.analysis.stats import estimate_median, judge
+from scalelab.recipes import polaris_published as published
+from scalelab.recipes.evidence import (
+    Compared,
+    divide_steps,
+    find_arm,
+    find_completed,
+    keep_tables,
+    list_arms,
+    make_beside_table,
+    say,
+    scale,
+    sum_training,
+)
+from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training
+from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
+from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
+from scalelab.report.document import Column, Table, make_row
+from scalelab.studies.arms import Arm
+from scalelab.studies.compile import Compile
+from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.workloads.catalogue import make_options
+
+
+def make_p1(size: Size) -> Row:
+    return Row(
+        id="P1",
+        title="Single device",
+        parts={"train": make_training(size, ranks=1, full_epochs=published.SINGLE_EPOCHS)},
+        conclude=partial(find_p1, size),
+    )
+
+
+def find_p1(size: Size, outcomes: Outcomes) -> Finding:
+    total = sum_training(outcomes.get("train"))
+    arm = find_arm(outcomes.get("train"))
+    if total is None or arm is None:
+        return Finding()
+    (result,) = arm.completed
+    num_steps = len(result.losses())
+    table = make_beside_table(
+        "seconds",
+        [
+            Compared("all steps", total, published.SINGLE_SECONDS),
+            Compared("one step", arm.step, published.SINGLE_SECONDS / published.SINGLE_STEPS),
+        ],
+        title="Without a process group",
+        size=size,
+        notes=(f"{num_steps} steps here, {published.SINGLE_STEPS} published",),
+    )
+    answer = (
+        f"{num_steps} steps of batch {arm.trial.global_batch} took {say('seconds', total)} without a process group,"
+        f" {say('seconds', arm.step)} each."
+    )
+    return Finding(tables=keep_tables(table), answers=(answer,))
+
+
+def make_p2(size: Size) -> Row:
+    ranks = choose_ranks(size, published.NUM_RANKS)
+    scaling = WeakScaling(
+        ranks=(1, ranks),
+        batch_per_rank=published.BATCH_PER_RANK,
+        job=make_job(size),
+        sampling=make_sampling(size, comm_free=True),
+    )
+    return Row(
+        id="P2",
+        title="Rank discovery, and the same training on more ranks",
+        parts={"train": make_training(size, ranks=ranks, full_epochs=published.SINGLE_EPOCHS), "scaling": scaling},
+        conclude=partial(find_p2, size),
+        reason="ranks are those of the local launcher; discovery under MPI, PALS and Slurm, and whether they agree,"
+        " comes with the cluster launchers",
+    )
+
+
+def find_p2(size: Size, outcomes: Outcomes) -> Finding:
+    scaling = outcomes.get("scaling")
+    plain = find_arm(scaling, strategy="single")
+    spread = max(
+        (arm for arm in list_arms(scaling) if arm.trial.num_ranks > 1),
+        key=lambda arm: arm.trial.num_ranks,
+        default=None,
+    )
+    table, answers = None, []
+    if plain is not None and spread is not None:
+        ranks = spread.trial.num_ranks
+        speedup = scale(divide_steps(plain, spread), ranks)
+        efficiency = scale(speedup, 1 / ranks)
+        table = make_beside_table(
+            "share",
+            [
+                Compared(f"efficiency on {ranks} ranks", efficiency, None),
+                *(
+                    Compared(f"report {name}, {published.NUM_RANKS} ranks", None, _find_efficiency(seconds))
+                    for name, seconds in published.RANKS_SECONDS.items()
+                ),
+            ],
+            title="The same epochs on more ranks: speedup over ranks",
+            size=size,
+        )
+        answers.append(
+            f"{ranks} ranks go through an epoch {say('ratio', speedup)} times as fast as one device, an efficiency of"
+            f" {say('share', efficiency)}; published: {_list_speedups()} on {published.NUM_RANKS}."
+        )
+    answers += describe_ranks(outcomes.get("train"))
+    return Finding(tables=keep_tables(table, make_rank_table(outcomes.get("train"))), answers=tuple(answers))
+
+
+def _find_efficiency(seconds: float) -> float:
+    return published.SINGLE_SECONDS / seconds / published.NUM_RANKS
+
+
+def _list_speedups() -> str:
+    found = [published.SINGLE_SECONDS / seconds for seconds in published.RANKS_SECONDS.values()]
+    return " and ".join(say("ratio", speedup) for speedup in found)
+
+
+def make_rank_table(outcome: Outcome | None) -> Table | None:
+    """Who every rank is, as it says itself."""
+    result = find_completed(outcome)
+    if result is None or not result.ranks:
+        return None
+    columns = (
+        Column(key="rank", header="rank", quantity="count"),
+        Column(key="num_ranks", header="of", quantity="count"),
+        Column(key="local_rank", header="local rank", quantity="count"),
+        Column(key="host", header="host", align="left"),
+        Column(key="mask", header="CPU mask"),
+        Column(key="published_mask", header="published"),
+    )
+    rows = []
+    for number, report in enumerate(sorted(result.ranks, key=lambda report: report.rank)):
+        local = sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
+        expected = hex(published.MASKS[number]) if number < len(published.MASKS) else None
+        rows.append(
+            make_row(report.rank, result.trial.num_ranks, local, report.host or None, make_mask(report.cores), expected)
+        )
+    return Table(title="Who the ranks are", columns=columns, rows=tuple(rows))
+
+
+def make_mask(cores: tuple[int, ...]) -> str | None:
+    """One bit per core that a rank may use; None where it may use all."""
+    return hex(sum(1 << core for core in cores)) if cores else None
+
+
+def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
+    result = find_completed(outcome)
+    if result is None or not result.ranks:
+        return
+    cores = [set(report.cores) for report in result.ranks]
+    is_disjoint = sum(map(len, cores)) == len(set().union(*cores))
+    hosts = len({report.host for report in result.ranks})
+    how = "no core is shared" if is_disjoint and all(cores) else "cores are shared"
+    yield f"{len(result.ranks)} ranks on {hosts} host{'s'[: hosts > 1]}, numbered by the launcher itself: {how}."
+
+
+def make_p4(size: Size) -> Row:
+    study = WeakScaling(
+        ranks=(1, published.LINK_RANKS),
+        batch_per_rank=published.BATCH_PER_RANK,
+        job=make_job(size),
+        sampling=make_sampling(size, comm_free=True, profile_steps=2),
+    )
+    return Row(
+        id="P4",
+        title="Link cost",
+        parts={"node": study},
+        conclude=partial(find_p4, size),
+        reason="two ranks on two nodes are not run: this is one machine, and its row comes with the cluster launchers",
+    )
+
+
+def find_p4(size: Size, outcomes: Outcomes) -> Finding:
+    arm = find_arm(outcomes.get("node"), num_ranks=published.LINK_RANKS)
+    if arm is None or not any(arm.comm_free):
+        return Finding()
+    exposed = communication_by_ablation(arm.clean, arm.comm_free)
+    whole = measure_exchange(arm)
+    share = None if whole is None else scale(whole, 1 / arm.step.value)
+    table = make_beside_table(
+        "share",
+        [
+            Compared("one node, all of it", share, published.ONE_NODE.share),
+            Compared("one node, what is not hidden", exposed.share, None),
+            Compared("two nodes, all of it", None, published.TWO_NODES.share),
+        ],
+        title="Communication, share of the step",
+        size=size,
+        notes=(
+            "all of it: by DDP's own clocks, first bucket to last; published: from a profile, of the time on the GPU",
+            "what is not hidden: what a step saves without the exchange",
+        ),
+    )
+    answers = [
+        f"Inside one node {say('seconds', exposed.seconds)} of a step wait for the exchange,"
+        f" {say('share', exposed.share)} of it."
+    ]
+    if whole is not None:
+        answers += predict_two_nodes(arm, whole)
+    return Finding(tables=keep_tables(table), answers=tuple(answers))
+
+
+def measure_exchange(arm: Arm) -> Estimate | None:
+    """The time of a step's exchange, hidden or not, by the counters of DDP on rank 0; None without them."""
+    watched = [rank.counters for result in arm.completed for rank in result.ranks if rank.rank == 0]
+    rounds = [counters.communication_seconds for counters in watched if counters is not None]
+    return estimate_median(rounds) if any(rounds) else None
+
+
+def predict_two_nodes(arm: Arm, seconds: Estimate) -> Iterator[str]:
+    """Bandwidth, and what a slower link alone would make of it."""
+    num_parameters = make_options(arm.trial.workload, arm.trial.options).count_parameters()
+    payload = published.BYTES_PER_FLOAT * num_parameters
+    bandwidth = seconds.map(lambda taken: payload / taken)
+    links = published.NODE_LINK_BYTES_PER_SECOND / published.NETWORK_BYTES_PER_SECOND
+    yield (
+        f"All of the exchange takes {say('seconds', seconds)}: for {say('bytes', payload)} of gradients a bus bandwidth"
+        f" of {say('bytes', bandwidth)}/s, the waiting for the slower rank counted as transfer."
+    )
+    yield (
+        f"Prediction, not measured: over a link {links:.0f} times slower, as published, the same exchange would take"
+        f" {say('seconds', scale(seconds, links))} per step."
+    )
+
+
+def make_p5(size: Size) -> Row:
+    epochs = published.SINGLE_EPOCHS
+    return Row(
+        id="P5",
+        title="Profiler",
+        parts={
+            "plain": make_training(size, ranks=1, full_epochs=epochs),
+            "profiled": make_training(size, ranks=1, full_epochs=epochs, profile_active=2),
+        },
+        conclude=partial(find_p5, size),
+    )
+
+
+def find_p5(size: Size, outcomes: Outcomes) -> Finding:
+    plain, profiled = (sum_training(outcomes.get(key)) for key in ("plain", "profiled"))
+    if plain is None or profiled is None:
+        return Finding()
+    table = make_beside_table(
+        "ratio",
+        [Compared("with the profiler", profiled / plain, published.PROFILED_SECONDS / published.SINGLE_SECONDS)],
+        title="Time of the training, over that without the profiler",
+        size=size,
+        notes=("one launch of each: no interval",),
+    )
+    answers = (
+        f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training took {say('seconds', profiled)} against"
+        f" {say('seconds', plain)} without, {say('ratio', profiled / plain)} times as long; it pays for the profiler in"
+        " a few steps, so the factor depends on how many there are.",
+        "Every rank's Chrome trace is trace/rank<r>.json.gz in the trial's directory, with its key averages beside it"
+        " as text; published as cuda_pt_2p8-<rank>-of-<size>.json in one directory per run.",
+    )
+    return Finding(tables=keep_tables(table), answers=answers)
+
+
+def make_p10(size: Size) -> Row:
+    study = Compile(
+        ranks=1,
+        batch_per_rank=published.BATCH_PER_RANK,
+        job=make_job(size, choose(size, small=SHALLOW, full={})),
+        sampling=make_sampling(size, rounds=3, phase_steps=0),
+    )
+    return Row(id="P10", title="torch.compile", parts={"compile": study}, conclude=find_p10)
+
+
+def find_p10(outcomes: Outcomes) -> Finding:
+    eager, compiled = (
+        next((arm for arm in list_arms(outcomes.get("compile")) if arm.trial.shape.compile is on), None)
+        for on in (False, True)
+    )
+    ratio = divide_steps(compiled, eager)
+    if ratio is None:
+        return Finding()
+    return Finding(
+        answers=(f"A compiled step takes {say('ratio', ratio)} times as long as an eager one: {judge(ratio)}.",)
+    )

@@ -1,0 +1,268 @@
+"""P3, P6, P7, P8 and P9: dimensions, formats, data types, larger models, and the job script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from scalelab.analysis.stats import judge
+from scalelab.recipes import polaris_published as published
+from scalelab.recipes.evidence import (
+    Compared,
+    divide_steps,
+    find_arm,
+    keep_tables,
+    list_arms,
+    make_beside_table,
+    say,
+    scale,
+    sum_training,
+)
+from scalelab.recipes.forecast import Forecast, describe_forecast, read_peak
+from scalelab.recipes.polaris_jobs import SHALLOW, SMALL_WIDTH, make_job, make_training
+from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
+from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
+from scalelab.report.document import Table
+from scalelab.settings import Dtype
+from scalelab.studies.arms import Arm
+from scalelab.studies.dimensions import BASE, Dimensions
+from scalelab.studies.dtypes import REFERENCE, Dtypes
+from scalelab.studies.imbalance import Imbalance
+from scalelab.studies.study import Study
+from scalelab.workloads.options import TransformerOptions
+
+LENGTHS = (20, 50, 100)
+LARGEST = published.SCALE_UPS[-1]
+FORECAST_DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
+"""P8: what was run, and what was said not to fit."""
+
+
+def make_p3(size: Size) -> Row:
+    base = choose(size, small=SMALL_WIDTH, full=published.FEATURES)
+    samples = choose(size, small=512, full=published.SAMPLES)
+    widths = ",".join(str(base * factor) for factor in choose(size, small=(2, 4), full=(2, 4, 8)))
+    ranks = choose_ranks(size, published.NUM_RANKS)
+
+    def vary(*dimensions: str, rounds: int = 4) -> Dimensions:
+        return Dimensions(
+            vary=dimensions,
+            ranks=ranks,
+            batch_per_rank=published.BATCH_PER_RANK,
+            job=make_job(size),
+            sampling=make_sampling(size, rounds=rounds, phase_steps=0),
+        )
+
+    return Row(
+        id="P3",
+        title="Dimensions",
+        parts={
+            "matching": vary(f"features+d_model={widths}", "tgt_length=50,100", f"samples={2 * samples}"),
+            "fixed": vary(f"features={widths}", rounds=1),
+        },
+        conclude=partial(find_p3, size),
+    )
+
+
+def find_p3(size: Size, outcomes: Outcomes) -> Finding:
+    matching = outcomes.get("matching")
+    base = matching.arms.get(BASE) if matching else None
+    tables: list[Table | None] = []
+    answers: list[str] = []
+    if base is not None and base.is_measured:
+        memory = Compared("the baseline", base.peak_memory_bytes, published.DIMENSIONS_MEMORY_BYTES)
+        tables = [
+            _make_baseline(size, base),
+            make_beside_table("bytes", [memory], title="Peak memory of a rank", size=size),
+        ]
+        grown = [
+            f"{say('ratio', ratio)} times with {arm.label}"
+            for arm in list_arms(matching)
+            if arm is not base and (ratio := divide_steps(arm, base)) is not None
+        ]
+        answers.append(f"Over the base's {say('seconds', base.step)}, a step takes {', '.join(grown)}.")
+    answers += _describe_invalid(outcomes.get("fixed"))
+    return Finding(tables=keep_tables(*tables), answers=tuple(answers))
+
+
+def _make_baseline(size: Size, base: Arm) -> Table | None:
+    samples = base.trial.options.get("samples", published.SAMPLES)
+    num_steps = published.DIMENSIONS_EPOCHS * int(samples) // base.trial.global_batch
+    return make_beside_table(
+        "seconds",
+        [
+            Compared(
+                f"{published.DIMENSIONS_EPOCHS} epochs of the baseline",
+                base.step.map(lambda seconds: seconds * num_steps),
+                published.DIMENSIONS_SECONDS,
+            )
+        ],
+        title="Baseline",
+        size=size,
+        notes=(f"{num_steps} steps here, by the median step",),
+    )
+
+
+def _describe_invalid(fixed: Outcome | None) -> Iterator[str]:
+    """What became of data that are wider than the model."""
+    failed = [arm for arm in (fixed.arms.values() if fixed else ()) if not arm.is_measured and arm.failure]
+    for status in dict.fromkeys(arm.failure.status for arm in failed if arm.failure):
+        alike = [arm for arm in failed if arm.failure and arm.failure.status is status]
+        reasons = dict.fromkeys(arm.failure.reason for arm in alike if arm.failure)
+        yield (
+            f"With the model's width left as it is, {', '.join(arm.label for arm in alike)}: {status.words}"
+            f" ({'; '.join(reasons)}); published: {published.UNEQUAL_WORDS!r}."
+        )
+
+
+def make_p6(size: Size) -> Row:
+    ranks = choose_ranks(size, published.NUM_RANKS)
+    return Row(
+        id="P6",
+        title="I/O formats",
+        parts={"memory": make_training(size, ranks=ranks, full_epochs=published.FORMAT_EPOCHS)},
+        conclude=partial(find_p6, size),
+        reason="HDF5, .pt, .npz and .npy wait for the readers of file formats, eager and lazy: only data in memory are"
+        " read here",
+    )
+
+
+def find_p6(size: Size, outcomes: Outcomes) -> Finding:
+    total = sum_training(outcomes.get("memory"))
+    if total is None:
+        return Finding()
+    table = make_beside_table(
+        "seconds",
+        [
+            Compared(name, total if name == "in memory" else None, seconds)
+            for name, seconds in published.FORMAT_SECONDS.items()
+        ],
+        title="All epochs, by format",
+        size=size,
+        notes=("formats without a time of ours are not run yet",),
+    )
+    slowest = published.FORMAT_SECONDS["HDF5 gzip"] / published.FORMAT_SECONDS["in memory"]
+    answer = (
+        f"From memory, the training took {say('seconds', total)}. Published: {say('ratio', slowest)} times as long from"
+        " HDF5 with gzip and no difference otherwise, from unlike readers (see the checks)."
+    )
+    return Finding(tables=keep_tables(table), answers=(answer,))
+
+
+def make_p7(size: Size) -> Row:
+    parts: dict[str, Study] = {
+        f"length{length}": Dtypes(
+            dtypes=("float32", "float16", "bfloat16"),
+            ranks=choose(size, small=1, full=published.NUM_RANKS),
+            batch_per_rank=published.DTYPE_BATCH,
+            job=make_job(size, {"tgt_length": length} | choose(size, small=SHALLOW, full={})),
+            sampling=make_sampling(size, rounds=3, steps=8, phase_steps=0),
+        )
+        for length in LENGTHS
+    }
+    return Row(id="P7", title="Data types", parts=parts, conclude=partial(find_p7, size))
+
+
+def find_p7(size: Size, outcomes: Outcomes) -> Finding:
+    times: list[Compared] = []
+    memory: list[Compared] = []
+    answers: list[str] = []
+    for length in LENGTHS:
+        outcome = outcomes.get(f"length{length}")
+        reference = find_arm(outcome, dtype=REFERENCE)
+        seconds = dict(zip(published.DTYPES, published.DTYPE_SECONDS[length], strict=True))
+        held = dict(zip(published.DTYPES, published.DTYPE_MEMORY_BYTES[length], strict=True))
+        words = []
+        for arm in list_arms(outcome):
+            what = f"length {length}, {arm.label}"
+            memory.append(Compared(what, arm.peak_memory_bytes, held.get(arm.trial.dtype)))
+            ratio = None if arm is reference else divide_steps(arm, reference)
+            if ratio is None:
+                continue
+            there, base = seconds.get(arm.trial.dtype), seconds[REFERENCE]
+            times.append(Compared(what, ratio, there / base if there and base else None))
+            words.append(f"{arm.label} {say('ratio', ratio)}, {judge(ratio)}")
+        if words:
+            answers.append(f"Target length {length}, times the step of float32: {'; '.join(words)}.")
+    unclear = "published: whole trainings of one run each; whether by cast or autocast is not told apart"
+    return Finding(
+        tables=keep_tables(
+            make_beside_table("ratio", times, title="Time over that of float32", size=size, notes=(unclear,)),
+            make_beside_table("bytes", memory, title="Peak memory", size=size),
+        ),
+        answers=tuple(answers),
+    )
+
+
+def list_widths(size: Size) -> tuple[int, ...]:
+    """Of the models, in the order in which they were published."""
+    full = tuple(scale_up.d_model for scale_up in published.SCALE_UPS)
+    return choose(size, small=(2 * SMALL_WIDTH, 4 * SMALL_WIDTH), full=full)
+
+
+def make_p8(size: Size) -> Row:
+    parts: dict[str, Study] = {}
+    for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
+        samples = choose(size, small=512, full=scale_up.samples)
+        ranks = choose_ranks(size, published.NUM_RANKS)
+        parts[f"width{width}"] = Imbalance(
+            ranks=ranks,
+            global_batch=published.BATCH_PER_RANK * ranks,
+            job=make_job(size, {"d_model": width, "features": width, "samples": samples}, dtype=scale_up.dtype),
+            sampling=make_sampling(size, phase_steps=8),
+        )
+    for dtype in FORECAST_DTYPES:
+        parts[f"forecast-{dtype}"] = Forecast(
+            strategies=("ddp",),
+            ranks=published.NUM_RANKS,
+            batches=(published.BATCH_PER_RANK,),
+            device_memory=f"{published.CARD_BYTES:.0f}",
+            job=make_job("full", {"d_model": LARGEST.d_model, "features": LARGEST.d_model}, dtype=dtype),
+        )
+    return Row(
+        id="P8",
+        title="Scale-up",
+        parts=parts,
+        conclude=partial(find_p8, size),
+    )
+
+
+def find_p8(size: Size, outcomes: Outcomes) -> Finding:
+    lines: list[Compared] = []
+    answers: list[str] = []
+    for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
+        arm = find_arm(outcomes.get(f"width{width}"))
+        if arm is None:
+            continue
+        rate = scale(arm.step.map(lambda seconds: 1 / seconds), arm.trial.global_batch)
+        num_steps = int(arm.trial.options["samples"]) // arm.trial.global_batch
+        epoch = scale(arm.step, num_steps)
+        options = TransformerOptions(**arm.trial.options)  # type: ignore[arg-type]
+        lines.append(Compared(f"{options.label} {arm.trial.dtype}", arm.peak_memory_bytes, scale_up.memory_bytes))
+        low, high = scale_up.samples_per_second
+        answers.append(
+            f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
+            f" {arm.trial.num_ranks} ranks: {say('rate', rate)} samples/s, {say('seconds', epoch)} per epoch,"
+            f" {say('bytes', arm.peak_memory_bytes)} at most on a rank (published for d_model {scale_up.d_model}:"
+            f" {low:g} to {high:g} samples/s, {say('bytes', scale_up.memory_bytes)})."
+        )
+    table = make_beside_table("bytes", lines, title="Peak memory of a rank", size=size)
+    for dtype in FORECAST_DTYPES:
+        answers += describe_forecast(outcomes.get(f"forecast-{dtype}"), published.CARD_BYTES)
+    peak = read_peak(outcomes.get(f"forecast-{LARGEST.dtype}"))
+    forecast = make_beside_table(
+        "bytes",
+        [Compared(f"d_model {LARGEST.d_model} in {LARGEST.dtype}", peak, LARGEST.memory_bytes)],
+        title="Peak memory of the published size, by forecast",
+        size=size,
+        is_ratio=True,
+    )
+    return Finding(tables=keep_tables(table, forecast), answers=tuple(answers))
+
+
+def make_p9() -> Row:
+    return Row(
+        id="P9",
+        title="Job script",
+        reason="PBS scripts for two nodes, their submission and its rejection come with the cluster launchers;"
+        f" published: {published.REJECTION}",
+    )

@@ -1,0 +1,188 @@
+"""R2, R3 and R4: epochs on more devices, what of them is communication, and the bandwidth that follows.
+
+One measurement serves all three rows. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times follow
+from step times; what differs between devices is the step at the same batch per device, so it is weak scaling.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import communication_by_subtraction
+from scalelab.recipes import resnet_published as published
+from scalelab.recipes.evidence import (
+    Compared,
+    divide_steps,
+    find_arm,
+    keep_tables,
+    list_arms,
+    make_beside_table,
+    say,
+    scale,
+)
+from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.resnet_checks import count_epoch_steps, find_effective_bandwidth, subtract_ideal
+from scalelab.recipes.resnet_rows import make_job
+from scalelab.recipes.sizes import choose, make_sampling
+from scalelab.studies.arms import Arm
+from scalelab.studies.study import Study
+from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.workloads.catalogue import make_options
+
+
+def make_parts(size: Size) -> dict[str, Study]:
+    return {
+        f"batch{batch}": WeakScaling(
+            ranks=choose(size, small=(1, 2), full=(1, 2, 4)),
+            batch_per_rank=batch,
+            job=make_job(size),
+            sampling=make_sampling(size, comm_free=True),
+        )
+        for batch in published.BATCHES
+    }
+
+
+def make_r2(size: Size) -> Row:
+    return Row(id="R2", title="More devices", parts=make_parts(size), conclude=partial(find_r2, size))
+
+
+def make_r3(size: Size) -> Row:
+    return Row(
+        id="R3",
+        title="Computation and communication",
+        parts=make_parts(size),
+        conclude=partial(find_r3, size),
+        reads="R2",
+    )
+
+
+def make_r4(size: Size) -> Row:
+    return Row(
+        id="R4",
+        title="Bandwidth of the all-reduce",
+        parts=make_parts(size),
+        conclude=partial(find_r4, size),
+        reads="R2",
+    )
+
+
+def list_pairs(outcomes: Outcomes) -> list[tuple[int, Arm, Arm]]:
+    """Batch per device, one device, and more of them, where all were measured."""
+    pairs = []
+    for batch in published.BATCHES:
+        outcome = outcomes.get(f"batch{batch}")
+        plain = find_arm(outcome, strategy="single")
+        spread = [arm for arm in list_arms(outcome) if arm.trial.num_ranks > 1]
+        pairs += [(batch, plain, arm) for arm in spread if plain is not None]
+    return pairs
+
+
+def find_r2(size: Size, outcomes: Outcomes) -> Finding:
+    pairs = list_pairs(outcomes)
+    if not pairs:
+        return Finding()
+    lines, gains = [], []
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        ratio = count_epoch_steps(1, batch) / count_epoch_steps(ranks, batch)
+        speedup = scale(divide_steps(plain, arm), ratio)
+        there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
+        lines.append(Compared(f"{ranks} devices, batch {batch}", speedup, there))
+        gains.append(f"on {ranks} at batch {batch} {say('ratio', speedup)}")
+    table = make_beside_table("ratio", lines, title="Speedup of an epoch over one device", size=size)
+    seconds = make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, by steps", size=size)
+    answers = [
+        f"Over one device, an epoch runs {'; '.join(gains)} times as fast.",
+        "Strong or weak? The images of an epoch are fixed and so is the batch per device: strong in the epoch, weak in"
+        " the step.",
+    ]
+    strong = find_strong_point(outcomes)
+    if strong is not None:
+        answers.append(strong)
+    return Finding(tables=keep_tables(table, seconds), answers=tuple(answers))
+
+
+def list_epochs(pairs: list[tuple[int, Arm, Arm]]) -> list[Compared]:
+    lines: dict[str, Compared] = {}
+    for batch, plain, spread in pairs:
+        for arm in (plain, spread):
+            ranks = arm.trial.num_ranks
+            num_steps = count_epoch_steps(ranks, batch)
+            what = f"{ranks} device{'s'[: ranks > 1]}, batch {batch}"
+            lines[what] = Compared(what, scale(arm.step, num_steps), published.EPOCH_SECONDS[ranks][batch])
+    return list(lines.values())
+
+
+def find_strong_point(outcomes: Outcomes) -> str | None:
+    """The same samples per step on one device and on four: 1 × 128 against 4 × 32."""
+    one = find_arm(outcomes.get("batch128"), strategy="single")
+    four = find_arm(outcomes.get("batch32"), num_ranks=4)
+    there = published.EPOCH_SECONDS[1][128] / published.EPOCH_SECONDS[4][32]
+    if one is None or four is None:
+        return f"The strong point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
+    ours = one.step.value / four.step.value
+    return f"The strong point, 1 × 128 against 4 × 32, is {ours:.2f}×, from two measurements (published: {there:.2f}×)."
+
+
+def find_r3(size: Size, outcomes: Outcomes) -> Finding:
+    pairs = list_pairs(outcomes)
+    lines = []
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        ratio = divide_steps(plain, arm)
+        ours = None if ratio is None else ratio.map(lambda share: 1 - share)
+        there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
+        lines.append(Compared(f"{ranks} devices, batch {batch}", ours, there))
+    table = make_beside_table(
+        "share",
+        lines,
+        title="Communication by subtraction, share of the epoch",
+        size=size,
+        notes=("(T_N − T_1/N) / T_N; published: with the logged 19.704 s for batch 512",),
+    )
+    known = [(line.what, line.ours) for line in lines if line.ours is not None]
+    if not known:
+        return Finding()
+    words = "; ".join(f"{say('share', ours)} on {what}" for what, ours in known)
+    answer = (
+        f"By subtraction, communication is {words}. It is everything that does not shrink, also computation that is"
+        " slower beside other ranks."
+    )
+    return Finding(tables=keep_tables(table), answers=(answer,))
+
+
+def find_r4(size: Size, outcomes: Outcomes) -> Finding:
+    lines, unresolved = [], []
+    for batch, plain, arm in list_pairs(outcomes):
+        ranks = arm.trial.num_ranks
+        what = f"{ranks} devices, batch {batch}"
+        bandwidth = measure_bandwidth(plain, arm)
+        if bandwidth is None:
+            unresolved.append(what)
+        lines.append(Compared(what, bandwidth, find_effective_bandwidth(ranks, batch)))
+    if not lines:
+        return Finding()
+    table = make_beside_table(
+        "bytes",
+        lines,
+        title="Effective bandwidth of one all-reduce per step, per second",
+        size=size,
+        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: corrected, one in every step",),
+    )
+    known = [f"{say('bytes', line.ours)}/s on {line.what}" for line in lines if line.ours is not None]
+    answers = [f"With one all-reduce in every step, {'; '.join(known)}."] if known else []
+    if unresolved:
+        answers.append(f"On {', '.join(unresolved)} the time of communication cannot be told from nothing.")
+    return Finding(tables=keep_tables(table), answers=tuple(answers))
+
+
+def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
+    """Ring bytes of a step over what the step is longer than on one device; None where that may be nothing."""
+    ranks = arm.trial.num_ranks
+    excess = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
+    if excess.low is None or excess.low <= 0:
+        return None
+    num_parameters = make_options(arm.trial.workload, arm.trial.options).count_parameters()
+    sent = 2 * 4 * num_parameters * (ranks - 1) / ranks
+    return excess.map(lambda seconds: sent / seconds)

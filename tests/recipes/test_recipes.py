@@ -1,0 +1,222 @@
+"""Every experiment of every assignment: it is planned with its own parameters, run, and answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast, get_args
+
+import pytest
+
+from scalelab.environment import Gpu
+from scalelab.experiment import find_failed, run_study
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.recipes.assignments import RECIPES
+from scalelab.recipes.recipe import Size
+from scalelab.recipes.reproduce import NameOfRecipe, Reproduce
+from scalelab.report.document import Document, Section
+from scalelab.report.markdown import render_markdown
+from scalelab.trial import Trial, TrialResult
+from tests.recipes.played import PlayedLauncher
+
+ROWS = {
+    "polaris": [f"P{number}" for number in range(1, 11)],
+    "gpt2": [f"G{number}" for number in range(1, 7)],
+    "scaling": ["S1", "S2", "S3", "S4", "S5A", "S5B", "S5C", "S6"],
+    "resnet": [f"R{number}" for number in range(1, 8)],
+}
+NOT_RUN = {"P9", "G6", "S6"}
+GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
+
+
+def find_section(document: Document, row: str) -> Section:
+    (section,) = (section for section in document.sections if section.heading.startswith(f"{row} · "))
+    return section
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Document]:
+    """Every recipe in small, played to its end."""
+    found = {}
+    for name in ROWS:
+        reproduce = Reproduce(recipe=cast("NameOfRecipe", name), device="cpu")
+        launcher = PlayedLauncher()
+        store, document = run_study(reproduce, runs_dir=tmp_path_factory.mktemp("runs"), launcher=launcher)
+        assert find_failed(store) == []
+        found[name] = document
+    return found
+
+
+@pytest.mark.parametrize("size", get_args(Size))
+@pytest.mark.parametrize("name", ROWS)
+def test_every_experiment_is_a_row_of_its_recipe(name: str, size: Size) -> None:
+    rows = RECIPES[name].make_rows(size)
+    assert [row.id for row in rows] == ROWS[name]
+    for row in rows:
+        assert row.parts or row.reason or row.state, row.id
+        assert bool(row.parts) == (row.id not in NOT_RUN)
+
+
+def test_the_names_on_the_command_line_are_those_of_the_recipes() -> None:
+    assert list(get_args(NameOfRecipe)) == list(RECIPES) == list(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_is_answered_with_numbers(documents: dict[str, Document], name: str) -> None:
+    document = documents[name]
+    states = {str(row[0].value): row[-1].value for row in document.tables[0].rows}
+    for row in ROWS[name]:
+        section = find_section(document, row)
+        if row in NOT_RUN:
+            assert states[row] in ("not run", "this document")
+            continue
+        assert states[row] in ("run", "run in part") or str(states[row]).startswith("read from")
+        answers = [words for words in section.paragraphs if not words.startswith("Not whole")]
+        assert any(character.isdigit() for character in answers[0]), row
+        assert any(line.startswith(f"{row}: ") for line in document.summary), row
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_document_has_the_checks_and_can_be_written(documents: dict[str, Document], name: str) -> None:
+    document = documents[name]
+    assert len(document.tables[-1].rows) == len(RECIPES[name].make_checks())
+    text = render_markdown(document)
+    assert "nan" not in text.replace("finance", "")
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("name", ["polaris", "gpt2", "resnet"])
+def test_ours_stand_beside_the_published(documents: dict[str, Document], name: str) -> None:
+    beside = [
+        table
+        for table in documents[name].tables
+        if [column.key for column in table.columns][:3] == ["what", "ours", "published"]
+    ]
+    assert len(beside) >= 4
+    assert all(any(row[2].value is not None for row in table.rows) for table in beside)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_nothing_measured_is_a_document_too(name: str) -> None:
+    document = Reproduce(recipe=cast("NameOfRecipe", name), device="cpu").conclude([])
+    assert [section.heading.partition(" · ")[0] for section in document.sections if " · " in section.heading] == ROWS[
+        name
+    ]
+
+
+def test_a_shape_error_is_invalid_and_expected(documents: dict[str, Document]) -> None:
+    words = " ".join(find_section(documents["polaris"], "P3").paragraphs)
+    assert "invalid" in words
+    assert "out of memory" not in words
+
+
+def test_rows_that_wait_say_for_what(documents: dict[str, Document]) -> None:
+    def read(name: str, row: str) -> str:
+        return find_section(documents[name], row).paragraphs[0]
+
+    assert "cluster launchers" in read("polaris", "P2")
+    assert "two nodes are not run" in read("polaris", "P4")
+    assert "file formats" in read("polaris", "P6")
+    assert read("polaris", "P9").startswith("Not run: PBS")
+    assert read("gpt2", "G6").startswith("Not run: ")
+
+
+def test_what_cannot_be_run_is_predicted_and_marked_so(documents: dict[str, Document]) -> None:
+    for name, row in (("polaris", "P4"), ("polaris", "P8"), ("gpt2", "G1"), ("gpt2", "G5")):
+        words = find_section(documents[name], row).paragraphs
+        assert any("rediction, not measured" in sentence for sentence in words), row
+
+
+def plan_full(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Trial]:
+    """The full size, on a machine with four large GPUs and all data."""
+    monkeypatch.setattr("scalelab.studies.study.find_gpus", lambda: GPUS)
+    monkeypatch.setattr("scalelab.recipes.feasibility.find_gpus", lambda: GPUS)
+    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
+    reproduce = Reproduce(recipe=cast("NameOfRecipe", name), size="full", device="cuda")
+    assert reproduce.obstacles == {}
+    return reproduce.plan()
+
+
+def test_full_polaris_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = plan_full(monkeypatch, "polaris")
+    by_part = {trial.configuration: trial for trial in trials}
+    single = by_part["p1.train.train"]
+    assert (single.course and single.course.epochs, single.global_batch, single.strategy) == (10, 32, "single")
+    spread = by_part["p2.train.train"]
+    assert (spread.num_ranks, spread.global_batch, spread.optimization.lr_scaling) == (4, 128, "ranks")
+    widths = {trial.options.get("d_model") for trial in trials if trial.configuration.startswith("p3.matching")}
+    assert widths == {None, 1024, 2048, 4096}
+    unequal = {trial.options.get("features") for trial in trials if trial.configuration.startswith("p3.fixed")}
+    assert unequal == {None, 1024, 2048, 4096}
+    profiled = by_part["p5.profiled.train"].course
+    assert profiled is not None
+    assert (profiled.profile_wait, profiled.profile_warmup, profiled.profile_active) == (1, 1, 2)
+    assert {trial.batch_per_rank for trial in trials if trial.configuration.startswith("p7.")} == {16}
+    assert by_part["p8.width4096.ddp-4"].dtype == "bfloat16"
+    assert by_part["p8.width4096.ddp-4"].options["samples"] == 10_000
+
+
+def test_full_gpt2_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = plan_full(monkeypatch, "gpt2")
+    by_part = {trial.configuration: trial for trial in trials}
+    spread = by_part["g5.fsdp-grad-op.train"]
+    assert spread.options["size"] == "large"
+    assert (spread.num_ranks, spread.global_batch, spread.shape.micro_batch, spread.seed) == (2, 32, 8, 42)
+    assert (spread.optimization.lr, spread.optimization.lr_min) == (3e-4, 3e-5)
+    assert {trial.global_batch for trial in trials if trial.configuration.startswith("g4.")} == {1, 4, 8, 16, 32, 64}
+    throughput = by_part["g2.speed.throughput"]
+    assert (throughput.options["size"], throughput.global_batch) == ("small", 8)
+
+
+def test_full_scaling_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = plan_full(monkeypatch, "scaling")
+    strong = [trial for trial in trials if trial.configuration.startswith("s2.")]
+    assert {trial.num_ranks for trial in strong} == {1, 2, 4}
+    assert {(trial.options["dim"], trial.options["depth"]) for trial in strong} == {(8192, 6)}
+    sizes = {(t.options["dim"], t.options["depth"]) for t in trials if t.configuration.startswith("s3.")}
+    assert sizes == {(1024, 2), (8192, 8)}
+    slow = {trial.perturbation.seconds for trial in trials if trial.configuration.startswith("s5c.")}
+    assert slow == {0.0, 0.020}
+    assert {trial.perturbation.seconds for trial in trials if trial.configuration.startswith("s5a.")} == {0.0, 0.010}
+
+
+def test_full_resnet_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = plan_full(monkeypatch, "resnet")
+    assert {trial.workload for trial in trials} == {"resnet18"}
+    batches = {trial.batch_per_rank for trial in trials if trial.configuration.startswith("r1.")}
+    assert batches == {32, 128, 512, 2048, 8192}
+    spread = {
+        (t.num_ranks, t.batch_per_rank) for t in trials if t.configuration.startswith("r2.") and t.strategy == "ddp"
+    }
+    assert spread == {(ranks, batch) for ranks in (1, 2, 4) for batch in (32, 128, 512)}
+    large = next(trial for trial in trials if trial.configuration == "r5.learning.large")
+    assert (large.num_ranks, large.batch_per_rank) == (4, 2048)
+
+
+def test_every_row_is_explained_on_its_page() -> None:
+    pages = Path(__file__).parents[2] / "docs" / "recipes"
+    for name, recipe in RECIPES.items():
+        text = (pages / f"{name}.md").read_text(encoding="utf-8")
+        for row in recipe.make_rows("small"):
+            assert f"| {row.id} | {row.title} |" in text
+
+
+class BorrowedLauncher:
+    """Somebody else's launcher, which stays open when a run is over."""
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        self._launcher = launcher
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        return self._launcher.launch(trial, directory)
+
+    def close(self) -> None:
+        """It belongs to others."""
+
+
+@pytest.mark.ranks
+def test_a_row_runs_for_real(launcher: LocalLauncher, tmp_path: Path) -> None:
+    reproduce = Reproduce(recipe="polaris", only=("P1", "P6"), device="cpu")
+    store, document = run_study(reproduce, runs_dir=tmp_path, launcher=BorrowedLauncher(launcher))
+    assert find_failed(store) == []
+    assert find_section(document, "P1").paragraphs[0].startswith("32 steps of batch 32 took ")
+    assert "From memory, the training took" in " ".join(find_section(document, "P6").paragraphs)

@@ -1,0 +1,204 @@
+"""A recipe is one run: planned once, resumed, concluded row by row, whatever became of its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import psutil
+import pytest
+
+from scalelab.cli import reproduce as command
+from scalelab.cli import resume
+from scalelab.cli.finish import measure_and_report
+from scalelab.cli.output import Output
+from scalelab.errors import UnknownName, UsageError
+from scalelab.experiment import find_failed, run_study, start_run
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.recipes.assignments import RECIPES
+from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
+from scalelab.recipes.recipe import Size
+from scalelab.recipes.reproduce import Reproduce
+from scalelab.report.document import Document, Section
+from scalelab.store import RunStore, find_runs
+from scalelab.trial import Status, Trial
+from tests.recipes.toys import TOY, ImpatientLauncher, make_toy, take_turns
+
+UNEQUAL_ROW = "s3.unequal.features-16"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, TOY.name, TOY)
+
+
+def run_toy(runs_dir: Path, launcher: FakeLauncher | None = None, *only: str) -> tuple[RunStore, Document]:
+    return run_study(make_toy(*only), runs_dir=runs_dir, launcher=launcher or FakeLauncher(take_turns))
+
+
+def find_section(document: Document, row: str) -> Section:
+    (section,) = (section for section in document.sections if section.heading.startswith(f"{row} · "))
+    return section
+
+
+def read_states(document: Document) -> dict[object, object]:
+    return {row[0].value: row[-1].value for row in document.tables[0].rows}
+
+
+def test_trials_are_named_by_row_and_part_and_a_part_that_two_rows_read_is_run_once() -> None:
+    names = [trial.name for trial in make_toy().plan()]
+    assert len(set(names)) == len(names)
+    assert {name.rsplit(".", 1)[0] for name in names} == {"s1.strong", "s3.unequal"}
+    assert "s1.strong.ddp-2-r1" in names
+
+
+def test_every_row_is_in_the_document_with_what_became_of_it(tmp_path: Path) -> None:
+    _, document = run_toy(tmp_path)
+    assert read_states(document) == {
+        "S1": "run", "S2": "read from S1", "S3": "run", "S4": "not run", "S6": "this document",
+    }  # fmt: skip
+    assert find_section(document, "S4").paragraphs == ("Not run: two nodes are needed.",)
+    assert find_section(document, "S1").paragraphs[0] == "3 arms of small"
+    assert document.summary == ("S1: 3 arms of small", "S2: 3 arms of small", "S3: 2 arms of small")
+
+
+def test_a_row_that_reads_another_shows_its_own_finding_and_not_the_tables_again(tmp_path: Path) -> None:
+    _, document = run_toy(tmp_path)
+    assert find_section(document, "S1").tables
+    assert not find_section(document, "S2").tables
+
+
+def test_a_row_that_reads_another_runs_alone_too(tmp_path: Path) -> None:
+    store, document = run_toy(tmp_path, None, "s2")
+    assert all(name.startswith("s1.strong.") for name in store.record.trials)
+    assert find_section(document, "S2").tables
+
+
+def test_checks_are_those_of_the_rows_that_were_asked_for(tmp_path: Path) -> None:
+    _, document = run_toy(tmp_path)
+    assert [[cell.value for cell in row] for row in document.tables[-1].rows] == [
+        ["S1", "yes", "two → 2"], ["S3", "no", "four → 3"],
+    ]  # fmt: skip
+    _, part = run_toy(tmp_path, None, "S3")
+    assert [row[0].value for row in part.tables[-1].rows] == ["S3"]
+
+
+def test_an_unknown_row_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"S7.*S1, S2, S3"):
+        make_toy("S7")
+
+
+def test_rows_that_cannot_be_run_alone_say_why() -> None:
+    with pytest.raises(UsageError, match="S4: two nodes are needed"):
+        make_toy("S4").plan()
+
+
+def test_nothing_measured_is_a_document_too() -> None:
+    document = make_toy().conclude([])
+    assert read_states(document)["S1"] == "not run yet"
+    assert document.summary == ()
+
+
+def test_a_failing_trial_leaves_the_rest_intact_and_gives_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeLauncher(take_turns, failures={"s1.strong.ddp-2": Status.CRASHED})
+    store = start_run(make_toy(), tmp_path, ["scalelab"])
+    assert measure_and_report(store, fake, Output()) == 3
+    text = capsys.readouterr().out
+    assert "crashed" in text
+    assert "S3: 2 arms of small" in text
+    assert {result.trial.configuration for result in find_failed(store)} == {"s1.strong.ddp-2"}
+
+
+def test_a_failure_that_a_study_looks_for_is_no_failure_of_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeLauncher(take_turns, failures={UNEQUAL_ROW: Status.INVALID})
+    store = start_run(make_toy(), tmp_path, ["scalelab"])
+    assert measure_and_report(store, fake, Output()) == 0
+    assert "invalid" in capsys.readouterr().out
+
+
+def test_an_interrupted_recipe_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["scaling", "--device", "cpu", "--runs-dir", str(tmp_path)]
+    launchers = [ImpatientLauncher(4), FakeLauncher(take_turns), FakeLauncher(take_turns), FakeLauncher(take_turns)]
+    waiting = iter(launchers)
+
+    def start() -> FakeLauncher:
+        launcher = next(waiting)
+        launcher.check = lambda: None  # type: ignore[attr-defined]
+        return launcher
+
+    monkeypatch.setattr(command, "LocalLauncher", start)
+    assert command.main(arguments) == 130
+    assert command.main(arguments) == 0
+    assert "Going on with" in capsys.readouterr().err
+    first, second = launchers[0].launched, launchers[1].launched
+    assert len(find_runs(tmp_path)) == 1
+    assert len(first) == 3
+    assert not set(first) & set(second)
+    assert len(first) + len(second) == len(make_toy().plan())
+
+    assert command.main(arguments) == 0
+    assert len(launchers[2].launched) == len(make_toy().plan()), "a run that is over is not gone on with"
+    assert command.main([*arguments, "--only", "S1"]) == 0
+    assert len(find_runs(tmp_path)) == 3
+
+
+def test_resume_goes_on_with_a_recipe_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = start_run(make_toy(), tmp_path, ["scalelab"])
+    assert measure_and_report(store, ImpatientLauncher(3), Output()) == 130
+    rest = FakeLauncher(take_turns)
+    monkeypatch.setattr(resume, "LocalLauncher", lambda: rest)
+    assert resume.main(["last", "--runs-dir", str(tmp_path)]) == 0
+    assert len(rest.launched) == len(make_toy().plan()) - 2
+    assert "S6" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_is_found_by_its_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = start_run(make_toy(), tmp_path, ["scalelab"])
+    assert measure_and_report(store, ImpatientLauncher(2), Output()) == 130
+    capsys.readouterr()
+    found = command.find_interrupted(make_toy(), tmp_path)
+    assert found is not None
+    assert found.path == store.path
+    assert command.find_interrupted(make_toy("S1"), tmp_path) is None
+
+
+def test_what_was_measured_elsewhere_is_shown_where_it_could_not_be_run(tmp_path: Path) -> None:
+    store, _ = run_toy(tmp_path)
+    results, _ = store.results()
+    elsewhere = Reproduce(recipe="scaling", device="cuda")
+    assert elsewhere.obstacles
+    assert read_states(elsewhere.conclude(results))["S1"] == "run"
+
+
+def test_parts_that_need_a_gpu_say_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelab.studies.study.find_gpus", tuple)
+    document = Reproduce(recipe="scaling", device="cuda").conclude([])
+    assert "nvidia-smi lists no GPU" in find_section(document, "S1").paragraphs[0]
+
+
+def test_states_that_do_not_fit_into_the_machine_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Trial(
+        configuration="a", workload="mlp", options={"dim": 1000, "depth": 1}, strategy="ddp", num_ranks=2, label="wide"
+    )
+    assert count_state_bytes(large) == 1_001_000 * 4 * 5
+    needed = 2 * count_state_bytes(large)
+    there = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: there._replace(total=needed))
+    assert find_lack_of_memory([large]) is None
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: there._replace(total=needed - 1))
+    assert "wide holds at least 40.0 MB" in (find_lack_of_memory([large]) or "")
+
+
+def test_on_a_cpu_every_rank_of_full_size_has_a_share_of_the_memory() -> None:
+    small, full = (Reproduce(recipe="scaling", size=size, device="cpu").plan() for size in get_args(Size))
+    assert {trial.memory_limit_bytes for trial in small} == {None}
+    limits = {trial.memory_limit_bytes for trial in full if trial.configuration.startswith("s1.")}
+    assert limits == {int(0.8 * psutil.virtual_memory().total / 2)}
