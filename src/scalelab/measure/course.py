@@ -28,6 +28,7 @@ from scalelab.measure.agreement import (
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
 from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
+from scalelab.measure.gradient_noise import GradientNoise
 from scalelab.measure.loop import RawStep, list_activities, make_sample
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
@@ -52,6 +53,7 @@ class CourseRun:
         self._checkpoints = checkpoint_directory(directory, trial.course)
         self._num_written = self._num_epochs = 0
         self._tap = OutputTap(training.model)
+        self._noise = GradientNoise(trial, training) if "gradient_noise" in trial.instruments else None
 
     def run(self) -> None:
         """From the last whole checkpoint, or the beginning, to the end."""
@@ -86,9 +88,11 @@ class CourseRun:
     def _take(self, step: int, kind: StepKind) -> None:
         training = self._training
         rate = float(training.optimizer.param_groups[0]["lr"])
+        if self._noise:
+            self._noise.begin()
         training.synchronize()
         start = perf_counter()
-        loss = take_step(training, mark_nothing)
+        loss = take_step(training, self._noise.mark if self._noise else mark_nothing)
         training.synchronize()
         raw = RawStep(start, perf_counter(), loss.item())
         self._samples.append(make_sample(self._rank, step, kind, raw))
@@ -130,6 +134,8 @@ class CourseRun:
             learning_rate=rate,
             seconds=seconds,
             is_evaluation=rate is None,
+            small_gradient_square=self._noise.small if self._noise and rate is not None else None,
+            large_gradient_square=self._noise.large if self._noise and rate is not None else None,
         )
         with curve_file(self._directory).open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_builtins(point)) + "\n")

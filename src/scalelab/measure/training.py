@@ -65,7 +65,11 @@ class Training:
 def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     """Build the workload from the trial's seed and put the strategy around it."""
     seed_everything(trial.seed)
-    workload = load_workload(trial, rank)
+    return dress_workload(load_workload(trial, rank), trial, rank, device)
+
+
+def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.device) -> Training:
+    """The workload as one rank trains it: cast, spread, with an optimizer and endless batches."""
     num_steps = count_steps(trial, workload)
     if hasattr(workload.test_batches, "__next__"):
         raise UsageError("test_batches can be gone through once only: let build() return a list or a DataLoader")

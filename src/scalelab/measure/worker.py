@@ -39,9 +39,15 @@ from scalelab.measure.course import CourseRun
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.instruments import look
 from scalelab.measure.loop import run_block
+from scalelab.measure.memory_forecast import forecast_memory
+from scalelab.measure.memory_limit import LimitWatch, give_pages, limit_memory
+from scalelab.measure.optimizer_state import count_state_bytes
+from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.training import Training, build_training
 from scalelab.observations import RankReport
+from scalelab.ranks.affinity import assign_cores
 from scalelab.samples import render_samples
+from scalelab.strategies.dp import own_cores
 from scalelab.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
 
 KEPT_ALIVE: list[Training] = []
@@ -92,12 +98,19 @@ def _measure(
     trial: Trial, assignment: Assignment, directory: Path, report: RankReport, samples: list[StepSample]
 ) -> RankReport:
     """Set the process up, build the training, run every block; extends `samples` as it goes."""
+    if trial.is_forecast:
+        return forecast_memory(trial, report)
     rank = assignment.rank
     device = prepare_process(trial, assignment)
     limit_memory(trial, device)
+    watch = LimitWatch(trial, device)
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
     training = build_training(trial, rank, device)
     KEPT_ALIVE.append(training)
+    if trial.is_emulated and assignment.cores:
+        is_watched = "utilization" in trial.instruments
+        clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
+        own_cores(training.model, share_cores(trial, assignment), clock)
     buffers = sum(buffer.nbytes for buffer in training.model.buffers())
     report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers)
     if dist.is_initialized():
@@ -108,8 +121,10 @@ def _measure(
         report = replace(report, peak_memory_bytes=read_peak_memory(device))
     else:
         report = _run_plan(trial, training, directory, report, samples, device)
+        report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
         report = look(trial, training, directory, report)
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    report = watch.complete(report)
     leave_together(training)
     return replace(report, involuntary_switches=switches)
 
@@ -147,10 +162,12 @@ def _split_first(num_steps: int) -> tuple[int, ...]:
 def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     """Pin the cores, choose the device and join the process group."""
     if assignment.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, assignment.cores)
+        os.sched_setaffinity(0, share_cores(trial, assignment)[0])
     torch.set_num_threads(trial.threads_per_rank)
     if trial.allocator == "keep":
         keep_freed_memory()
+    elif trial.allocator == "pages":
+        give_pages()
     device = torch.device("cpu")
     if trial.device == "cuda":
         if assignment.local_rank >= torch.cuda.device_count():
@@ -175,6 +192,13 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     return device
 
 
+def share_cores(trial: Trial, assignment: Assignment) -> tuple[tuple[int, ...], ...]:
+    """The rank's cores; those of each replica of an emulated dp, where the process itself works on replica 0's."""
+    if not trial.is_emulated:
+        return (assignment.cores,)
+    return assign_cores(trial.num_ranks, trial.threads_per_rank + trial.spare_cores_per_rank, assignment.cores)
+
+
 def keep_freed_memory() -> None:
     """Make glibc's allocator hold on to what is freed.
 
@@ -185,26 +209,6 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not (mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_MAX, 0)):
         raise UsageError("--allocator keep needs glibc, which this machine does not use: use --allocator system")
-
-
-def limit_memory(trial: Trial, device: torch.device) -> None:
-    """Bound what this rank may allocate from here on, so that running out is an error and not a dead machine."""
-    if trial.memory_limit_bytes is None:
-        return
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
-    else:
-        limit = read_data_bytes() + trial.memory_limit_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def read_data_bytes() -> int:
-    """The private writable memory of this process, which `RLIMIT_DATA` bounds (Linux 4.7 and later)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def read_peak_memory(device: torch.device) -> int:

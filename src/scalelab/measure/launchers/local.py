@@ -25,6 +25,7 @@ from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, lo
 from scalelab.measure.launchers.launcher import check_torch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
+from scalelab.measure.launchers.utilization import watch_devices
 from scalelab.ranks.affinity import assign_cores
 from scalelab.trial import SINGLE_PROCESS, Trial, TrialResult
 
@@ -66,10 +67,12 @@ class LocalLauncher:
         started_at = datetime.now(UTC).isoformat()
         load, stolen, oom_kills = read_load_average(), read_stolen_seconds(), count_oom_kills()
         launched = time.perf_counter()
-        pids = server.launch_ranks(_make_request(trial, directory))
+        request = _make_request(trial, directory)
+        pids = server.launch_ranks(request)
         ends: dict[int, RankEnd] = {}
         try:
-            self._wait(server, pids, ends, launched + trial.timeout_seconds, directory)
+            with watch_devices(trial, directory, pids, request["cores"]) as loads:
+                self._wait(server, pids, ends, launched + trial.timeout_seconds, directory)
         except BaseException:
             self.close()
             raise
@@ -80,6 +83,7 @@ class LocalLauncher:
             trial,
             directory,
             [ends[pid] for pid in pids],
+            loads=tuple(loads),
             started_at=started_at,
             launched=launched,
             wall_seconds=wall_seconds,
@@ -127,12 +131,12 @@ class LocalLauncher:
 
 
 def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
-    threads = trial.num_ranks // trial.num_processes * trial.threads_per_rank
+    threads = trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
     return {
         "directory": str(directory.resolve()),
         "cores": assign_cores(trial.num_processes, threads, usable_cores()),
         "port": trial.port,
-        "needs_rendezvous": trial.strategy not in SINGLE_PROCESS,
+        "needs_rendezvous": trial.strategy not in SINGLE_PROCESS and not trial.is_forecast,
     }
 
 

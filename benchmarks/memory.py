@@ -1,0 +1,102 @@
+"""How far the forecast of memory is from what a step really takes, workload by workload.
+
+Both are the highest point of a step: the forecast from tensors that have no memory, the measurement from every call of
+torch's allocator. The bar is for the plain loop: at most 5 % apart for every workload at two batch sizes. What ddp and
+fsdp-full give stands below it; they are forecast by rules on top. Memory does not depend on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from scalelab.files import write_json
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.observations import Instrument, MemoryReport
+from scalelab.trial import Status, StepPlan, Trial, to_builtins
+from scalelab.units import format_bytes
+
+MOST_ERROR = 0.05
+PLAN = StepPlan(lead_in_steps=1, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
+
+
+class Case(NamedTuple):
+    label: str
+    workload: str
+    options: dict[str, Any]
+    batches: tuple[int, ...]
+
+
+CASES = (
+    Case("mlp 512×4", "mlp", {"dim": 512, "depth": 4}, (16, 256)),
+    Case("transformer 512", "transformer", {"samples": 256}, (4, 32)),
+    Case("gpt2 tiny", "gpt2", {}, (4, 16)),
+    Case("gpt2 small, 64 tokens", "gpt2", {"size": "small", "sequence": 64}, (1, 4)),
+    Case("resnet18", "resnet18", {}, (4, 16)),
+)
+SPREAD = tuple((case, strategy) for case in (CASES[0], CASES[2], CASES[4]) for strategy in ("ddp", "fsdp-full"))
+
+
+def look(launcher: LocalLauncher, place: Path, trial: Trial, instrument: Instrument) -> MemoryReport:
+    """The memory of one trial, of the rank that takes the most."""
+    directory = place / f"{trial.configuration}-{instrument}"
+    directory.mkdir(parents=True)
+    asked = replace(trial, instruments=(instrument,))
+    write_json(directory / "trial.json", to_builtins(asked))
+    result = launcher.launch(asked, directory)
+    if result.status is not Status.COMPLETED:
+        raise SystemExit(f"{trial.configuration} {result.status.words}: {result.reason}")
+    return max((rank.memory for rank in result.ranks if rank.memory), key=lambda memory: memory.peak_bytes)
+
+
+def compare(launcher: LocalLauncher, place: Path, table: Table, case: Case, batch: int, strategy: str) -> float:
+    """Add one row; gives by how much the forecast is off."""
+    num_ranks = 1 if strategy == "single" else 2
+    trial = Trial(
+        configuration=f"{case.workload}-{len(case.label)}-{strategy}-{batch}",
+        workload=case.workload,
+        options=case.options,
+        strategy=strategy,
+        num_ranks=num_ranks,
+        global_batch=batch * num_ranks,
+        plan=PLAN,
+    )
+    forecast = look(launcher, place, trial, "memory_forecast")
+    measured = look(launcher, place, trial, "memory")
+    error = forecast.peak_bytes / measured.peak_bytes - 1
+    unexplained = measured.peak_bytes - sum(measured.by_category.values())
+    table.add_row(
+        case.label,
+        strategy,
+        str(batch),
+        format_bytes(forecast.peak_bytes),
+        format_bytes(measured.peak_bytes),
+        f"{error:+.2%}",
+        measured.peak_phase,
+        f"{unexplained / measured.peak_bytes:.2%}",
+    )
+    return abs(error)
+
+
+def main() -> int:
+    headers = ("workload", "strategy", "batch per rank", "forecast", "measured", "error", "peak in", "unexplained")
+    table = Table(*headers, box=None)
+    with LocalLauncher() as launcher, tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        errors = [compare(launcher, place, table, case, batch, "single") for case in CASES for batch in case.batches]
+        for case, strategy in SPREAD:
+            compare(launcher, place, table, case, case.batches[0], strategy)
+    Console(width=120).print(table)
+    worst = max(errors)
+    print(f"\nmemory: {worst:.2%} off at worst over {len(errors)} plain rows (bar {MOST_ERROR:.0%})")
+    return 0 if worst <= MOST_ERROR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

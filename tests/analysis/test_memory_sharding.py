@@ -1,0 +1,132 @@
+"""What a strategy does to the memory of a plain step, by rule: two units of 100 bytes, each with a gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalelab.analysis.memory import MemoryAccount, MemoryEvent, PhaseMark, account_step
+from scalelab.analysis.memory_sharding import Recording, Spread, UnitMark, spread_recording, spread_standing
+
+UNIT = 100
+STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}
+
+
+def record_step() -> Recording:
+    """A root without parameters around two units; every unit keeps 10 bytes and makes a gradient of 100."""
+    events: list[MemoryEvent] = []
+    marks: list[PhaseMark | UnitMark] = []
+
+    def add(num_bytes: int, address: int) -> None:
+        events.append(MemoryEvent(float(len(events)), num_bytes, address))
+
+    def unit(number: int, moment: str, *gradients: int) -> None:
+        marks.append(UnitMark(position=len(events), unit=number, moment=moment, gradients=gradients))
+
+    def phase(name: str, named: dict[int, str] | None = None) -> None:
+        marks.append(PhaseMark(phase=name, position=len(events), named=named or {}))
+
+    phase("begin")
+    phase("input")
+    unit(0, "forward")
+    for number in (1, 2):
+        unit(number, "forward")
+        add(10, number)
+        unit(number, "forward_end")
+    unit(0, "forward_end")
+    phase("model")
+    phase("forward")
+    unit(0, "backward")
+    for number in (2, 1):
+        unit(number, "backward")
+        add(UNIT, 10 + number)
+        add(-10, number)
+        unit(number, "gradients", 10 + number)
+    phase("backward", {11: "gradients", 12: "gradients"})
+    add(40, 30)
+    add(-40, 30)
+    add(-UNIT, 11)
+    add(-UNIT, 12)
+    phase("optimizer")
+    return Recording(events, marks)
+
+
+def account(strategy: str, num_ranks: int = 2, **fields: bool) -> MemoryAccount:
+    spread = Spread(
+        strategy=strategy, num_ranks=num_ranks, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT, **fields
+    )
+    events, marks = spread_recording(record_step(), spread)
+    return account_step(events, marks, spread_standing(STANDING, spread))
+
+
+def test_a_plain_step_stays_as_it_is() -> None:
+    plain = account("single", 1)
+    assert plain.peak_bytes == 600 + 200 + 40
+    assert plain.by_category == STANDING | {"gradients": 200, "temporary": 40}
+
+
+def test_ddp_holds_every_gradient_once_more_in_its_buckets() -> None:
+    assert account("ddp").peak_bytes == account("single", 1).peak_bytes + 200
+    assert account("ddp").by_category["buckets"] == 200
+
+
+def test_gradients_that_lie_in_the_buckets_are_not_held_twice() -> None:
+    viewed = account("ddp", gradients_in_buckets=True)
+    assert "gradients" not in viewed.by_category
+    assert viewed.peak_bytes < account("ddp").peak_bytes
+
+
+def test_full_sharding_leaves_an_nth_of_parameters_gradients_and_optimizer() -> None:
+    four = account("fsdp-full", 4)
+    assert four.by_category["parameters"] == 50
+    assert four.by_category["optimizer"] == 100
+    assert four.current_bytes == 150 + 2 * 25  # the pieces of gradients stay until the next forward
+
+
+def test_full_sharding_gathers_the_unit_at_hand_and_the_next_in_backward() -> None:
+    full = account("fsdp-full")
+    # Gathered: both units; unit 2's gradient is there and is being joined.
+    assert full.peak_bytes == 300 + 2 * UNIT + UNIT + UNIT + 10
+    assert full.by_category["buckets"] == 2 * UNIT
+
+
+def test_forward_of_full_sharding_has_one_unit_and_of_gradient_sharding_all() -> None:
+    assert account("fsdp-full").phase_peaks["forward"] == 300 + UNIT + 2 * 10
+    assert account("fsdp-grad-op").phase_peaks["forward"] == 300 + 2 * UNIT + 2 * 10
+
+
+def test_no_sharding_costs_a_joined_gradient_at_a_time() -> None:
+    assert account("fsdp-none").by_category["parameters"] == 200
+    assert account("fsdp-none").current_bytes == 600 + 200
+
+
+def test_fsdp2_releases_its_gradients_with_the_step() -> None:
+    assert account("fsdp2").current_bytes == 300
+
+
+def test_collectives_of_gloo_take_a_unit_more_while_they_run() -> None:
+    assert account("fsdp-full", has_scratch=True).phase_peaks["forward"] == 300 + 2 * UNIT + 10
+
+
+def test_what_the_optimizer_takes_goes_with_the_parameters() -> None:
+    assert account("single", 1).phase_peaks["optimizer"] == 600 + 200 + 40
+    assert account("fsdp-full", 2).phase_peaks["optimizer"] == 300 + 100 + 20
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"])
+def test_categories_add_up_under_every_strategy(strategy: str) -> None:
+    found = account(strategy, has_scratch=True)
+    assert sum(found.by_category.values()) == found.peak_bytes
+
+
+def test_accumulated_passes_reduce_once() -> None:
+    recording = record_step()
+    early = [
+        UnitMark(position=mark.position, unit=mark.unit, moment="gradients", gradients=())
+        for mark in recording.marks
+        if isinstance(mark, UnitMark) and mark.moment == "forward_end" and mark.unit
+    ]
+    at = next(n for n, mark in enumerate(recording.marks) if isinstance(mark, PhaseMark) and mark.phase == "model")
+    marks = [*recording.marks[:at], *early, *recording.marks[at:]]
+    spread = Spread(strategy="fsdp-full", num_ranks=2, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT)
+    events, _ = spread_recording(Recording(recording.events, marks), spread)
+    assert events == spread_recording(recording, spread)[0]

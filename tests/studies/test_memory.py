@@ -1,0 +1,224 @@
+"""The study of memory, from ranks that are played: rows, findings, fits, and what happens when something is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.environment import Gpu
+from scalelab.errors import UsageError
+from scalelab.experiment import find_failed, run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import MemoryReport, RankReport
+from scalelab.report.document import Document
+from scalelab.studies.arms import group_arms
+from scalelab.studies.cautions import find_cautions
+from scalelab.studies.memory import NOT_HELD, Memory
+from scalelab.studies.memory_rows import NO_FORECAST
+from scalelab.trial import Status, Trial, TrialResult
+from tests.studies.answers import JOB, AlteredLauncher, find_row, say_all, set_machine, warn_all
+
+STATES = {"parameters": 100, "optimizer": 200}
+
+
+def make_study(**fields: Any) -> Memory:
+    return Memory(**({"job": JOB, "batches": (4, 8)} | fields))
+
+
+def play_memory(result: TrialResult) -> TrialResult:
+    """Activations of 100 bytes a sample; DDP's buckets; a forecast that is 1 % too low."""
+    trial = result.trial
+    sizes = STATES | {"activations": 100 * trial.batch_per_rank}
+    if trial.strategy == "ddp":
+        sizes["buckets"] = 100
+    peak = sum(sizes.values())
+    if trial.is_forecast:
+        report = MemoryReport(peak_bytes=round(0.99 * peak), peak_phase="backward", by_category=sizes)
+        return replace(result, samples=(), ranks=(RankReport(rank=0, memory=report, num_parameters=25),))
+    report = MemoryReport(peak_bytes=peak, peak_phase="backward", current_bytes=300, by_category=sizes)
+    ranks = [
+        RankReport(rank=rank, memory=report, peak_memory_bytes=10_000 + rank, start_memory_bytes=9000)
+        for rank in range(trial.num_processes)
+    ]
+    return replace(result, ranks=tuple(ranks))
+
+
+def answer(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, launcher: FakeLauncher | None = None, **fields: Any
+) -> Document:
+    set_machine(monkeypatch, 2)
+    return run_study(make_study(**fields), runs_dir=runs_dir, launcher=launcher or AlteredLauncher(play_memory))[1]
+
+
+def test_every_configuration_is_forecast_first_and_then_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+    trials = make_study(strategies=("single", "ddp"), batches=(8, 4)).plan()
+    assert [trial.configuration for trial in trials] == [
+        *("forecast-single-1-b4", "forecast-single-1-b8", "forecast-ddp-2-b4", "forecast-ddp-2-b8"),
+        *("single-1-b4", "single-1-b8", "ddp-2-b4", "ddp-2-b8"),
+    ]
+    assert {trial.num_processes for trial in trials if trial.is_forecast} == {1}
+    assert trials[-1].global_batch == 16
+    assert trials[-1].instruments == ("memory",)
+
+
+def test_forecast_and_measurement_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, categories, reading = answer(tmp_path, monkeypatch).tables
+    row = find_row(main, "ddp × 2, batch 8")
+    assert row["peak_bytes"].value == 1200
+    assert row["forecast_bytes"].value == 1188
+    assert row["forecast_error"].value == pytest.approx(-0.01)
+    assert find_row(categories, "ddp × 2, batch 8")["buckets_bytes"].value == 100
+    assert find_row(categories, "single, batch 8")["buckets_bytes"].value == 0
+    assert "gradients_bytes" not in [column.key for column in categories.columns]
+    states = find_row(reading, "single, batch 8")
+    assert states["states_bytes"].value == 100 + 100 + 200
+    assert states["current_bytes"].value == 300
+    assert find_row(reading, "ddp × 2, batch 8")["process_bytes"].value == 10_001
+
+
+def test_the_findings_say_peak_share_growth_and_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = answer(tmp_path, monkeypatch, strategies=("single", "ddp"))
+    assert document.summary[0] == (
+        "single, batch 8, peaks at 1.10 kB per rank in backward: 73 % activations, 18 % optimizer, 9.1 % parameters."
+    )
+    said = say_all(document)
+    assert "alone are 400 B, 36 % of that peak; activations and the output are 73 % of it" in said
+    assert "After the step 300 B are still allocated, 27 % of the peak" in said
+    assert "off by at most 1.0 % over 4 measured rows" in said
+    assert "ddp × 2, batch 8, takes 100 B more per rank than single, batch 8 (9.1 %)" in said
+    assert "grows by 100 B for every further sample" in said
+    assert "9 kB of it before the model was built" in said
+
+
+def test_a_device_is_said_to_hold_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = answer(tmp_path, monkeypatch, strategies=("single", "ddp"), device_memory="800B")
+    fits = document.tables[-1]
+    assert find_row(fits, "single, batch 4")["fits"].value == "yes"
+    assert find_row(fits, "single, batch 4")["margin_bytes"].value == 800 - 693
+    assert find_row(fits, "single, batch 8")["fits"].value == "no"
+    assert find_row(fits, "single, batch 8")["used_share"].value == pytest.approx(1089 / 800)
+    assert document.summary[0] == (
+        "single fits into 800 B with batch 4 per rank, where 107 B (13 %) would be left; batch 8 needs 1.09 kB, 289 B"
+        " too much, by forecast."
+    )
+    assert "no fragmentation, no CUDA context" in warn_all(document)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("500B", "single does not fit into 500 B: batch 4 needs 693 B"), ("1MB", "with every batch asked for: with 8")],
+)
+def test_nothing_and_everything_may_fit(
+    device: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = answer(tmp_path, monkeypatch, strategies=("single",), device_memory=device)
+    assert words in document.summary[0]
+
+
+def test_what_the_machine_cannot_hold_is_not_run_and_still_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_machine(monkeypatch, 2)
+    monkeypatch.setattr("scalelab.studies.memory.read_available_memory", lambda: 1500)
+    store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(play_memory))
+    main, categories, _ = document.tables
+    assert find_row(main, "single, batch 8")["peak_bytes"].value == 1100
+    row = find_row(main, "ddp × 2, batch 8")
+    assert row["peak_bytes"].value == "not run"
+    assert row["forecast_bytes"].value == 1188
+    marks = {cells[0].value: cells[0].mark for cells in categories.rows}
+    assert marks["ddp × 2, batch 8"] == "°"
+    assert marks["single, batch 8"] == ""
+    assert f"{NOT_HELD}: 2 ranks of 1.19 kB by forecast" in warn_all(document)
+    assert find_failed(store) == []
+
+
+def test_a_failing_row_leaves_the_others_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = AlteredLauncher(
+        lambda result: play_memory(result) if result.status is Status.COMPLETED else result,
+        failures={"ddp-2-b8": Status.OUT_OF_MEMORY},
+    )
+    document = answer(tmp_path, monkeypatch, launcher)
+    row = find_row(document.tables[0], "ddp × 2, batch 8")
+    assert row["peak_bytes"].value == "out of memory"
+    assert row["forecast_bytes"].value == 1188
+    assert find_row(document.tables[0], "ddp × 2, batch 4")["peak_bytes"].value == 800
+    assert "ddp × 2, batch 8 out of memory" in warn_all(document)
+
+
+def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(result: TrialResult) -> TrialResult:
+        if not result.trial.is_forecast:
+            return play_memory(result)
+        return TrialResult(trial=result.trial, status=Status.INVALID, reason=f"{NO_FORECAST}: it asks for values")
+
+    set_machine(monkeypatch, 2)
+    store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(refuse))
+    assert find_row(document.tables[0], "single, batch 8")["forecast_bytes"].value is None
+    assert find_row(document.tables[0], "single, batch 8")["peak_bytes"].value == 1100
+    assert find_failed(store) == []
+    (caution,) = document.cautions
+    assert caution.message.startswith(NO_FORECAST)
+
+
+def test_ranks_that_say_nothing_of_memory_make_empty_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = answer(tmp_path, monkeypatch, FakeLauncher(lambda _: 0.1))
+    assert find_row(document.tables[0], "single, batch 4")["peak_bytes"].value == "–"
+    assert document.summary == ("Nothing is known of the memory: no trial completed.",)
+
+
+def test_no_result_at_all_is_a_document_too() -> None:
+    document = make_study().conclude([])
+    assert document.tables[0].rows == ()
+    assert document.cautions == ()
+
+
+def test_a_forecast_that_is_far_off_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lower(result: TrialResult) -> TrialResult:
+        played = play_memory(result)
+        memory = played.ranks[0].memory
+        if not result.trial.is_forecast or memory is None:
+            return played
+        return replace(played, ranks=(replace(played.ranks[0], memory=replace(memory, peak_bytes=900)),))
+
+    document = answer(tmp_path, monkeypatch, AlteredLauncher(lower), strategies=("single",))
+    assert "kernels take memory while they run" in warn_all(document)
+
+
+def test_arms_and_cautions_cope_with_a_completed_trial_without_samples() -> None:
+    trial = Trial(configuration="forecast-x", workload="mlp", instruments=("memory_forecast",))
+    arms = group_arms([TrialResult(trial=trial, status=Status.COMPLETED)], None)
+    assert not arms["forecast-x"].is_measured
+    assert find_cautions(arms.values()) == ()
+
+
+def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(name="a GPU", memory_bytes=40_000_000_000, driver="1")
+    for place in ("scalelab.studies.study.find_gpus", "scalelab.studies.memory.find_gpus"):
+        monkeypatch.setattr(place, lambda: (gpu,))
+    study = make_study(job=replace(JOB, device="cuda"), ranks=8, batches=(4,))
+    assert [trial.configuration for trial in study.plan()] == [
+        *("forecast-single-1-b4", "forecast-ddp-8-b4", "forecast-fsdp-full-8-b4"),
+        "single-1-b4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"strategies": ()}, "--strategies needs at least one name"),
+        ({"strategies": ("dp",)}, "--strategies dp has its replicas in threads"),
+        ({"ranks": 0}, "--ranks 0"),
+        ({"batches": ()}, "--batches needs at least one number"),
+        ({"batches": (4, 4)}, "names a batch twice"),
+        ({"batches": (0,)}, "--batches 0"),
+        ({"device_memory": "much"}, "--device-memory"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_flag_and_value(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_study(**fields)
