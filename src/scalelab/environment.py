@@ -176,6 +176,17 @@ def read_cpu_quota() -> float | None:
         return None
 
 
+def read_available_memory() -> int:
+    """Bytes that programs could still take without others losing theirs, within this process's control group."""
+    available = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such limit, or "max"
+        return available
+    return max(0, min(available, left))
+
+
 def count_oom_kills() -> int | None:
     """How many processes the kernel has killed for want of memory since it started."""
     try:

@@ -2,7 +2,8 @@
 
 A shape error is not an out-of-memory error, and a rank that lost its peer is not the cause. The rules:
 
-- memory: the allocator's own words, `MemoryError`, or CUDA's class, and nothing else;
+- memory: the allocator's own words, `MemoryError`, or CUDA's class, and nothing else; vague words of the libraries
+  count where a memory limit was all but reached;
 - a lost peer: the words of the process group's transport; another rank is to blame;
 - a parameter without a gradient under DDP: `invalid`, whatever the step, for it needs a second step to show;
 - any other error before a first step has been completed, and any that we raise ourselves: `invalid`, it would fail
@@ -21,6 +22,7 @@ import torch
 import torch.distributed
 
 from scalelab.errors import ScalelabError, UsageError
+from scalelab.measure.memory_limit import has_reached_limit
 from scalelab.trial import Status
 from scalelab.units import format_bytes
 
@@ -28,6 +30,8 @@ MEMORY_WORDS = re.compile(
     r"DefaultCPUAllocator: (can't|not enough memory)|std::bad_alloc|[Cc]annot allocate memory"
     r"|CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|NCCL.*out of memory"
 )
+VAGUE_WORDS = re.compile(r"could not (create|execute) a primitive|^\[enforce fail a$")
+"""What oneDNN says whatever happened, and what is left of the allocator's sentence where that needs memory too."""
 PEER_WORDS = re.compile(
     r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|remote process exited"
     r"|NCCL communicator was aborted"
@@ -76,7 +80,11 @@ def _say_request(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and MEMORY_WORDS.search(str(error)) is not None
+    if not isinstance(error, RuntimeError):
+        return False
+    if VAGUE_WORDS.search(str(error)):
+        return has_reached_limit()
+    return MEMORY_WORDS.search(str(error)) is not None
 
 
 def is_lost_peer(error: BaseException) -> bool:

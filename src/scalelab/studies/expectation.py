@@ -7,6 +7,7 @@ also reads, writes, launches and waits. A workload of the user's own has neither
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -105,7 +106,7 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
         crowded = ", oversubscribed" if trial.is_oversubscribed else ""
         lines.append(
             f"{number:4}  {trial.name:<{width}}  {trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]},"
-            f" batch {trial.batch_per_rank} per rank, {trial.plan.num_steps} steps{crowded}"
+            f" batch {trial.batch_per_rank} per rank, {_describe_length(trial)}{crowded}"
         )
     lines += [
         "",
@@ -114,13 +115,20 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _describe_length(trial: Trial) -> str:
+    """How far a trial goes: a training may be told in epochs."""
+    epochs = trial.course.epochs if trial.course else None
+    steps = trial.plan.num_steps if trial.course is None else trial.course.steps
+    return f"{steps} steps" if epochs is None else f"{epochs} epoch{'s'[: epochs > 1]}"
+
+
 def _fingerprint(trial: Trial) -> str:
     return _fingerprint_stored(to_builtins(trial))
 
 
 def _fingerprint_stored(trial: object) -> str:
-    """What decides how long a trial takes: everything in it but its name, its round and its limits."""
+    """What decides how long a trial takes: everything in it but its name, round, limits and instruments."""
     if not isinstance(trial, dict):
         return ""
-    ignored = ("configuration", "label", "round", "timeout_seconds", "port", "seed")
-    return repr(sorted((key, repr(value)) for key, value in trial.items() if key not in ignored))
+    ignored = ("configuration", "label", "round", "timeout_seconds", "port", "seed", "instruments")
+    return json.dumps({key: value for key, value in trial.items() if key not in ignored}, sort_keys=True)

@@ -88,9 +88,10 @@ class Job:
     """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
-    allocator: Literal["system", "keep"] = "system"
+    allocator: Literal["system", "keep", "pages"] = "system"
     """keep: on CPU, glibc keeps freed memory for the next step instead of giving it back to the kernel and fetching
-    it again, which makes steps of large models jump between two speeds."""
+    it again, which makes steps of large models jump between two speeds. pages: every tensor has pages of its own, so
+    that every launch needs the same memory, and steps are slower."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0

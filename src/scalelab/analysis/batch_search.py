@@ -1,0 +1,168 @@
+"""The largest batch that fits into a memory limit, by few probes: fit a line, then confirm.
+
+What a step needs is close to a + b · batch: parameters, gradients and optimizer state on one side, activations and
+the batch itself on the other. A probe runs a batch and gives its peak, or runs out of memory. So
+
+1. the first probe gives p₁ = a + b · s. With a ≥ 0, b is at most p₁ / s, and s · limit / p₁ samples must fit: that is
+   the second probe, and it cannot fail where memory is a line (but it is four times the first at least, for one sample
+   is often computed in another way than a few);
+2. two probes give a line, and the line a prediction. How far it may be off follows from the lever that the two probes
+   have and from `NOISE`; where that is more than a sample, the next probe stays on the safe side of it, and
+   the line is drawn again from there;
+3. the predicted maximum is run, and then one sample more, which must fail.
+
+The search is over only when a batch has run and the next one has failed. So what it gives has run to completion, and
+where memory is no line it is as exact, after more probes: a failure where the line saw none makes it step back, a
+success beyond the line makes it step on, with steps that grow until the truth lies between, and then it bisects.
+That one sample more needs more memory is taken for granted; noise in the last few kilobytes is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NOISE = 0.001
+LEAST_NOISE_BYTES = 64 * 1024
+"""By how much, of the limit or in bytes, a peak may lie off its line: allocators round, and Python's own objects are
+not the same in every launch."""
+CURVATURE = 0.02
+"""By how much the slope further on may differ from that of the line so far."""
+BOLDNESS = 0.75
+"""Where the safe side of a prediction is at least this share of it, a first failure is risked for the prediction."""
+REACH = 3
+MIDWAY = 0.6
+"""Where the limit lies more than `REACH` levers ahead, the next probe goes only part of the way: at small batches the
+peak is often in another place of the step, and rises more slowly."""
+MOST_PROBES = 40
+"""A search that needs more is given up: its memory does not depend on the batch, or nobody can see it."""
+SECOND = 4
+"""How many times the first batch the second is at least: libraries compute one or two samples in other ways."""
+FARTHEST = 128
+"""How many times the largest batch so far the next may be."""
+LEVER, SHORT_LEVER = 0.75, 0.98
+"""A line is drawn from the largest batch to the largest that is at most this share of it. The short one is for memory
+that has failed the line twice: it bends, and only what is near tells how it goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A batch that was tried."""
+
+    batch: int
+    fits: bool
+    peak_bytes: int | None = None
+    """What it took of the limit; None: unknown, or it did not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLine:
+    """Memory as a function of the batch: fixed + per sample · batch."""
+
+    fixed_bytes: float
+    sample_bytes: float
+    lever: int
+    """How many samples lie between the two probes that it was drawn through."""
+
+    def predict_bytes(self, batch: int) -> float:
+        return self.fixed_bytes + self.sample_bytes * batch
+
+
+def choose_next_batch(
+    probes: Sequence[Probe], *, limit_bytes: int | None, start: int = 1, most: int | None = None
+) -> int | None:
+    """What to try next, given all probes so far in their order; None: the search is over."""
+    if not probes:
+        return start
+    if len(probes) >= MOST_PROBES:
+        return None
+    failed = min((probe.batch for probe in probes if not probe.fits), default=None)
+    largest = find_largest(probes)
+    if largest is None:
+        return None if failed == 1 else 1
+    end = min(bound for bound in (failed, most + 1 if most else None, math.inf) if bound is not None)
+    if end <= largest + 1:
+        return None
+    guess = _guess_batch(probes, largest, limit_bytes)
+    if failed is not None and (guess >= failed or not any(probe.fits for probe in probes[-2:])):
+        guess = _step_back(probes, largest, failed)
+    return int(min(max(guess, largest + 1), end - 1))
+
+
+def find_largest(probes: Sequence[Probe]) -> int | None:
+    """The largest batch that ran to completion."""
+    return max((probe.batch for probe in probes if probe.fits), default=None)
+
+
+def draw_line(probes: Sequence[Probe]) -> MemoryLine | None:
+    """The line through the largest batch whose peak is known and one well below it; None with fewer than two."""
+    known = sorted((probe.batch, probe.peak_bytes) for probe in probes if probe.peak_bytes is not None)
+    if len({batch for batch, _ in known}) < 2:
+        return None
+    batch, peak = known[-1]
+    share = LEVER if sum(not probe.fits for probe in probes) < 2 else SHORT_LEVER
+    below = [point for point in known if point[0] <= share * batch] or known[:1]
+    lever = batch - below[-1][0]
+    slope = (peak - below[-1][1]) / lever
+    return MemoryLine(fixed_bytes=peak - slope * batch, sample_bytes=slope, lever=lever)
+
+
+def predict_largest(line: MemoryLine, limit_bytes: int) -> int | None:
+    """The largest batch that the line sees below the limit; None where it does not rise."""
+    if line.sample_bytes <= 0:
+        return None
+    return math.floor((limit_bytes - line.fixed_bytes) / line.sample_bytes)
+
+
+def _guess_batch(probes: Sequence[Probe], largest: int, limit_bytes: int | None) -> int:
+    """Where the maximum should be, or as far on the way there as is safe."""
+    peak = next((probe.peak_bytes for probe in probes if probe.fits and probe.batch == largest), None)
+    if limit_bytes is None or peak is None:
+        return 2 * largest
+    num_surprises = _count_surprises(probes, limit_bytes)
+    line = draw_line(probes)
+    if line is None:
+        least = SECOND * largest if len(probes) == 1 else largest + 1
+        return min(max(largest * limit_bytes // max(peak, 1), least), FARTHEST * largest)
+    room, slope = limit_bytes - peak, max(line.sample_bytes, 0.0)
+    likely = room / slope if slope else math.inf
+    safe = room / (slope + _doubt_slope(probes, line, limit_bytes, likely))
+    ahead = safe
+    if likely - safe < 1 or (all(probe.fits for probe in probes) and safe > BOLDNESS * likely):
+        ahead = likely
+    if likely > REACH * line.lever:
+        ahead = min(ahead, max(MIDWAY * likely, REACH * line.lever))
+    return largest + max(1 << num_surprises, math.floor(min(ahead, FARTHEST * largest)))
+
+
+def _doubt_slope(probes: Sequence[Probe], line: MemoryLine, limit_bytes: int, likely: float) -> float:
+    """By how many bytes per sample the slope may be too small: as noise and lever allow, or as was seen.
+
+    What was seen is by how much the line before missed the last probe, if that was as far ahead as the limit is now.
+    """
+    noise = max(NOISE * limit_bytes, LEAST_NOISE_BYTES)
+    doubt = CURVATURE * abs(line.sample_bytes) + 2 * noise / line.lever
+    *earlier, last = sorted((p for p in probes if p.peak_bytes is not None), key=lambda probe: probe.batch)
+    before = draw_line(earlier)
+    distance = last.batch - earlier[-1].batch
+    if before is None or last.peak_bytes is None or distance < likely or not probes[-1].fits:
+        return doubt
+    return min(doubt, abs(last.peak_bytes - before.predict_bytes(last.batch)) / distance)
+
+
+def _count_surprises(probes: Sequence[Probe], limit_bytes: int) -> int:
+    """How many probes ran although the line that was known before saw no room for them."""
+    count = 0
+    for number, probe in enumerate(probes):
+        line = draw_line(probes[:number])
+        largest = None if line is None else predict_largest(line, limit_bytes)
+        count += probe.fits and largest is not None and probe.batch > largest
+    return count
+
+
+def _step_back(probes: Sequence[Probe], largest: int, failed: int) -> int:
+    """Below a failure that the line did not see: by a little, and by half once that has failed too."""
+    gap = failed - largest
+    is_second = len(probes) > 1 and not probes[-2].fits
+    return failed - ((gap + 1) // 2 if is_second else math.ceil(CURVATURE * gap))

@@ -1,0 +1,41 @@
+"""A fake launcher whose ranks have memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import RankReport
+from scalelab.trial import Status, Trial, TrialResult
+
+
+class MemoryLauncher(FakeLauncher):
+    """Plays ranks that need `bytes_of(trial, rank)` and run out of memory beyond the trial's limit."""
+
+    def __init__(
+        self,
+        bytes_of: Callable[[Trial, int], float],
+        *,
+        step_seconds: Callable[[Trial], float] = lambda _: 0.1,
+        failures: Mapping[str, Status] | None = None,
+        noise: float = 0.0,
+    ) -> None:
+        super().__init__(step_seconds, failures=failures, noise=noise)
+        self._bytes_of = bytes_of
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        result = super().launch(trial, directory)
+        if result.status is not Status.COMPLETED:
+            return result
+        limit = trial.memory_limit_bytes
+        taken = [round(self._bytes_of(trial, rank)) for rank in range(trial.num_processes)]
+        if limit is not None and max(taken) > limit:
+            reason = f"rank {taken.index(max(taken))} ran out of memory"
+            return TrialResult(trial=trial, status=Status.OUT_OF_MEMORY, reason=reason)
+        ranks = tuple(
+            RankReport(rank=rank, peak_memory_bytes=size, limited_bytes=size, limit_bytes=limit)
+            for rank, size in enumerate(taken)
+        )
+        return replace(result, ranks=ranks)

@@ -1,0 +1,194 @@
+"""The largest batch: with ranks whose memory is a formula, then with real ones under a limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import NothingMeasured, UsageError
+from scalelab.experiment import conclude_run, execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.report.document import Document
+from scalelab.settings import StepShape
+from scalelab.store import RunStore
+from scalelab.studies.max_batch import SHARE_OF_MEMORY, MaxBatch
+from scalelab.studies.max_batch_answer import BatchSearch
+from scalelab.studies.study import Job
+from scalelab.trial import Status, Trial
+from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.memories import MemoryLauncher
+
+JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", memory_limit="1GB")
+
+
+def make_max(**fields: Any) -> MaxBatch:
+    return MaxBatch(**({"job": JOB} | fields))
+
+
+def need(trial: Trial, rank: int) -> float:
+    """100 MB, and 9 MB for a sample: 100 of them fit into 1 GB; rank 1 needs a little more."""
+    return 1e8 + 9e6 * trial.batch_per_rank + 1e5 * rank
+
+
+def run(study: MaxBatch, runs_dir: Path, launcher: FakeLauncher | None = None) -> tuple[RunStore, Document]:
+    return run_study(study, runs_dir=runs_dir, launcher=launcher or MemoryLauncher(need))
+
+
+@pytest.fixture
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+
+
+@pytest.mark.usefixtures("_two_cores")
+class TestWithFormulas:
+    def test_the_answer_ran_and_one_sample_more_did_not(self, tmp_path: Path) -> None:
+        store, document = run(make_max(), tmp_path)
+        probes, answer = document.tables
+        assert find_row(probes, 100)["status"].value == "ran"
+        assert find_row(probes, 101)["status"].value == "out of memory"
+        assert find_row(answer, 100)["headroom_bytes"].value == 0
+        assert find_row(answer, 100)["fixed_bytes"].value == pytest.approx(1e8)
+        assert find_row(answer, 100)["sample_bytes"].value == pytest.approx(9e6)
+        assert document.summary[0] == "The largest batch that fits is 100 per rank: it ran, and 101 ran out of memory."
+        assert "100 MB whatever the batch, and 9 MB for every sample" in say_all(document)
+        assert len(store.results()[0]) <= 6
+        assert not find_failed(store)
+
+    @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
+    def test_the_rank_that_needs_most_decides_for_all(self, tmp_path: Path, strategy: str) -> None:
+        _, document = run(make_max(ranks=2, strategy=strategy), tmp_path)
+        assert find_row(document.tables[1], 99)["largest_global_batch"].value == 198
+        assert "99 per rank (198 over 2 ranks): it ran on all 2 ranks" in document.summary[0]
+
+    def test_the_peak_was_predicted_before_it_was_seen(self, tmp_path: Path) -> None:
+        _, document = run(make_max(), tmp_path)
+        row = find_row(document.tables[0], 100)
+        assert row["predicted_bytes"].value == pytest.approx(1e9)
+        assert row["limit_share"].value == pytest.approx(1.0)
+        assert find_row(document.tables[0], 1)["predicted_bytes"].value is None
+
+    def test_most_ends_the_search(self, tmp_path: Path) -> None:
+        _, document = run(make_max(most=50), tmp_path)
+        assert "A batch of 50 per rank fits" in document.summary[0]
+        assert all(row[1].value == "ran" for row in document.tables[0].rows)
+
+    def test_a_probe_that_cannot_work_ends_the_search_and_is_a_failure(self, tmp_path: Path) -> None:
+        launcher = MemoryLauncher(need, failures={"batch-9": Status.INVALID})
+        store, document = run(make_max(), tmp_path, launcher)
+        assert launcher.launched == ["batch-1-r1", "batch-9-r1"]
+        assert [result.trial.name for result in find_failed(store)] == ["batch-9-r1"]
+        assert find_row(document.tables[0], 9)["status"].value == "invalid"
+        assert "so far is 1 per rank" in document.summary[0]
+        assert "the search ended early: batch 9 was invalid" in warn_all(document)
+
+    def test_a_probe_that_crashes_does_not_fit_and_is_named(self, tmp_path: Path) -> None:
+        store, document = run(make_max(), tmp_path, MemoryLauncher(need, failures={"batch-101": Status.CRASHED}))
+        assert "100 per rank: it ran, and 101 crashed" in document.summary[0]
+        assert "batch 101 crashed and is counted as one that does not fit" in warn_all(document)
+        assert len(find_failed(store)) == 1
+
+    def test_when_nothing_fits_nothing_was_measured(self, tmp_path: Path) -> None:
+        with pytest.raises(NothingMeasured, match="batch-1 of --workload mlp was out of memory"):
+            run(make_max(), tmp_path, MemoryLauncher(lambda *_: 2e9))
+
+    def test_a_search_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
+        whole = MemoryLauncher(need)
+        run(make_max(), tmp_path, whole)
+        store = start_run(make_max(), tmp_path, ["scalelab"])
+        with pytest.raises(KeyboardInterrupt):
+            execute_run(store, Interrupted(need, after=3), ignore_event)
+        assert "the search did not end" in conclude_run(store).summary[0]
+        rest = MemoryLauncher(need)
+        execute_run(RunStore.open(store.path), rest, ignore_event)
+        assert rest.launched == whole.launched[3:]
+
+    def test_a_close_call_is_named(self, tmp_path: Path) -> None:
+        _, document = run(make_max(), tmp_path)
+        assert "batch 100 fits by 0 B only" in warn_all(document)
+        almost = MemoryLauncher(lambda trial, rank: need(trial, rank) - 8.99e6)
+        assert "batch 101 misses the limit by 10 kB only" in warn_all(run(make_max(), tmp_path, almost)[1])
+
+    def test_without_a_limit_half_of_the_available_memory_is_shared(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("scalelab.studies.max_batch.read_available_memory", lambda: 4_000_000_000)
+        job = Job(workload="mlp", device="cpu")
+        (trial,) = MaxBatch(ranks=2, job=job).plan()
+        assert trial.memory_limit_bytes == SHARE_OF_MEMORY * 4e9 / 2
+        assert trial.allocator == "pages"
+        _, document = run(MaxBatch(ranks=2, job=job), tmp_path)
+        assert "99 per rank" in document.summary[0]
+        assert "no --memory-limit was given: a rank was limited to 1 GB" in warn_all(document)
+
+    def test_nothing_yet_is_a_document_too(self) -> None:
+        document = make_max().conclude([])
+        assert document.summary == ()
+        assert document.tables[0].rows == ()
+
+    def test_memory_that_nobody_sees_is_given_up(self, tmp_path: Path) -> None:
+        _, document = run(make_max(), tmp_path, FakeLauncher(lambda _: 0.1))
+        assert "the search was given up" in warn_all(document)
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"start": 0}, "--start 0"),
+            ({"most": 0}, "--most 0"),
+            ({"start": 9, "most": 3}, "--start 9 is more than --most 3"),
+            ({"ranks": 0}, "--ranks 0"),
+            ({"job": Job(shape=StepShape(micro_batch=2))}, "--micro-batch 2"),
+            ({"job": Job(allocator="keep")}, "--allocator keep"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(self, fields: dict[str, Any], words: str) -> None:
+        with pytest.raises(UsageError, match=words):
+            make_max(**fields)
+
+
+class Interrupted(MemoryLauncher):
+    """Is interrupted after so many trials."""
+
+    def __init__(self, bytes_of: Any, *, after: int) -> None:
+        super().__init__(bytes_of)
+        self._after = after
+
+    def launch(self, trial: Trial, directory: Path) -> Any:
+        if len(self.launched) == self._after:
+            raise KeyboardInterrupt
+        return super().launch(trial, directory)
+
+
+class Lasting:
+    """The shared launcher of the tests, which outlives a run."""
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        self.launch = launcher.launch
+
+    def close(self) -> None:
+        """The tests' own fixture ends it."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp-full", 2)])
+def test_real_ranks_agree_on_a_batch_that_ran(
+    launcher: LocalLauncher, tmp_path: Path, strategy: Any, ranks: int
+) -> None:
+    options = {"features": 32, "d_model": 32, "feedforward": 64, "encoder_layers": 1, "decoder_layers": 1}
+    job = Job(workload="transformer", options=options, device="cpu", threads_per_rank=1, memory_limit="16MB")
+    study = MaxBatch(ranks=ranks, strategy=strategy, job=job)
+    store, document = run_study(study, runs_dir=tmp_path, launcher=Lasting(launcher))
+    search = BatchSearch.from_results(store.results()[0])
+    assert search.is_confirmed, [(r.trial.name, r.status, r.reason) for r in search.results]
+    assert search.limit_bytes == 16_000_000
+    assert search.peak_bytes is not None
+    assert search.peak_bytes <= search.limit_bytes
+    ran = next(result for result in search.results if result.trial.batch_per_rank == search.largest)
+    assert len(ran.ranks) == ranks
+    assert {sample.rank for sample in ran.samples} == set(range(ranks))
+    assert ran.trial.allocator == "pages"
+    assert not find_failed(store)
+    assert json.loads(store.read_document_text() or "")["title"] == document.title
