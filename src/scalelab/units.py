@@ -97,12 +97,20 @@ _FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "accuracy": 2, "epochs": 2
 """Exact figures, read line by line against those of another run."""
 
 
-def choose_unit(quantity: Quantity, values: Iterable[float | Measured | None]) -> Unit:
-    """One unit and one number of decimals for a whole column; what is unknown in it has no say."""
+def choose_unit(
+    quantity: Quantity,
+    values: Iterable[float | Measured | None],
+    scaled_as: Iterable[float | Measured | None] = (),
+) -> Unit:
+    """One unit and one number of decimals for a whole column; what is unknown in it has no say.
+
+    `scaled_as`: the numbers that choose the unit in their place, as far as any of them is known.
+    """
     pairs = [_split_measured(value) for value in values]
+    others = sorted(abs(number) for number, _ in map(_split_measured, scaled_as) if number)
     numbers = sorted(abs(number) for number, _ in pairs if number)
     widths = sorted(width for number, width in pairs if number is not None and width and width > 0)
-    symbol, factor = _choose_scale(quantity, statistics.median_high(numbers or widths or [1.0]))
+    symbol, factor = _choose_scale(quantity, statistics.median_high(others or numbers or widths or [1.0]))
     numbers, widths = _scale_all(numbers, factor), _scale_all(widths, factor)
     if not (numbers or widths) or quantity in ("text", "count") or symbol == "B":
         return Unit(symbol=symbol, factor=factor)

@@ -112,3 +112,13 @@ def test_below_the_noise_scale_larger_batches_are_free_and_above_they_save_nothi
     assert predict_samples_ratio(Estimate(value=1e9), 512, 32).value == pytest.approx(1, rel=1e-5)
     assert predict_updates_ratio(Estimate(value=1e9), 512, 32).value == pytest.approx(1 / 16, rel=1e-5)
     assert predict_updates_ratio(Estimate(value=1e-3), 512, 32).value == pytest.approx(1, rel=1e-3)
+
+
+def test_noise_that_seems_to_be_negative_is_none() -> None:
+    """The squared norm of the large batch's gradient may by chance be the larger one, and no batch is below 0."""
+    steps = [GradientSquares(1.0, 1.5 + 0.01 * (step % 3)) for step in range(30)]
+    found = estimate_noise_scale([steps], 8, 32)
+    assert found is not None
+    assert found.batch is not None
+    assert (found.batch.value, found.batch.low, found.batch.high) == (0.0, 0.0, 0.0)
+    assert predict_samples_ratio(found.batch, 32, 8).value == pytest.approx(4)

@@ -64,3 +64,13 @@ def test_a_curve_leaves_a_residual() -> None:
     assert fit is not None
     assert fit.residual_ratio is not None
     assert fit.residual_ratio > 0.05
+
+
+def test_a_sample_that_may_cost_nothing_has_a_throughput_without_an_upper_end() -> None:
+    """Rounds that disagree whether a larger batch takes longer: the interval of its cost reaches down to 0."""
+    fit = fit_saturation({1: [[0.010], [0.012], [0.009]], 2: [[0.011], [0.010], [0.012]]})
+    assert fit is not None
+    assert fit.sample_seconds.low == 0.0
+    assert fit.most_samples_per_second is not None
+    assert fit.most_samples_per_second.value == pytest.approx(1 / fit.sample_seconds.value)
+    assert fit.most_samples_per_second.high is None

@@ -12,6 +12,7 @@ import pytest
 
 from scalelab.errors import StorageFull
 from scalelab.measure.agreement import list_checkpoints, samples_file
+from scalelab.measure.checkpoint import check_same_job, describe_job
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.samples import render_samples
 from scalelab.settings import Course, Optimization, Spreading, StepShape
@@ -105,6 +106,12 @@ def test_a_checkpoint_of_another_job_is_refused(launcher: LocalLauncher, tmp_pat
     result = launch(launcher, make_course(4, checkpoints=place, seed=1), tmp_path / "b")
     assert result.status is Status.INVALID
     assert "is of another job: its seed is 0, this one's is 1" in result.reason
+
+
+def test_a_checkpoint_from_before_a_trial_had_spare_cores_is_of_the_same_job() -> None:
+    wanted = describe_job(make_course(4))
+    before = ("label", "instruments", "spare_cores_per_rank")  # fields that trials have got since
+    check_same_job(Path("step-00000002"), {name: wanted[name] for name in wanted if name not in before}, wanted)
 
 
 def test_a_checkpoint_that_was_cut_is_passed_over(launcher: LocalLauncher, tmp_path: Path) -> None:

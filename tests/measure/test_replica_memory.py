@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Optimization
+from scalelab.settings import Optimization, StepShape
 from scalelab.trial import Status
 from tests.measure.trials import launch, make_trial
 
@@ -28,6 +28,21 @@ def test_replica_0_also_holds_the_optimizer_and_the_gathered_outputs(launcher: L
     assert first - second == PARAMETERS + OUTPUTS  # momentum, one number for each parameter
     inputs = relus = 4 * BATCH // 2 * DIM
     assert second == 2 * PARAMETERS + inputs + DEPTH * relus
+
+
+def test_passes_of_one_step_hold_no_more_than_the_last_of_them(launcher: LocalLauncher, tmp_path: Path) -> None:
+    trial = make_trial(
+        strategy="dp",
+        instruments=("replicas",),
+        shape=StepShape(micro_batch=BATCH // 4),
+        optimization=Optimization(optimizer="sgd"),
+    )
+    result = launch(launcher, trial, tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    assert trial.accumulation == 2
+    first, second = result.ranks[0].replica_bytes
+    assert first - second == OUTPUTS // 2
+    assert second == 2 * PARAMETERS + (1 + DEPTH) * 4 * BATCH // 4 * DIM
 
 
 def test_other_strategies_have_no_replicas(launcher: LocalLauncher, tmp_path: Path) -> None:

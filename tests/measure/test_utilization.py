@@ -29,6 +29,7 @@ from scalelab.measure.launchers.utilization import (
     watch_devices,
 )
 from scalelab.measure.replica_clock import make_replica_clock, open_replica_clock
+from scalelab.observations import DeviceLoad
 from scalelab.trial import Status, StepKind, StepPlan
 from tests.measure.trials import launch, make_trial
 
@@ -110,6 +111,30 @@ def test_what_a_process_used_beside_its_other_replicas_is_replica_0s(monkeypatch
     assert used["replica 0"] > 0.01
 
 
+def test_a_pass_longer_than_the_period_counts_in_all_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both replicas are busy all the time, in passes of six periods, which are added up when they end."""
+    clock = SimpleNamespace(now=0.0, last=0.0)
+
+    def read_process() -> list[DeviceLoad]:
+        seconds, clock.last = clock.now - clock.last, clock.now
+        return [make_load(clock.now, seconds, "rank 0", 1.0)]
+
+    seconds = memoryview(bytearray(16)).cast("d")
+    cores = usable_cores()
+    reader = ReplicaReader([cores[:1], cores[-1:]], [os.getpid()], lambda: seconds)
+    monkeypatch.setattr(reader, "_num_cores", 2)
+    monkeypatch.setattr(reader._process, "read", read_process)
+    loads = []
+    for number in range(1, 62):
+        clock.now = 0.05 * number
+        seconds[0] = seconds[1] = 0.3 * (number // 6)
+        loads += reader.read()
+    for device in ("replica 0", "replica 1"):
+        found = [load for load in loads if load.device == device]
+        used = sum(load.busy * load.interval_seconds for load in found)
+        assert used / sum(load.interval_seconds for load in found) == pytest.approx(1.0, abs=0.02)
+
+
 def test_a_clock_that_replicas_share_is_seen_on_both_sides_once_it_is_there(tmp_path: Path) -> None:
     with ExitStack() as stack:
         assert open_replica_clock(tmp_path, 2, stack) is None
@@ -167,6 +192,30 @@ def test_the_library_is_opened_and_closed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     with ExitStack() as stack:
         assert isinstance(open_gpus(1, stack), NvmlReader)
+    assert nvml.calls == ["init", "shutdown"]
+
+
+def test_a_gpu_that_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slices(FakeNvml):
+        def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+            if handle == 1:
+                raise self.NVMLError("Not Supported")
+            return super().nvmlDeviceGetUtilizationRates(handle)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [load.device for load in NvmlReader(Slices(), 3).read()] == ["gpu 0", "gpu 2"]
+
+
+def test_a_gpu_that_the_library_does_not_find_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hidden(FakeNvml):
+        def nvmlDeviceGetHandleByUUID(self, name: str) -> int:  # noqa: N802
+            raise self.NVMLError(f"{name} not found")
+
+    nvml = Hidden()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    with ExitStack() as stack:
+        assert open_gpus(1, stack) is None
     assert nvml.calls == ["init", "shutdown"]
 
 

@@ -95,6 +95,23 @@ def test_ours_stand_beside_the_published(documents: dict[str, Document], name: s
     assert all(any(row[2].value is not None for row in table.rows) for table in beside)
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "numbers"),
+    [
+        ("polaris", "P2", (4.50, 4.61)),
+        ("gpt2", "G4", tuple(megabytes * 2**20 for megabytes in (15_619, 16_104, 30_224, 58_438))),
+        ("gpt2", "G5", (112.3, 58.3, 58.8, 58.6)),
+        ("resnet", "R2", (23.550, 16.164, 1.78, 1.96, 1.94)),
+        ("resnet", "R3", (4.389, 0.693, 0.130)),
+    ],
+)
+def test_published_numbers_stand_in_their_row(
+    documents: dict[str, Document], name: str, row: str, numbers: tuple[float, ...]
+) -> None:
+    found = {cell.value for table in find_section(documents[name], row).tables for line in table.rows for cell in line}
+    assert set(numbers) <= found
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_nothing_measured_is_a_document_too(name: str) -> None:
     document = Reproduce(recipe=cast("NameOfRecipe", name), device="cpu").conclude([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,12 +18,12 @@ from scalelab.experiment import find_failed, run_study, start_run
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
-from scalelab.recipes.recipe import Size
-from scalelab.recipes.reproduce import Reproduce
-from scalelab.report.document import Document, Section
+from scalelab.recipes.recipe import Row, Size
+from scalelab.recipes.reproduce import Reproduce, merge_cautions
+from scalelab.report.document import Caution, Document, Section
 from scalelab.store import RunStore, find_runs
 from scalelab.trial import Status, Trial
-from tests.recipes.toys import TOY, ImpatientLauncher, make_toy, take_turns
+from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
 
 UNEQUAL_ROW = "s3.unequal.features-16"
 
@@ -91,6 +92,16 @@ def test_an_unknown_row_lists_the_known_ones() -> None:
 def test_rows_that_cannot_be_run_alone_say_why() -> None:
     with pytest.raises(UsageError, match="S4: two nodes are needed"):
         make_toy("S4").plan()
+
+
+def test_a_dry_run_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["scaling", "--device", "cpu", "--dry-run", "--runs-dir", str(tmp_path)]) == 0
+    assert "S4 not run, or not whole: two nodes are needed" in capsys.readouterr().out
+
+
+def test_a_row_that_measures_nothing_says_so_alone() -> None:
+    with pytest.raises(UsageError, match="S6: it measures nothing itself"):
+        make_toy("S6").plan()
 
 
 def test_nothing_measured_is_a_document_too() -> None:
@@ -170,6 +181,17 @@ def test_an_interrupted_run_is_found_by_its_fields(tmp_path: Path, capsys: pytes
     assert command.find_interrupted(make_toy("S1"), tmp_path) is None
 
 
+def test_an_interrupted_run_is_found_however_its_rows_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = start_run(make_toy("S1", "S3"), tmp_path, ["scalelab"])
+    assert measure_and_report(store, ImpatientLauncher(2), Output()) == 130
+    capsys.readouterr()
+    found = command.find_interrupted(make_toy("s3", "s1", "S3"), tmp_path)
+    assert found is not None
+    assert found.path == store.path
+
+
 def test_what_was_measured_elsewhere_is_shown_where_it_could_not_be_run(tmp_path: Path) -> None:
     store, _ = run_toy(tmp_path)
     results, _ = store.results()
@@ -181,7 +203,32 @@ def test_what_was_measured_elsewhere_is_shown_where_it_could_not_be_run(tmp_path
 def test_parts_that_need_a_gpu_say_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelab.studies.study.find_gpus", tuple)
     document = Reproduce(recipe="scaling", device="cuda").conclude([])
+    assert find_section(document, "S1").paragraphs[0].startswith("Not run: ")
     assert "nvidia-smi lists no GPU" in find_section(document, "S1").paragraphs[0]
+    assert read_states(document)["S1"] == "not run"
+
+
+def test_a_row_of_which_a_part_cannot_be_run_is_run_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Row(id="S1", title="Both", parts={"strong": STRONG, "unequal": UNEQUAL})
+    monkeypatch.setitem(RECIPES, TOY.name, replace(TOY, make_rows=lambda _: (both,)))
+    lacking = {UNEQUAL.job.workload: "it is too large"}
+    monkeypatch.setattr("scalelab.recipes.reproduce.find_obstacle", lambda study: lacking.get(study.job.workload))
+    _, document = run_toy(tmp_path)
+    assert read_states(document) == {"S1": "run in part"}
+    assert find_section(document, "S1").paragraphs[0] == "Not whole: unequal: it is too large."
+
+
+def test_advice_names_the_command_that_has_its_flags(tmp_path: Path) -> None:
+    _, document = run_toy(tmp_path)
+    steps = [caution.next_step for caution in document.cautions if "--rounds" in caution.next_step]
+    assert steps
+    assert all("scalelab run " in step for step in steps)
+
+
+def test_warnings_of_several_rows_say_whose_numbers_they_have() -> None:
+    found = [("S1", Caution(message="load 2", next_step="")), ("S2", Caution(message="load 3", next_step=""))]
+    assert [caution.message for caution in merge_cautions(found)] == ["S1, S2: load 2 (numbers of S1)"]
+    assert [caution.message for caution in merge_cautions(found[:1])] == ["S1: load 2"]
 
 
 def test_states_that_do_not_fit_into_the_machine_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +242,19 @@ def test_states_that_do_not_fit_into_the_machine_are_not_launched(monkeypatch: p
     assert find_lack_of_memory([large]) is None
     monkeypatch.setattr(psutil, "virtual_memory", lambda: there._replace(total=needed - 1))
     assert "wide holds at least 40.0 MB" in (find_lack_of_memory([large]) or "")
+
+
+def test_what_fits_is_run_beside_what_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_ranks = 2 * count_state_bytes(next(trial for trial in STRONG.plan() if trial.num_ranks == 2))
+    there = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: there._replace(total=two_ranks - 1))
+    store = start_run(make_toy("S1"), tmp_path, ["scalelab"])
+    assert measure_and_report(store, FakeLauncher(take_turns), Output()) == 0
+    by_ranks = {(result.trial.num_ranks, result.status) for result in store.results()[0]}
+    assert by_ranks == {(1, Status.COMPLETED), (2, Status.NOT_RUN)}
+    assert "holds at least" in capsys.readouterr().out
 
 
 def test_on_a_cpu_every_rank_of_full_size_has_a_share_of_the_memory() -> None:

@@ -18,6 +18,19 @@ def test_the_header_carries_the_unit_of_the_column() -> None:
     assert format_only_column(column, make_cell(0.4), make_cell(0.2)).header == "step [ms]"
 
 
+def test_columns_that_are_compared_have_one_unit() -> None:
+    ours = Column(key="ours", header="ours", quantity="bytes", unit_of="published")
+    published = Column(key="published", header="published", quantity="bytes")
+    rows = ((make_cell(104e6), make_cell(15.8e9)),)
+    columns = format_columns(Table(columns=(ours, published), rows=rows))
+    assert [(column.header, *column.cells) for column in columns] == [
+        ("ours [GB]", "0.104"),
+        ("published [GB]", "15.8"),
+    ]
+    alone = format_columns(Table(columns=(ours, published), rows=((make_cell(104e6), make_cell(None)),)))
+    assert (alone[0].header, *alone[0].cells) == ("ours [MB]", "104")
+
+
 def test_percent_stands_in_the_cells_instead() -> None:
     text = format_only_column(Column(key="e", header="efficiency", quantity="share"), make_cell(0.96))
     assert (text.header, text.cells) == ("efficiency", ("96 %",))

@@ -80,6 +80,12 @@ def test_a_job_of_fixed_cost_does_not_saturate(tmp_path: Path) -> None:
     assert "has not saturated at global batch 256" in say_all(document)
 
 
+def test_batches_none_of_which_is_twice_another_say_nothing_of_doublings(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda trial: SLOPE * trial.batch_per_rank)
+    _, document = run_study(make(reading="global", batches=(32, 96)), runs_dir=tmp_path, launcher=launcher)
+    assert "saturate" not in say_all(document)
+
+
 def test_a_batch_that_failed_leaves_the_other_rows(tmp_path: Path) -> None:
     document = answer(make(), tmp_path, failures={"ddp-2-b256": Status.OUT_OF_MEMORY})
     strong = document.tables[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,24 @@ def test_a_strategy_without_last_gradients_has_a_reason_instead_of_parts(tmp_pat
     assert all(cell.value is None for row in parts.rows for cell in row[1:])
     assert "no moment is known" in parts.notes[0]
     assert not any("every way" in table.title for table in document.tables)
+
+
+def test_ranks_on_several_hosts_have_no_parts_because_their_clocks_differ(tmp_path: Path) -> None:
+    class Spread(UnevenLauncher):
+        def launch(self, trial, directory):  # type: ignore[no-untyped-def]
+            result = super().launch(trial, directory)
+            ranks = tuple(replace(report, host=f"host{report.rank}") for report in result.ranks)
+            samples = tuple(s._replace(start_seconds=s.start_seconds + 1e5 * s.rank) for s in result.samples)
+            return replace(result, ranks=ranks, samples=samples)
+
+    study = make_strong(sampling=SAMPLING, ranks=(1, 2))
+    _, document = run_study(study, runs_dir=tmp_path, launcher=Spread(exchange=0.008, buffer_bytes=4))
+    (parts,) = (table for table in document.tables if table.title == "Every rank of ddp × 2")
+    (ways,) = (table for table in document.tables if "every way" in table.title)
+    assert all(cell.value is None for row in parts.rows for cell in row[1:])
+    assert parts.notes == ("its ranks are on several hosts, whose clocks cannot be compared",)
+    assert find_row(ways, "phases")["seconds"].value is None
+    assert find_row(ways, "DDP counters")["seconds"].value == pytest.approx(0.008)
 
 
 def test_parts_that_do_not_add_up_are_warned_of(tmp_path: Path) -> None:

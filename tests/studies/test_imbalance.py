@@ -105,6 +105,11 @@ def test_without_last_gradients_only_input_and_optimizer_are_compared(tmp_path: 
     assert "exchanges in forward and in backward" in parts.notes[0]
 
 
+def test_that_no_rank_is_slow_is_said_of_no_phase_that_was_not_compared(tmp_path: Path) -> None:
+    document = conclude(make_study(strategy="fsdp-full"), tmp_path, knows_ready=False)
+    assert document.summary[0].startswith("No rank is slow in input or optimizer, all that could be compared: ")
+
+
 def test_two_launches_that_disagree_are_unresolved(tmp_path: Path) -> None:
     sampling = Sampling(rounds=2, steps=12, phase_steps=12, comm_free_steps=0, control=False)
     document = conclude(make_study(sampling=sampling), tmp_path, noise=0.3)

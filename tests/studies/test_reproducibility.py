@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from scalelab.analysis.warmup import Warmup
 from scalelab.errors import UsageError
 from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import WARMUP_FACTORS
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.studies.repeat_words import summarise_repeats
+from scalelab.studies.repeats import Repeats
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.study import Job, Sampling
 from scalelab.trial import Status, TrialResult
+from scalelab.units import format_quantity
 from tests.studies.answers import find_row, say_all, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses
 
@@ -145,3 +149,16 @@ def test_real_launches_with_the_same_seed_are_bit_equal_on_two_ranks(tmp_path: P
     _, document = run_study(study, runs_dir=tmp_path, launcher=Shared(launcher))
     assert document.summary[0].endswith("the losses of 2 launches are bit-equal in all 8 steps.")
     assert document.summary[1] == "Another seed gives another training: losses differ from step 0 on."
+
+
+def test_a_mean_that_is_shorter_with_the_first_steps_keeps_the_longer_arm_of_its_interval() -> None:
+    """The interval of −1 % may reach beyond 0: turned round, it is that of 1 %."""
+    launches = [[1.0 + change, *[1.0] * 9] for change in (-0.5, -0.4, 0.2, -0.3, 0.1, -0.2)]
+    repeats = Repeats(
+        launches=launches, dropped=1, warmup=Warmup(num_steps=1, is_settled=True), unequal_step=None, num_steps=10
+    )
+    error = repeats.mean_ratio.map(lambda ratio: 1 - ratio)
+    assert error.low is not None
+    assert error.low < 0 < error.value
+    said = " ".join(summarise_repeats(repeats, {}))
+    assert f"includes them is {format_quantity('share', error)} shorter" in said

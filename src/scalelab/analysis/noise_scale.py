@@ -113,13 +113,14 @@ def _divide_means(above: Floats, below: Floats) -> Estimate | None:
     a, b = float(above.mean()), float(below.mean())
     if b <= 0:
         return None
+    value = max(0.0, a / b)  # noise that seems to be negative is none
     if len(above) < 2:
-        return Estimate(value=a / b)
+        return Estimate(value=value)
     spread = np.cov(above, below) / len(above) * find_t_quantile(len(above) - 1) ** 2
     var_a, cov, var_b = float(spread[0, 0]), float(spread[0, 1]), float(spread[1, 1])
     square = b * b - var_b
     if square <= 0:
-        return Estimate(value=a / b)
+        return Estimate(value=value)
     middle = a * b - cov
     root = math.sqrt(max(0.0, middle * middle - square * (a * a - var_a)))
-    return Estimate(value=a / b, low=max(0.0, (middle - root) / square), high=(middle + root) / square)
+    return Estimate(value=value, low=max(0.0, (middle - root) / square), high=max(0.0, (middle + root) / square))

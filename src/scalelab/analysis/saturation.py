@@ -42,8 +42,11 @@ class SaturationFit:
 
     @property
     def most_samples_per_second(self) -> Estimate | None:
-        """What throughput tends to with ever larger batches."""
-        return self.sample_seconds.map(lambda seconds: 1 / seconds) if self.half_batch is not None else None
+        """What throughput tends to with ever larger batches; without an interval where a sample may cost nothing."""
+        if self.half_batch is None:
+            return None
+        cost = self.sample_seconds
+        return cost.map(lambda seconds: 1 / seconds) if cost.low else Estimate(value=1 / cost.value)
 
     @property
     def saturated_batch(self) -> Estimate | None:

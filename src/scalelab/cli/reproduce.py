@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalelab.cli.finish import measure_and_report
@@ -17,6 +17,7 @@ from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.store import RunStore, find_runs
 from scalelab.studies.expectation import expect_seconds, render_plan
+from scalelab.studies.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +31,19 @@ class Command:
 
 
 def main(args: Sequence[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
+    if not args:
         print_recipes()
-        if not args:
-            return 2
-    command = parse_flags(Command, args, "reproduce")
+        return 2
+    try:
+        command = parse_flags(Command, args, "reproduce")
+    except SystemExit:  # --help was asked for
+        print_recipes()
+        raise
     reproduce, execution = command.reproduce, command.execution
     trials = reproduce.plan()
     if execution.dry_run:
         sys.stdout.write(render_plan(trials, expect_seconds(trials, find_runs(execution.runs_dir))))
+        sys.stdout.writelines(f"{row} not run, or not whole: {reason}\n" for row, reason in reproduce.reasons.items())
         return 0
     execution.output.check()
     launcher = LocalLauncher()
@@ -57,13 +62,20 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
             continue
         try:
             store = RunStore.open(path)
-            is_same = store.record.study == Reproduce.name and read_study(store) == reproduce
+            is_same = store.record.study == Reproduce.name and is_alike(read_study(store), reproduce)
         except DamagedRun:
             continue  # that run is lost, and `scalelab show` says so; this one is not
         if is_same:
             is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
             return None if is_over or store.is_running() else store
     return None
+
+
+def is_alike(study: Study, reproduce: Reproduce) -> bool:
+    """Whether both measure the same: rows may be named in any order, twice, and in either case."""
+    if not isinstance(study, Reproduce) or replace(study, only=()) != replace(reproduce, only=()):
+        return False
+    return [row.id for row in study.rows] == [row.id for row in reproduce.rows]
 
 
 def print_recipes() -> None:

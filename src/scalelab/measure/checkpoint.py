@@ -57,6 +57,7 @@ UNLIKE = (
     "timeout_seconds",
     "port",
     "is_oversubscribed",
+    "spare_cores_per_rank",
     "memory_limit_bytes",
     "allocator",
     "perturbation",

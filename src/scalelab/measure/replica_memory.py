@@ -45,8 +45,9 @@ def account_replicas(training: Training) -> tuple[int, ...]:
         take_step(training, mark_nothing)
     entries = tree_leaves(list(training.optimizer.state.values()))
     state = sum(entry.nbytes for entry in entries if isinstance(entry, torch.Tensor))
-    first = accounts.first + state + accounts.outputs
-    return (first, *accounts.others) if accounts.others else ()
+    first = accounts.first + state + accounts.outputs // training.accumulation
+    others = accounts.others[-(model.num_replicas - 1) :]  # of the last pass: those before it have let go of theirs
+    return (first, *others) if others else ()
 
 
 class Accounts:

@@ -98,7 +98,7 @@ def make_beside_table(
     is_comparable = is_ratio or quantity in WITHOUT_UNIT or size == "full"
     columns = (
         Column(key="what", header="what", align="left"),
-        Column(key="ours", header="ours", quantity=quantity),
+        Column(key="ours", header="ours", quantity=quantity, unit_of="published"),
         Column(key="published", header="published", quantity=quantity),
         *((Column(key="quotient", header="ours / published", quantity="ratio"),) if is_comparable else ()),
     )

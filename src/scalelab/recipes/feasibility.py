@@ -33,13 +33,19 @@ WITHOUT_SECOND_MOMENT = ("sgd", "nesterov", "adagrad")
 
 
 def find_obstacle(study: Study) -> str | None:
-    """Why a study cannot be run on this machine; None: it can be tried."""
+    """Why nothing of a study can be run on this machine; None: it can be tried."""
     try:
         trials = study.plan()
     except UsageError as error:
         return str(error)
+    is_possible = any(find_trial_obstacle(study, trial) is None for trial in trials)
+    return None if is_possible else find_lack_of_memory(trials)
+
+
+def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
+    """Why one trial of a study cannot be run, though others may."""
     # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
-    return None if isinstance(study, Memory) else find_lack_of_memory(trials)
+    return None if isinstance(study, Memory) else find_lack_of_memory([trial])
 
 
 def limit_memory(study: Study) -> Study:

@@ -9,6 +9,7 @@ from scalelab.recipes.recipe import Outcome
 from scalelab.studies.memory import Memory
 from scalelab.studies.memory_rows import collect_rows
 from scalelab.trial import Trial
+from scalelab.workloads.catalogue import make_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,12 @@ def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]
         if row.forecast is None:
             continue
         peak = row.forecast.peak_bytes
+        model = make_options(row.trial.workload, row.trial.options).label
         verdict = "it would fit" if peak <= device_bytes else "it would not fit"
         sentences.append(
-            f"Prediction, not measured: {row.trial.workload} as published in {row.trial.dtype}, {row.label} per rank,"
-            f" would take {say('bytes', peak)} on each; into {say('bytes', device_bytes)} {verdict}, fragmentation and"
-            " the CUDA context not counted."
+            f"Prediction, not measured: {model} as published in {row.trial.dtype}, {row.label} per rank, would take"
+            f" {say('bytes', peak)} on each with the operators of a CPU; into {say('bytes', device_bytes)} {verdict},"
+            " fragmentation and the CUDA context not counted."
         )
     return sentences
 

@@ -16,7 +16,7 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 GPT2 = Recipe(
     name="gpt2",
-    title="gpt2: profiling on one GPU, DDP and FSDP",
+    title="Profiling on one GPU, DDP and FSDP",
     make_rows=make_rows,
     make_checks=make_checks,
 )

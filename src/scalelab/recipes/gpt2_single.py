@@ -32,6 +32,7 @@ from scalelab.trial import Status
 
 SMALL_LIMIT = "300MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
+OTHER_MEGABYTES = "published in megabytes of 2²⁰ bytes, here of 10⁶"
 
 
 def make_job(size: Size, model: str = "small", **fields: Any) -> Job:
@@ -71,7 +72,7 @@ def find_g1(size: Size, outcomes: Outcomes) -> Finding:
                 ],
                 title="Allocated by torch",
                 size=size,
-                notes=("published as the peak: what was allocated after zero_grad",),
+                notes=("published as the peak: what was allocated after zero_grad", OTHER_MEGABYTES),
             )
         )
     forecast = read_peak(outcomes.get("forecast"))
@@ -196,6 +197,17 @@ def find_g4(size: Size, outcomes: Outcomes) -> Finding:
         there = row.tokens_per_second / published.BATCH_ROWS[0].tokens_per_second
         lines.append(Compared(f"batch {row.batch}", 1.0 if arm is first else gain, there))
     table = make_beside_table("ratio", lines, title="Tokens per second, over batch 1", size=size)
+    memory = make_beside_table(
+        "bytes",
+        [
+            Compared(f"batch {row.batch}", arm.peak_memory_bytes if arm else None, row.megabytes * published.MEGABYTE)
+            for row in published.BATCH_ROWS
+            for arm in (find_arm(outcome, global_batch=row.batch),)
+        ],
+        title="Peak memory",
+        size=size,
+        notes=("published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
+    )
     failed = [arm for arm in outcome.arms.values() if arm.failure and arm.failure.status is Status.OUT_OF_MEMORY]
     best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
     limit = f"; batch {failed[0].trial.global_batch} is out of memory" if failed else ""
@@ -204,7 +216,7 @@ def find_g4(size: Size, outcomes: Outcomes) -> Finding:
         f" out of memory at {published.OUT_OF_MEMORY_BATCH}). Every row ran in a fresh process, so that its memory is"
         " its own."
     )
-    return Finding(tables=keep_tables(table), answers=(answer, *quote(outcome)))
+    return Finding(tables=keep_tables(table, memory), answers=(answer, *quote(outcome)))
 
 
 def measure_gain(first: Arm, arm: Arm) -> Estimate | None:

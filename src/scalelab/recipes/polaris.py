@@ -27,7 +27,7 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 POLARIS = Recipe(
     name="polaris",
-    title="polaris: DDP on a supercomputer",
+    title="DDP on a supercomputer",
     make_rows=make_rows,
     make_checks=make_checks,
 )

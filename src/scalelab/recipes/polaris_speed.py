@@ -49,17 +49,15 @@ def find_p1(size: Size, outcomes: Outcomes) -> Finding:
     num_steps = len(result.losses())
     table = make_beside_table(
         "seconds",
-        [
-            Compared("all steps", total, published.SINGLE_SECONDS),
-            Compared("one step", arm.step, published.SINGLE_SECONDS / published.SINGLE_STEPS),
-        ],
+        [Compared("all steps", total, published.SINGLE_SECONDS)],
         title="Without a process group",
         size=size,
         notes=(f"{num_steps} steps here, {published.SINGLE_STEPS} published",),
     )
     answer = (
         f"{num_steps} steps of batch {arm.trial.global_batch} took {say('seconds', total)} without a process group,"
-        f" {say('seconds', arm.step)} each."
+        f" {say('seconds', arm.step)} each (published:"
+        f" {say('seconds', published.SINGLE_SECONDS / published.SINGLE_STEPS)})."
     )
     return Finding(tables=keep_tables(table), answers=(answer,))
 
@@ -95,12 +93,17 @@ def find_p2(size: Size, outcomes: Outcomes) -> Finding:
         ranks = spread.trial.num_ranks
         speedup = scale(divide_steps(plain, spread), ranks)
         efficiency = scale(speedup, 1 / ranks)
+        is_same = ranks == published.NUM_RANKS
         table = make_beside_table(
             "share",
             [
-                Compared(f"efficiency on {ranks} ranks", efficiency, None),
+                *(() if is_same else (Compared(f"{ranks} ranks", efficiency, None),)),
                 *(
-                    Compared(f"report {name}, {published.NUM_RANKS} ranks", None, _find_efficiency(seconds))
+                    Compared(
+                        f"report {name}, {published.NUM_RANKS} ranks",
+                        efficiency if is_same else None,
+                        _find_efficiency(seconds),
+                    )
                     for name, seconds in published.RANKS_SECONDS.items()
                 ),
             ],
@@ -112,7 +115,17 @@ def find_p2(size: Size, outcomes: Outcomes) -> Finding:
             f" {say('share', efficiency)}; published: {_list_speedups()} on {published.NUM_RANKS}."
         )
     answers += describe_ranks(outcomes.get("train"))
-    return Finding(tables=keep_tables(table, make_rank_table(outcomes.get("train"))), answers=tuple(answers))
+    total = sum_training(outcomes.get("train"))
+    seconds_table = make_beside_table(
+        "seconds",
+        [Compared(f"all steps, report {name}", total, there) for name, there in published.RANKS_SECONDS.items()],
+        title="The training on more ranks",
+        size=size,
+        notes=(f"published: on {published.NUM_RANKS} ranks",),
+    )
+    return Finding(
+        tables=keep_tables(table, seconds_table, make_rank_table(outcomes.get("train"))), answers=tuple(answers)
+    )
 
 
 def _find_efficiency(seconds: float) -> float:

@@ -7,7 +7,7 @@ part, and its conclusion is theirs under one title. So it is kept, resumed, show
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -16,17 +16,18 @@ import tyro
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.recipes.assignments import RECIPES
-from scalelab.recipes.feasibility import find_obstacle, limit_memory
+from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
 from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
 from scalelab.studies.train import Train
-from scalelab.trial import Trial, TrialResult
+from scalelab.trial import Status, Trial, TrialResult
 
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet"]
 
 MOST_WHOLE_PARTS = 2
 """With more parts, a row shows each one's main table and main sentence only."""
+MEASURES_NOTHING = "it measures nothing itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +84,16 @@ class Reproduce:
         """Every part once, although several rows may read it."""
         return {(row.prefix, key): study for row in self.rows for key, study in row.parts.items()}
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why rows are not run here, or not whole, by their names."""
+        return {row.id: reason for row in self.rows if (reason := self._explain(row, ()))}
+
     def plan(self) -> list[Trial]:
         possible = {name: study for name, study in self.measured_parts.items() if name not in self.obstacles}
         trials = [_rename(trial, *name) for name, study in possible.items() for trial in study.plan()]
         if not trials:
-            reasons = _join_alike((row.id, self._explain(row, ())) for row in self.rows)
+            reasons = _join_alike((row.id, self.reasons.get(row.id, MEASURES_NOTHING)) for row in self.rows)
             raise UsageError(f"nothing of that can be run here: {reasons}")
         return trials
 
@@ -102,13 +108,17 @@ class Reproduce:
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         name, own = _split_name(trial)
         study = self.measured_parts[name]
+        obstacle = find_trial_obstacle(study, own)
+        if obstacle is not None:
+            return obstacle
         return study.refuse(own, _select(results, *name)) if isinstance(study, Selective) else None
 
     def expects(self, result: TrialResult) -> bool:
         name, own = _split_name(result.trial)
         study = self.measured_parts[name]
         is_sought = isinstance(study, Expecting) and study.expects(replace(result, trial=own))
-        return is_sought or any(row.expects(result) for row in self.rows if row.prefix == name[0])
+        is_too_large = result.status is Status.NOT_RUN and find_trial_obstacle(study, own) is not None
+        return is_sought or is_too_large or any(row.expects(result) for row in self.rows if row.prefix == name[0])
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recipe = RECIPES[self.recipe]
@@ -120,7 +130,7 @@ class Reproduce:
             own = {key: outcomes[row.prefix, key] for key in row.parts if outcomes[row.prefix, key].results}
             finding = row.conclude(own)
             shown = {} if row.reads and any(other.id == row.reads for other in self.rows) else own
-            sections.append(make_row_section(row, shown, finding, self._explain(row, own)))
+            sections.append(make_row_section(row, shown, finding, self._say_why(row, own)))
             summary += [f"{row.id}: {answer}" for answer in finding.answers[:1]]
             cautions += _collect_cautions(row, shown)
         checks = [check for check in recipe.make_checks() if not self.only or check.id in {row.id for row in self.rows}]
@@ -130,7 +140,7 @@ class Reproduce:
             title=recipe.title,
             question=self.question,
             setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
-            sections=(Section(tables=(make_overview(self.rows, outcomes),)), *sections),
+            sections=(Section(tables=(self._make_overview(outcomes),)), *sections),
             summary=tuple(summary),
             cautions=merge_cautions(cautions),
         )
@@ -142,6 +152,39 @@ class Reproduce:
         is_all = len(set(found.values())) == 1 and len(found) == len(row.parts)
         words = next(iter(found.values())) if is_all else _join_alike(found.items())
         return "; ".join(part for part in (row.reason, words) if part)
+
+    def _is_hindered(self, row: Row, own: Collection[str]) -> bool:
+        """Whether nothing of a row can be run here, and nothing of it was run elsewhere."""
+        return not own and all((row.prefix, key) in self.obstacles for key in row.parts)
+
+    def _say_why(self, row: Row, own: Collection[str]) -> str:
+        reason = self._explain(row, own)
+        return f"{'Not run' if self._is_hindered(row, own) else 'Not whole'}: {reason}." if reason else ""
+
+    def _make_overview(self, outcomes: Mapping[tuple[str, str], Outcome]) -> Table:
+        """Every row with what became of it."""
+        columns = (
+            Column(key="row", header="row", align="left"),
+            Column(key="title", header="experiment", align="left"),
+            Column(key="completed", header="completed", quantity="count"),
+            Column(key="failed", header="not completed", quantity="count"),
+            Column(key="state", header="state", align="left"),
+        )
+        made = []
+        for row in self.rows:
+            own = {key: found for key in row.parts if (found := outcomes[row.prefix, key].results)}
+            results = [result for found in own.values() for result in found]
+            num_completed = sum(result.status == "completed" for result in results)
+            state = row.state or self._describe_state(row, own)
+            made.append(make_row(row.id, row.title, num_completed, len(results) - num_completed, state))
+        return Table(columns=columns, rows=tuple(made))
+
+    def _describe_state(self, row: Row, own: Collection[str]) -> str:
+        if not own:
+            return "not run" if self._is_hindered(row, own) else "not run yet"
+        if row.reads:
+            return f"read from {row.reads}"
+        return "run in part" if self._explain(row, own) else "run"
 
 
 def _join_alike(reasons: Iterable[tuple[str, str]]) -> str:
@@ -181,7 +224,7 @@ def conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
     return Outcome(study=study, results=results, document=study.conclude(results) if results else None)
 
 
-def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding, reason: str) -> Section:
+def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding, why: str) -> Section:
     """A row's answers first, then its numbers beside the published ones, then what its studies say themselves."""
     own: list[Table] = []
     said: list[str] = []
@@ -194,10 +237,11 @@ def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding
             title = table.title or (outcome.document.title if number == 0 else "")
             own.append(replace(table, title=f"{title}{mark}" if title else ""))
         new = (words for words in outcome.document.summary[:most] if words not in finding.answers)
-        said += [f"{outcome.document.title}{mark}: {words}" for words in new]
-    why = (f"{'Not whole' if row.parts else 'Not run'}: {reason}.",) if reason else ()
+        said += [f"{outcome.document.title}{mark}: {words}" if mark else words for words in new]
     return Section(
-        heading=f"{row.id} · {row.title}", paragraphs=(*why, *finding.answers, *said), tables=(*finding.tables, *own)
+        heading=f"{row.id} · {row.title}",
+        paragraphs=(*((why,) if why else ()), *finding.answers, *said),
+        tables=(*finding.tables, *own),
     )
 
 
@@ -205,32 +249,6 @@ def list_tables(outcome: Outcome) -> tuple[Table, ...]:
     """The tables of a study; of a training not its curve: on random data it shows nothing."""
     tables = outcome.document.tables if outcome.document else ()
     return tables[1:] if isinstance(outcome.study, Train) else tables
-
-
-def make_overview(rows: Sequence[Row], outcomes: Mapping[tuple[str, str], Outcome]) -> Table:
-    """Every row with what became of it."""
-    columns = (
-        Column(key="row", header="row", align="left"),
-        Column(key="title", header="experiment", align="left"),
-        Column(key="completed", header="completed", quantity="count"),
-        Column(key="failed", header="not completed", quantity="count"),
-        Column(key="state", header="state", align="left"),
-    )
-    made = []
-    for row in rows:
-        own = [result for key in row.parts for result in outcomes[row.prefix, key].results]
-        num_completed = sum(result.status == "completed" for result in own)
-        state = row.state or _describe_state(row, own)
-        made.append(make_row(row.id, row.title, num_completed, len(own) - num_completed, state))
-    return Table(columns=columns, rows=tuple(made))
-
-
-def _describe_state(row: Row, own: Sequence[TrialResult]) -> str:
-    if not row.parts:
-        return "not run"
-    if not own:
-        return "not run yet"
-    return f"read from {row.reads}" if row.reads else "run in part" if row.reason else "run"
 
 
 def make_check_table(checks: Sequence[Check]) -> Table:
@@ -250,6 +268,9 @@ def _collect_cautions(row: Row, outcomes: Mapping[str, Outcome]) -> Iterator[tup
     for key, outcome in outcomes.items():
         for caution in outcome.document.cautions if outcome.document else ():
             step = caution.next_step.replace(" trials/", f" trials/{row.prefix}.{key}.")
+            if "--" in step and " trials/" not in step:  # reproduce has no such flag
+                verb = "scalelab train" if isinstance(outcome.study, Train) else f"scalelab run {outcome.study.name}"
+                step = f"{step}, with {verb}"
             yield row.id, replace(caution, next_step=step)
 
 
@@ -261,5 +282,7 @@ def merge_cautions(found: Iterable[tuple[str, Caution]]) -> tuple[Caution, ...]:
     merged = []
     for group in alike.values():
         rows = ", ".join(dict.fromkeys(row for row, _ in group))
-        merged.append(replace(group[0][1], message=f"{rows}: {group[0][1].message}"))
+        (first, caution), differs = group[0], any(row != group[0][0] for row, _ in group)
+        whose = f" (numbers of {first})" if differs and len({other.message for _, other in group}) > 1 else ""
+        merged.append(replace(caution, message=f"{rows}: {caution.message}{whose}"))
     return tuple(merged)

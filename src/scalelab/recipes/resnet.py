@@ -24,7 +24,7 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 RESNET = Recipe(
     name="resnet",
-    title="resnet: DDP on CIFAR-10",
+    title="DDP on CIFAR-10",
     make_rows=make_rows,
     make_checks=make_checks,
 )

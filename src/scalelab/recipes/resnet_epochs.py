@@ -6,6 +6,7 @@ from step times; what differs between devices is the step at the same batch per 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
@@ -22,7 +23,7 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
-from scalelab.recipes.resnet_checks import count_epoch_steps, find_effective_bandwidth, subtract_ideal
+from scalelab.recipes.resnet_checks import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
 from scalelab.recipes.resnet_rows import make_job
 from scalelab.recipes.sizes import choose, make_sampling
 from scalelab.studies.arms import Arm
@@ -88,9 +89,10 @@ def find_r2(size: Size, outcomes: Outcomes) -> Finding:
         ratio = count_epoch_steps(1, batch) / count_epoch_steps(ranks, batch)
         speedup = scale(divide_steps(plain, arm), ratio)
         there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"{ranks} devices, batch {batch}", speedup, there))
+        lines.append(Compared(f"1 → {ranks} devices, batch {batch}", speedup, there))
         gains.append(f"on {ranks} at batch {batch} {say('ratio', speedup)}")
-    table = make_beside_table("ratio", lines, title="Speedup of an epoch over one device", size=size)
+    lines += compare_two_to_four(outcomes)
+    table = make_beside_table("ratio", lines, title="Speedup of an epoch", size=size)
     seconds = make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, by steps", size=size)
     answers = [
         f"Over one device, an epoch runs {'; '.join(gains)} times as fast.",
@@ -101,6 +103,16 @@ def find_r2(size: Size, outcomes: Outcomes) -> Finding:
     if strong is not None:
         answers.append(strong)
     return Finding(tables=keep_tables(table, seconds), answers=tuple(answers))
+
+
+def compare_two_to_four(outcomes: Outcomes) -> list[Compared]:
+    """The speedups that were printed; without four devices they stand alone."""
+    lines = []
+    for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
+        two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
+        ratio = count_epoch_steps(2, batch) / count_epoch_steps(4, batch)
+        lines.append(Compared(f"2 → 4 devices, batch {batch}", scale(divide_steps(two, four), ratio), there))
+    return lines
 
 
 def list_epochs(pairs: list[tuple[int, Arm, Arm]]) -> list[Compared]:
@@ -141,6 +153,13 @@ def find_r3(size: Size, outcomes: Outcomes) -> Finding:
         size=size,
         notes=("(T_N − T_1/N) / T_N; published: with the logged 19.704 s for batch 512",),
     )
+    seconds = make_beside_table(
+        "seconds",
+        list_shares_of_epoch(pairs),
+        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
+        size=size,
+        notes=(f"published for batch 512: with {published.USED_FOR_512} s in place of the logged T_1",),
+    )
     known = [(line.what, line.ours) for line in lines if line.ours is not None]
     if not known:
         return Finding()
@@ -149,7 +168,19 @@ def find_r3(size: Size, outcomes: Outcomes) -> Finding:
         f"By subtraction, communication is {words}. It is everything that does not shrink, also computation that is"
         " slower beside other ranks."
     )
-    return Finding(tables=keep_tables(table), answers=(answer,))
+    return Finding(tables=keep_tables(table, seconds), answers=(answer,))
+
+
+def list_shares_of_epoch(pairs: list[tuple[int, Arm, Arm]]) -> Iterator[Compared]:
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        what = f"{ranks} devices, batch {batch}"
+        num_steps = count_epoch_steps(ranks, batch)
+        rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
+        used = published.USED_FOR_512 if batch == 512 else published.EPOCH_SECONDS[1][batch]
+        yield Compared(f"{what}: computation", scale(plain.step, num_steps), used / ranks)
+        there = float(published.COMMUNICATION_SECONDS[ranks][batch])
+        yield Compared(f"{what}: communication", scale(rest, num_steps), there)
 
 
 def find_r4(size: Size, outcomes: Outcomes) -> Finding:

@@ -121,7 +121,7 @@ def find_r5(size: Size, outcomes: Outcomes) -> Finding:
         lines,
         title="Accuracy after the last epoch",
         size=size,
-        notes=("published: 4 × 2048 on CIFAR-10, one seed; in small, ours are digits",),
+        notes=(f"published: 4 × 2048 on CIFAR-10, one seed, loss {published.LARGE_LOSS}; in small, ours are digits",),
     )
     return Finding(tables=keep_tables(table), answers=quote(outcome))
 
@@ -162,8 +162,8 @@ def find_r6(size: Size, outcomes: Outcomes) -> Finding:
     if sent is not None:
         verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
         answers.append(
-            f"DDP hands {sent:,} bytes of gradients to its all-reduces in a step, {verdict} the"
-            f" {published.GRADIENT_BYTES:,} of the model's parameters."
+            f"DDP hands {say('count', sent)} bytes of gradients to its all-reduces in a step, {verdict} the"
+            f" {say('count', published.GRADIENT_BYTES)} that were published."
         )
     return Finding(tables=keep_tables(table), answers=(*answers, *quote(outcome)))
 

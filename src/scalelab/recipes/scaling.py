@@ -33,7 +33,7 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 SCALING = Recipe(
     name="scaling",
-    title="scaling: reproducible benchmarks, strong scaling, DP against DDP",
+    title="Reproducible benchmarks, strong scaling, DP against DDP",
     make_rows=make_rows,
     make_checks=make_checks,
 )

@@ -36,7 +36,12 @@ class TextColumn:
 
 def format_columns(table: Table) -> tuple[TextColumn, ...]:
     """The columns of a table, ready to be set."""
-    columns = [_format_column(column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)]
+    cells = [[row[i] for row in table.rows] for i in range(len(table.columns))]
+    by_key = {column.key: own for column, own in zip(table.columns, cells, strict=True)}
+    columns = [
+        _format_column(column, own, by_key.get(column.unit_of, ()))
+        for column, own in zip(table.columns, cells, strict=True)
+    ]
     names = columns[0]
     if max(map(measure_text, names.cells), default=0) <= LONGEST_NAME:
         columns[0] = replace(names, is_prose=False)
@@ -49,11 +54,12 @@ def list_notes(table: Table) -> tuple[str, ...]:
     return tuple(clean_text(note) for note in (*table.notes, *meanings))
 
 
-def _format_column(column: Column, cells: Sequence[Cell]) -> TextColumn:
+def _format_column(column: Column, cells: Sequence[Cell], scaled_as: Sequence[Cell]) -> TextColumn:
     is_prose = column.quantity == "text"
     if not column.shows_interval:
         cells = [replace(cell, low=None, high=None) for cell in cells]
-    unit = choose_unit("number" if is_prose else column.quantity, [cell.estimate for cell in cells])
+    quantity = "number" if is_prose else column.quantity
+    unit = choose_unit(quantity, [cell.estimate for cell in cells], [cell.estimate for cell in scaled_as])
     header = clean_text(column.header)
     formatted = tuple(_format_cell(cell, unit) for cell in cells)
     texts = formatted if is_prose else _align_widths(formatted)

@@ -38,6 +38,8 @@ class Column:
     align: Align = "right"
     shows_interval: bool = True
     """Whether ± is printed; exports always have the interval."""
+    unit_of: str = ""
+    """The key of the column whose unit this one takes, where both are to be compared; empty: it has its own."""
     note: str = ""
     """What the column means, where its header does not say enough; it is printed below the table."""
 

@@ -252,10 +252,9 @@ def describe_gain(answer: BatchAnswer, reading: Reading) -> Iterator[str]:
 def describe_doubling(answer: BatchAnswer) -> Iterator[str]:
     """The first batch from which on a doubling gains little."""
     rates = {arm.trial.global_batch: arm for arm in answer.measured}
-    for batch, arm in rates.items():
-        double = rates.get(2 * batch)
-        if double is None:
-            continue
+    doubled = {batch: rates[2 * batch] for batch in rates if 2 * batch in rates}
+    for batch, double in doubled.items():
+        arm = rates[batch]
         gain = estimate_ratio(arm.clean, double.clean).map(lambda ratio: 2 * ratio)
         if gain.value < LARGE_GAIN:
             yield (
@@ -263,8 +262,9 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[str]:
                 f" {format_quantity('ratio', gain)} only."
             )
             return
-    if len(rates) > 1:
-        yield f"Throughput has not saturated at global batch {max(rates)}: each doubling still gained 5 % or more."
+    if doubled:
+        last = 2 * max(doubled)
+        yield f"Throughput has not saturated at global batch {last}: each doubling still gained 5 % or more."
 
 
 def describe_model(answer: BatchAnswer) -> Iterator[str]:

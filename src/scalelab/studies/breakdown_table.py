@@ -19,9 +19,14 @@ HEADERS = {"exposed": "exposed comm"}
 def waits_for_buffers(result: TrialResult) -> bool:
     """Whether ranks get rank 0's buffers before every forward, and the model has some."""
     trial = result.trial
-    if trial.strategy != "ddp" or trial.num_ranks == 1 or not trial.spreading.broadcast_buffers:
+    if trial.strategy != "ddp" or trial.num_ranks == 1 or not trial.spreading.broadcast_buffers or spans_hosts(result):
         return False
     return any(report.buffer_bytes for report in result.ranks)
+
+
+def spans_hosts(result: TrialResult) -> bool:
+    """Whether its ranks ran on several hosts, whose clocks cannot be compared."""
+    return len({report.host for report in result.ranks if report.host}) > 1
 
 
 def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
@@ -34,7 +39,7 @@ def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
 
 def break_arm(arm: Arm) -> list[RankBreakdown] | None:
     """Every rank's step in parts; None where they cannot be told apart (`explain_missing` says why)."""
-    if not arm.is_measured or explain_strategy(arm.trial):
+    if not arm.is_measured or explain_arm(arm):
         return None
     return break_down(tabulate_launches(arm), [_read_clean(arm, result) for result in arm.completed])
 
@@ -59,9 +64,16 @@ def explain_strategy(trial: Trial) -> str:
     return ""
 
 
+def explain_arm(arm: Arm) -> str:
+    """Why a row's steps have no parts, whatever was timed; empty: they have."""
+    if any(spans_hosts(result) for result in arm.completed):
+        return "its ranks are on several hosts, whose clocks cannot be compared"
+    return explain_strategy(arm.trial)
+
+
 def explain_missing(arm: Arm) -> str:
     """Why a row has no parts."""
-    return explain_strategy(arm.trial) or "it has no parts: its phases or its last gradients were not timed"
+    return explain_arm(arm) or "it has no parts: its phases or its last gradients were not timed"
 
 
 def make_breakdown_table(arm: Arm, *, title: str = "") -> Table:

@@ -22,7 +22,7 @@ from scalelab.analysis.stats import estimate_median, estimate_over_rounds
 from scalelab.observations import DdpCounters
 from scalelab.report.document import Column, Table, make_row
 from scalelab.studies.arms import Arm
-from scalelab.studies.breakdown_table import explain_strategy, tabulate_launches
+from scalelab.studies.breakdown_table import explain_arm, tabulate_launches
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.sweep import INTERVAL_NOTE
 from scalelab.units import format_quantity
@@ -40,7 +40,7 @@ class Method:
 
 def estimate_exposed(arm: Arm) -> Estimate | None:
     """By phases: the exposed part of the rank that waits least, which is the last one, step by step."""
-    if explain_strategy(arm.trial):
+    if explain_arm(arm):
         return None
     launches = [launch for launch in tabulate_launches(arm) if launch is not None and launch.parts is not None]
     per_round = [float(np.median(launch.parts["exposed"].min(axis=1))) for launch in launches if launch.parts]

@@ -86,9 +86,10 @@ def name_slow_rank(diagnosis: Diagnosis) -> Iterator[str]:
             f" {format_share(SMALLEST_EXCESS)}, or may be nothing."
         )
     else:
+        where = " in input or optimizer, all that could be compared" if diagnosis.missing_phases else ""
         yield (
-            f"No rank is slow: the largest excess is that of {who}, {format_share(largest.share.value)} of it and"
-            f" surely below {format_share(SMALLEST_EXCESS)}."
+            f"No rank is slow{where}: the largest excess is that of {who}, {format_share(largest.share.value)} of it"
+            f" and surely below {format_share(SMALLEST_EXCESS)}."
         )
 
 

@@ -55,7 +55,7 @@ def _describe_warmup(repeats: Repeats) -> Iterator[str]:
     yield f"Why warm-up: {which} {format_interval('ratio', repeats.first_ratio)} times as long as the rest{alone}."
     error = repeats.mean_ratio.map(lambda ratio: ratio - 1)
     more = "longer" if error.value >= 0 else "shorter"
-    size = format_quantity("share", error.map(abs) if error.value < 0 else error)
+    size = format_quantity("share", error.map(lambda ratio: -ratio) if error.value < 0 else error)
     yield f"A mean that includes them is {size} {more} than one that leaves them out."
     found = repeats.warmup
     if not found.is_settled:

@@ -64,7 +64,7 @@ def make_device_table(arms: Sequence[Arm]) -> Table:
             memory = make_cell(device.memory, mark=_mark_memory(arm) if device.memory else "")
             known = (seen.busy, seen.low, seen.high, seen.idle) if seen else (None,) * 4
             rows.append(make_row(f"{arm.label}, {device.name}", *known, memory))
-    idle = f"idle: intervals of 50 ms in which the device was busy for less than {format_share(IDLE)}"
+    idle = f"idle: intervals, of 50 ms or a pass of dp, in which the device was busy for less than {format_share(IDLE)}"
     return Table(columns=columns, rows=tuple(rows), notes=(INTERVAL_NOTE, idle, *_explain_memory(arms)))
 
 

@@ -131,7 +131,11 @@ class RankReader:
 
 
 class ReplicaReader:
-    """Replicas that have one core each: by the time that their process adds up for them."""
+    """Replicas that have one core each: by the time that their process adds up for them.
+
+    It adds up a pass when the pass has ended, so an interval lasts until every other replica has ended one: the time
+    of a pass that is longer than the period would otherwise count in the interval of its end alone, and be cut there.
+    """
 
     period_seconds = PERIOD_SECONDS
 
@@ -146,7 +150,10 @@ class ReplicaReader:
 
     def read(self) -> list[DeviceLoad]:
         self._clock = self._clock or self._open_clock()
-        before, self._last = self._last, None if self._clock is None else list(self._clock)
+        now = None if self._clock is None else list(self._clock)
+        if now and self._last and any(a == b for a, b in zip(self._last[1:], now[1:], strict=True)):
+            return []
+        before, self._last = self._last, now
         process = self._process.read()
         if before is None or self._last is None or not process:
             return []
@@ -244,10 +251,10 @@ def open_gpus(num_gpus: int, stack: ExitStack) -> Reader | None:
         return SmiReader(num_gpus) if shutil.which("nvidia-smi") else None
     try:
         nvml.nvmlInit()
+        stack.callback(nvml.nvmlShutdown)
+        return NvmlReader(nvml, num_gpus)
     except nvml.NVMLError:
         return None
-    stack.callback(nvml.nvmlShutdown)
-    return NvmlReader(nvml, num_gpus)
 
 
 def list_visible(num_gpus: int) -> list[str]:
@@ -274,8 +281,11 @@ class NvmlReader:
         self._last = now
         loads = []
         for number, handle in enumerate(self._handles):
-            busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+            try:
+                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+            except self._nvml.NVMLError:  # a slice of a GPU (MIG) has no utilization of its own
+                continue
             loads.append(make_load(now, seconds, f"gpu {number}", busy, memory))
         return loads
 
