@@ -32,7 +32,7 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
-from scalelab.cli.run import parse_kind, parse_study
+from scalelab.cli.run import parse_kind, parse_study, print_studies
 from scalelab.cli.show import Show
 from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
@@ -127,6 +127,8 @@ def _parse(arguments: list[str]) -> None:
         print_help()
     elif len(arguments) == 1:
         assert verb in VERBS
+    elif verb == "run" and arguments[1:] == ["--help"]:
+        print_studies()
     elif verb == "run":
         study, execution = parse_study(arguments[1], arguments[2:])
         assert study.plan()

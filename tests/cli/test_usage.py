@@ -27,7 +27,10 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "strong-scalin"), ["unknown study 'strong-scalin'", "strategies, strong-scaling, throughput", "Did you mean"]),
+        (
+            ("run", "strong-scalin"),
+            ["unknown study 'strong-scalin'", "strategies, strong-scaling, throughput", "Did you mean"],
+        ),
         (("rum",), ["unknown command 'rum'", "run", "Did you mean"]),
         (("run", "strong-scaling", "--workload", "mpl"), ["unknown workload 'mpl'", "gpt2, lenet", "file.py:build"]),
         ((*STRONG, "--ranks", "0"), ["--ranks 0", "1 or more"]),

@@ -42,11 +42,10 @@ def read_phases(samples: tuple[StepSample, ...], rank: int) -> list[StepSample]:
 
 
 @pytest.mark.ranks
-def test_a_rank_that_waits_for_a_late_one_had_its_gradients_before(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_late_one_had_its_gradients_before(launcher: LocalLauncher, tmp_path: Path) -> None:
     """Rank 0 sleeps in backward: rank 1's backward is as long, and its own gradients were ready long before its end."""
     slow = Perturbation(delay="30ms", delay_phase="backward", delay_rank=0)
-    with LocalLauncher() as launcher:
-        result = launch(launcher, make_trial(plan=PHASES_ONLY, perturbation=slow), tmp_path)
+    result = launch(launcher, make_trial(plan=PHASES_ONLY, perturbation=slow), tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     for late, early in zip(read_phases(result.samples, 0), read_phases(result.samples, 1), strict=True):
         assert late.ready_seconds is not None
@@ -60,18 +59,15 @@ def test_a_rank_that_waits_for_a_late_one_had_its_gradients_before(tmp_path: Pat
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["fsdp-full", "fsdp2"])
-def test_sharded_strategies_have_no_ready_time(tmp_path: Path, strategy: str) -> None:
-    with LocalLauncher() as launcher:
-        result = launch(launcher, make_trial(plan=PHASES_ONLY, strategy=strategy), tmp_path)
+def test_sharded_strategies_have_no_ready_time(launcher: LocalLauncher, tmp_path: Path, strategy: str) -> None:
+    result = launch(launcher, make_trial(plan=PHASES_ONLY, strategy=strategy), tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     assert all(sample.ready_seconds is None for sample in result.samples)
 
 
 @pytest.mark.ranks
-def test_with_accumulation_the_last_pass_counts(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
-        trial = make_trial(plan=PHASES_ONLY, shape=StepShape(micro_batch=1))
-        result = launch(launcher, trial, tmp_path)
+def test_with_accumulation_the_last_pass_counts(launcher: LocalLauncher, tmp_path: Path) -> None:
+    result = launch(launcher, make_trial(plan=PHASES_ONLY, shape=StepShape(micro_batch=1)), tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     for sample in read_phases(result.samples, 0):
         assert sample.ready_seconds is not None

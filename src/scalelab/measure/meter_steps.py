@@ -20,7 +20,7 @@ from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.measure.agreement import samples_file
-from scalelab.samples import render_samples
+from scalelab.samples import COLUMNS, render_samples
 from scalelab.trial import PHASES, StepKind
 
 WRITE_SECONDS = 1.0
@@ -104,6 +104,10 @@ def render_steps(rank: int, steps: list[Step]) -> str:
     return "".join([_render_step(rank, step, loss) for step, loss in zip(steps, losses, strict=True)])
 
 
+_NOT_WATCHED = "," * (len(COLUMNS) - COLUMNS.index("loss") - 1)
+"""What a Meter does not see: the columns behind the loss stay empty."""
+
+
 def _render_step(rank: int, step: Step, loss: float | None) -> str:
     waited, forward, backward, optimizer = step.ready - step.start, "", "", ""
     if step.phases:
@@ -116,7 +120,7 @@ def _render_step(rank: int, step: Step, loss: float | None) -> str:
     seconds = measure_span(step.begin, step.end)
     return (
         f"{rank},{step.number},{kind},{step.start},{seconds},{waited},{forward},{backward},{optimizer},"
-        f"{'' if loss is None else loss}\n"
+        f"{'' if loss is None else loss}{_NOT_WATCHED}\n"
     )
 
 

@@ -173,10 +173,15 @@ def make_fit_table(rows: Sequence[Arm], fit: SaturationFit) -> Table:
 
 
 def describe_limit(rows: Sequence[Arm]) -> Iterator[str]:
-    full = next((arm for arm in rows if arm.failure and arm.failure.status is Status.OUT_OF_MEMORY), None)
+    failed = [arm for arm in rows if arm.failure and arm.failure.status is Status.OUT_OF_MEMORY]
+    full = next((arm for arm in failed if not arm.is_measured), None)
     ran = [arm.trial.batch_per_rank for arm in rows if arm.is_measured]
-    if full is None:
+    for arm in failed:
+        if arm.is_measured:
+            yield f"{arm.label} was out of memory in some rounds and ran in others: it lies at the limit."
+    if full is None and not failed:
         yield f"No batch was out of memory; the largest that ran is {max(ran)}."
+    if full is None:
         return
     yield (
         f"Batch {full.trial.batch_per_rank} is out of memory, {max(ran)} ran: scalelab run max-batch finds the exact"

@@ -68,6 +68,8 @@ def explain_arm(arm: Arm) -> str:
     """Why a row's steps have no parts, whatever was timed; empty: they have."""
     if any(spans_hosts(result) for result in arm.completed):
         return "its ranks are on several hosts, whose clocks cannot be compared"
+    if arm.trial.accumulation > 1 and any(waits_for_buffers(result) for result in arm.completed):
+        return "its buffers are sent in the first of several passes, and passes are not timed one by one"
     return explain_strategy(arm.trial)
 
 

@@ -120,15 +120,21 @@ def _name_tails(arms: Sequence[Arm]) -> Iterator[Caution]:
         )
         yield Caution(message=f"steps over 1.5 times the median: {named}", next_step=outliers[0][1].next_step)
     if tails:
-        named = ", ".join(f"{arm.label} {_measure_tail(arm):.1f}×" for arm, _ in tails)
+        named = ", ".join(f"{arm.label} {_measure_tail(arm):.1f}× ({_measure_mean_rate(arm)})" for arm, _ in tails)
         yield Caution(
-            message=f"the mean step over the median, for long steps decide how long a training takes: {named}",
+            message=f"the mean step is far above the median; with its long steps a training does: {named}",
             next_step=tails[0][1].next_step,
         )
 
 
 def _count_steps(arm: Arm) -> int:
     return sum(len(steps) for steps in arm.clean)
+
+
+def _measure_mean_rate(arm: Arm) -> str:
+    """What a training feels: the throughput by the mean step."""
+    mean = statistics.fmean(seconds for launch in arm.clean for seconds in launch)
+    return f"{format_quantity('rate', arm.trial.global_batch / mean)} samples/s"
 
 
 def _measure_tail(arm: Arm) -> float:
@@ -162,11 +168,9 @@ def _name_heavy_tail(arm: Arm) -> Iterator[Caution]:
     """A few very long steps move no median, and decide how long a training takes."""
     tail = _measure_tail(arm)
     if tail > HEAVY_TAIL:
-        mean = statistics.fmean(seconds for launch in arm.clean for seconds in launch)
-        rate = format_quantity("rate", arm.trial.global_batch / mean)
         yield Caution(
             message=f"{arm.label}: the mean step is {tail:.1f} times the median; with its long steps a"
-            f" training does {rate} samples/s",
+            f" training does {_measure_mean_rate(arm)}",
             next_step="look at samples.csv: batches that start again, such as a DataLoader's workers, do this",
         )
 

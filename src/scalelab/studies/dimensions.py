@@ -113,8 +113,8 @@ class Dimensions:
             job=job,
         )
 
-    def expects(self, result: TrialResult) -> bool:
-        """Options that are known not to work together were varied to see just that."""
+    def _is_foreseen(self, result: TrialResult) -> bool:
+        """Whether options that are known not to work together were varied to see just that."""
         if result.status not in (Status.INVALID, Status.NOT_RUN) or result.trial.workload not in BUILT_IN:
             return False
         try:
@@ -157,7 +157,7 @@ class Dimensions:
 
     def _leave_out_expected(self, arms: Mapping[str, Arm]) -> dict[str, Arm]:
         """A failure that was to be seen is a finding and no warning."""
-        return {name: arm for name, arm in arms.items() if not all(self.expects(result) for result in arm.results)}
+        return {name: arm for name, arm in arms.items() if not all(self._is_foreseen(result) for result in arm.results)}
 
     def _describe_base(self) -> str:
         names = dict.fromkeys(name for variation in self.variations for name in variation.names)

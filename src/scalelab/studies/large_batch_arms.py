@@ -65,9 +65,9 @@ class LearningArm:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the last update."""
+        """The highest of any update: after a warm-up, before a schedule lowers it."""
         rates = [p.learning_rate for r in self.completed.values() for p in r.curve if p.learning_rate is not None]
-        return rates[-1] if rates else None
+        return max(rates, default=None)
 
     @property
     def training_seconds(self) -> Estimate | None:
