@@ -30,14 +30,16 @@ from scalelab.trial import PHASES, TrialResult, to_builtins
 from scalelab.units import format_quantity, format_seconds, format_share
 
 NUM_CLEAN_RUNS = 20
-SHARES = (0.05, 0.10, 0.30)
-SHORTEST_SECONDS = 0.001
-"""A sleep ends some 0.06 ms late: of a shorter one that would be too much."""
+SHARES = (0.055, 0.10, 0.30)
+"""Of the undisturbed step: the first is 5 % of the step that it makes longer."""
 MOST_ERROR = 0.10
-SAMPLING = Sampling(rounds=6, steps=4, warmup=2, phase_steps=10, comm_free_steps=0, control=False)
+SAMPLING = Sampling(rounds=8, steps=4, warmup=2, phase_steps=20, comm_free_steps=0, control=False)
+"""As many phase-timed steps as the study takes by default."""
+FEWER = Sampling(rounds=6, steps=4, warmup=2, phase_steps=10, comm_free_steps=0, control=False)
+"""For clean runs, where few samples make a false alarm more likely and not less."""
 
 
-def diagnose(launcher: LocalLauncher, perturbation: Perturbation) -> Diagnosis:
+def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Sampling = SAMPLING) -> Diagnosis:
     """One run of the study, without its undisturbed rows, and what it says of its ranks."""
     job = Job(
         workload="mlp",
@@ -47,7 +49,7 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation) -> Diagnosis:
         threads_per_rank=1,
         perturbation=perturbation,
     )
-    trials = Imbalance(global_batch=1536, job=job, sampling=SAMPLING).plan()
+    trials = Imbalance(global_batch=1536, job=job, sampling=sampling).plan()
     results: list[TrialResult] = []
     for trial in trials:
         if trial.configuration == UNDISTURBED:
@@ -55,7 +57,7 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation) -> Diagnosis:
         with tempfile.TemporaryDirectory() as directory:
             write_json(Path(directory) / "trial.json", to_builtins(trial))
             results.append(launcher.launch(trial, Path(directory)))
-    (arm,) = group_arms(results, SAMPLING.warmup).values()
+    (arm,) = group_arms(results, sampling.warmup).values()
     return Diagnosis(arm=arm)
 
 
@@ -64,7 +66,7 @@ def find_delays(launcher: LocalLauncher, step_seconds: float) -> tuple[float, in
     table = Table("delay", "of a step", "hidden in", "found", "excess", "error", box=None)
     errors, num_wrong = [], 0
     for number, (share, phase) in enumerate(itertools.product(SHARES, PHASES)):
-        seconds, rank = max(share * step_seconds, SHORTEST_SECONDS), number // len(PHASES) % 2
+        seconds, rank = share * step_seconds, number // len(PHASES) % 2
         told = Perturbation(delay=f"{seconds * 1e3:.3f}ms", delay_phase=phase, delay_rank=rank)
         diagnosis = diagnose(launcher, told)
         main = diagnosis.main
@@ -89,7 +91,7 @@ def count_false_alarms(launcher: LocalLauncher) -> int:
     largest: list[float] = []
     num_alarms = 0
     for _ in range(NUM_CLEAN_RUNS):
-        diagnosis = diagnose(launcher, Perturbation())
+        diagnosis = diagnose(launcher, Perturbation(), FEWER)
         num_alarms += len(diagnosis.slow)
         largest.append(diagnosis.excesses[0].share.value)
     worst = format_share(max(largest))

@@ -19,6 +19,8 @@ from scalelab.measure.training import Training
 from scalelab.strategies.synchronization import without_sync
 
 Mark = Callable[[str], None]
+OVERSLEPT_SECONDS = 0.0005
+"""By how much a sleep may end too late."""
 
 
 def take_step(training: Training, mark: Mark) -> torch.Tensor:
@@ -70,10 +72,16 @@ def take_shaped_step(training: Training, mark: Mark) -> torch.Tensor:
 
 
 def hold_up(training: Training, phase: str, is_due: bool) -> None:
-    """Sleep where a delay was asked for, once per step; the device first finishes what it has, so that it waits too."""
+    """Wait where a delay was asked for, once per step; the device first finishes what it has, so that it waits too.
+
+    A sleep ends late, by a tenth of a millisecond or so: the last part is waited for with eyes open.
+    """
     if is_due and training.delays and phase in training.delays:
         training.synchronize()
-        time.sleep(training.delays[phase])
+        end = time.perf_counter() + training.delays[phase]
+        time.sleep(max(0.0, training.delays[phase] - OVERSLEPT_SECONDS))
+        while time.perf_counter() < end:
+            pass
 
 
 def mark_nothing(_: str) -> None:
