@@ -139,7 +139,9 @@ def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
 def _name_waiting(arm: Arm) -> Iterator[str]:
     """The rank that waits most for slower ones, where that is worth a look."""
     worst = max(break_arm(arm) or (), key=lambda parts: parts.parts["waiting"].value, default=None)
-    if worst is not None and worst.share("waiting").value >= WORTH_A_LOOK:
+    if worst is None or worst.share("waiting").value < WORTH_A_LOOK:
+        return
+    if (worst.parts["waiting"].low or 0.0) > 0:
         yield (
             f"Rank {worst.rank} waits {_say('seconds', worst.parts['waiting'])} of every step for slower ranks:"
             " scalelab run imbalance tells which, and in which phase."
