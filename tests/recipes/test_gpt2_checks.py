@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.gpt2_checks import (
+    NEARBY_RATE,
     bound_peak_megabytes,
     estimate_states,
+    extrapolate_from,
     extrapolate_published,
     find_learning_rate,
     fit_batch_memory,
@@ -30,8 +33,17 @@ def test_what_was_called_the_peak_is_less_than_what_must_be_alive_at_once() -> N
 
 
 def test_a_trillion_parameters_to_the_digit() -> None:
-    assert extrapolate_published() == ("4.055", "28,545,911", "78,208.0")
+    found = extrapolate_published()
+    assert f"{found.tokens_per_second.value:.3f}" == "4.055"
+    assert f"{found.years.value:,.1f}" == "78,208.0"
+    days = [f"{number or 0:,.0f}" for number in (found.days.value, found.days.low, found.days.high)]
+    assert days == ["28,545,907", "28,545,864", "28,545,951"]
     assert list_holds("G3") == [True]
+
+
+def test_the_published_days_follow_from_a_throughput_that_is_printed_as_the_published() -> None:
+    assert f"{NEARBY_RATE:,.1f}" == "32,582.4"
+    assert f"{extrapolate_from(Estimate(value=NEARBY_RATE)).days.value:,.0f}" == "28,545,911"
 
 
 def test_the_first_two_rows_of_the_batch_sweep_are_stale() -> None:

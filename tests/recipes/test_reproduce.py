@@ -13,7 +13,7 @@ from scalelab.cli import reproduce as command
 from scalelab.cli import resume
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.output import Output
-from scalelab.errors import UnknownName, UsageError
+from scalelab.errors import UsageError
 from scalelab.experiment import find_failed, run_study, start_run
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.recipes.assignments import RECIPES
@@ -21,6 +21,7 @@ from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Row, Size
 from scalelab.recipes.reproduce import Reproduce, merge_cautions
 from scalelab.report.document import Caution, Document, Section
+from scalelab.settings import Optimization
 from scalelab.store import RunStore, find_runs
 from scalelab.trial import Status, Trial
 from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
@@ -85,8 +86,15 @@ def test_checks_are_those_of_the_rows_that_were_asked_for(tmp_path: Path) -> Non
 
 
 def test_an_unknown_row_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match=r"S7.*S1, S2, S3"):
+    with pytest.raises(UsageError, match=r"S7.*S1, S2, S3"):
         make_toy("S7")
+    with pytest.raises(UsageError, match=r"P1, P2.*, P9, P10"):
+        Reproduce(recipe="polaris", only=("P11",))
+
+
+def test_rows_may_be_named_with_commas() -> None:
+    assert [row.id for row in make_toy("s1,S3").rows] == ["S1", "S3"]
+    assert [row.id for row in make_toy("S1, s3", "S2").rows] == ["S1", "S2", "S3"]
 
 
 def test_rows_that_cannot_be_run_alone_say_why() -> None:
@@ -122,9 +130,20 @@ def test_a_failing_trial_leaves_the_rest_intact_and_gives_exit_code_3(
     assert {result.trial.configuration for result in find_failed(store)} == {"s1.strong.ddp-2"}
 
 
-def test_a_failure_that_a_study_looks_for_is_no_failure_of_the_recipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("status", [Status.INVALID, Status.OUT_OF_MEMORY])
+def test_a_published_failure_is_a_failure_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: Status
 ) -> None:
+    fake = FakeLauncher(take_turns, failures={UNEQUAL_ROW: status})
+    store = start_run(make_toy(), tmp_path, ["scalelab"])
+    assert measure_and_report(store, fake, Output()) == 3
+    assert status.words in capsys.readouterr().out
+
+
+def test_a_failure_that_a_study_looks_for_is_no_failure_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(type(UNEQUAL), "expects", lambda _, result: result.status is Status.INVALID, raising=False)
     fake = FakeLauncher(take_turns, failures={UNEQUAL_ROW: Status.INVALID})
     store = start_run(make_toy(), tmp_path, ["scalelab"])
     assert measure_and_report(store, fake, Output()) == 0
@@ -229,6 +248,47 @@ def test_warnings_of_several_rows_say_whose_numbers_they_have() -> None:
     found = [("S1", Caution(message="load 2", next_step="")), ("S2", Caution(message="load 3", next_step=""))]
     assert [caution.message for caution in merge_cautions(found)] == ["S1, S2: load 2 (numbers of S1)"]
     assert [caution.message for caution in merge_cautions(found[:1])] == ["S1: load 2"]
+
+
+def test_what_is_wrong_with_many_configurations_is_said_once() -> None:
+    found = [
+        (
+            "S1",
+            Caution(message="ddp × 1: steps have not settled at step 3 of 4", next_step="more, with scalelab run a"),
+        ),
+        (
+            "S1",
+            Caution(message="ddp × 2: steps have not settled at step 4 of 4", next_step="more, with scalelab run a"),
+        ),
+        ("S3", Caution(message="dim 8: steps have not settled at step 2 of 4", next_step="more, with scalelab run b")),
+    ]
+    (caution,) = merge_cautions(found)
+    assert caution.message == (
+        "S1, S3: ddp × 1: steps have not settled at step 3 of 4 (3 such configurations; this is of S1)"
+    )
+    assert caution.next_step == "more, with scalelab run a, b"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimization", "copies"),
+    [
+        ("single", Optimization(optimizer="sgd"), 2),
+        ("single", Optimization(optimizer="sgd", momentum=0.9), 3),
+        ("single", Optimization(optimizer="adam"), 4),
+        ("fsdp-none", Optimization(optimizer="adam"), 4),
+        ("fsdp-full", Optimization(optimizer="adam"), 2),
+    ],
+)
+def test_states_are_counted_by_optimizer_and_sharding(strategy: str, optimization: Optimization, copies: int) -> None:
+    trial = Trial(
+        configuration="a",
+        workload="mlp",
+        options={"dim": 1000, "depth": 1},
+        strategy=strategy,
+        num_ranks=1 if strategy == "single" else 2,
+        optimization=optimization,
+    )
+    assert count_state_bytes(trial) == 1_001_000 * 4 * copies
 
 
 def test_states_that_do_not_fit_into_the_machine_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:

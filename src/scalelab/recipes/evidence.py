@@ -2,6 +2,7 @@
 
 Absolute times belong to a machine. What can be compared with a published number is a ratio, a share or an order, and
 only that gets a quotient; times and bytes stand beside the published ones, and are divided by them in full size only.
+A published figure is a text: it has the digits and the unit that it was printed with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scalelab.studies.sweep import CONTROL, INTERVAL_NOTE
 from scalelab.trial import Option, Status, StepKind, TrialResult
 from scalelab.units import Quantity, format_quantity
 
-OTHER_MACHINE = "another machine and another size: only ratios and orders can be compared"
+OTHER_MACHINE = "published: of another machine and another size, so that only ratios and orders can be compared"
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share", "accuracy")
 
 
@@ -80,6 +81,8 @@ class Compared(NamedTuple):
     what: str
     ours: Estimate | float | None
     published: float | None
+    printed: str = ""
+    """The published figure as it was printed, with its unit; empty: it is derived from such figures."""
 
 
 def make_beside_table(
@@ -98,16 +101,17 @@ def make_beside_table(
     is_comparable = is_ratio or quantity in WITHOUT_UNIT or size == "full"
     columns = (
         Column(key="what", header="what", align="left"),
-        Column(key="ours", header="ours", quantity=quantity, unit_of="published"),
-        Column(key="published", header="published", quantity=quantity),
+        Column(key="ours", header="ours", quantity=quantity),
+        Column(key="published", header="published"),
         *((Column(key="quotient", header="ours / published", quantity="ratio"),) if is_comparable else ()),
     )
     rows = []
     for line in listed:
         quotient = (_divide(line.ours, line.published),) if is_comparable else ()
-        rows.append(make_row(line.what, line.ours, line.published, *quotient))
+        there = None if line.published is None else line.printed or say(quantity, line.published)
+        rows.append(make_row(line.what, line.ours, there, *quotient))
     has_interval = any(isinstance(line.ours, Estimate) and line.ours.low is not None for line in listed)
-    explained = (*((INTERVAL_NOTE,) if has_interval else ()), *(() if is_comparable else (OTHER_MACHINE,)), *notes)
+    explained = (*((INTERVAL_NOTE,) if has_interval else ()), *notes)
     return Table(title=title, columns=columns, rows=tuple(rows), notes=explained)
 
 

@@ -3,8 +3,8 @@
 A full-size part on a small machine would not fail, it would take the machine down: without a limit, the kernel ends
 whatever it likes when memory runs out. So the least that the ranks must hold is held against what there is:
 
-    parameters, gradients, and one or two moments of the optimizer; under DDP the gradients once more, in buckets;
-    under FSDP each rank's share
+    parameters, gradients, and what moments the optimizer has; under DDP the gradients once more, in buckets;
+    where FSDP shards, each rank's share
 
 Activations come on top, so a part that passes may still run out of memory. On a CPU each rank therefore gets a limit,
 its share of the machine: running out is then a result like any other.
@@ -20,6 +20,7 @@ import psutil
 from scalelab.environment import find_gpus
 from scalelab.errors import UsageError
 from scalelab.studies.memory import Memory
+from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
 from scalelab.studies.study import Study
 from scalelab.trial import Trial
 from scalelab.units import format_bytes
@@ -29,7 +30,6 @@ BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 """Of a parameter that the model is cast to; others have 4."""
 USABLE_SHARE = 0.8
 """Of a machine's memory, for all ranks together: the rest is the system's and torch's own."""
-WITHOUT_SECOND_MOMENT = ("sgd", "nesterov", "adagrad")
 
 
 def find_obstacle(study: Study) -> str | None:
@@ -87,10 +87,14 @@ def count_state_bytes(trial: Trial) -> int:
         return 0
     num_parameters = make_options(trial.workload, trial.options).count_parameters()
     size = 4 if trial.shape.autocast else BYTES.get(trial.dtype, 4)
-    is_image = trial.workload in ("resnet18", "lenet") and trial.optimization.optimizer is None
-    has_one_moment = is_image or trial.optimization.optimizer in WITHOUT_SECOND_MOMENT
-    copies = 3 if has_one_moment else 4
-    if trial.strategy == "ddp":
-        copies += 1
+    copies = 2 + count_moments(trial) + (trial.strategy == "ddp")
     total = num_parameters * size * copies
-    return total // trial.num_ranks if trial.strategy.startswith("fsdp") else total
+    return total // trial.num_ranks if trial.strategy in SHARDED else total
+
+
+def count_moments(trial: Trial) -> int:
+    """Tensors as large as the parameters that the optimizer keeps; image models have SGD with momentum of their own."""
+    chosen = trial.optimization.optimizer
+    if chosen is None:
+        return 1 if trial.workload in ("resnet18", "lenet") else 2
+    return 1 if chosen == "sgd" and trial.optimization.momentum else KEPT_TENSORS[chosen]

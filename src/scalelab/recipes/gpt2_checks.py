@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training, from_rounded, infer_throughput
+from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training, from_rounded
 from scalelab.recipes import gpt2_published as published
 from scalelab.recipes.recipe import Check
 from scalelab.settings import Optimization
@@ -24,6 +24,8 @@ SCHEDULE = Optimization(
     lr_min=published.LEARNING_RATE_MIN,
 )
 """G5: AdamW, cosine to a tenth."""
+NEARBY_RATE = 32_582.396
+"""G3: tokens/s that are printed as the published ones are, and give the published days to the digit."""
 
 
 def estimate_states() -> dict[str, float]:
@@ -61,20 +63,9 @@ def extrapolate_from(tokens_per_second: Estimate) -> Extrapolation:
     )
 
 
-def infer_tokens_per_second() -> float:
-    """G3: the throughput before it was rounded, from the days that were computed with it."""
-    return infer_throughput(
-        float(published.TARGET_DAYS.replace(",", "")),
-        published.SMALL_PARAMETERS,
-        target_parameters=published.TARGET_PARAMETERS,
-        target_tokens=published.TARGET_TOKENS,
-    )
-
-
-def extrapolate_published() -> tuple[str, str, str]:
-    """G3: tokens/s, days and years as they were printed."""
-    found = extrapolate_from(Estimate(value=infer_tokens_per_second()))
-    return f"{found.tokens_per_second.value:.3f}", f"{found.days.value:,.0f}", f"{found.years.value:,.1f}"
+def extrapolate_published() -> Extrapolation:
+    """G3, from the printed throughput: within what it may have been before it was rounded."""
+    return extrapolate_from(from_rounded(published.TOKENS_PER_SECOND, 1))
 
 
 def find_learning_rate(step: int) -> float:
@@ -124,17 +115,19 @@ def _check_rate() -> Check:
 
 
 def _check_extrapolation() -> Check:
-    printed = (published.TARGET_TOKENS_PER_SECOND, published.TARGET_DAYS, published.TARGET_YEARS)
-    rounded = extrapolate_from(from_rounded(published.TOKENS_PER_SECOND, 1)).days
-    unrounded = infer_tokens_per_second()
     found = extrapolate_published()
+    rate, years = f"{found.tokens_per_second.value:.3f}", f"{found.years.value:,.1f}"
+    low, high = found.days.low or math.nan, found.days.high or math.nan
+    days = float(published.TARGET_DAYS.replace(",", ""))
+    nearby = extrapolate_from(Estimate(value=NEARBY_RATE)).days.value
     return Check(
         id="G3",
-        claim="{} tokens/s, {} days, {} years for 1T parameters and 10T tokens".format(*printed),
-        computed="{} tokens/s, {} days, {} years".format(*found)
-        + f" from {unrounded:,.3f} tokens/s, which is printed as {unrounded:,.1f}; from that, {rounded.value:,.0f} ±"
-        f" {rounded.half_width or 0:.0f} days",
-        holds=found == printed and round(unrounded, 1) == published.TOKENS_PER_SECOND,
+        claim=f"{published.TARGET_TOKENS_PER_SECOND} tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS}"
+        " years for 1T parameters and 10T tokens",
+        computed=f"from the printed {published.TOKENS_PER_SECOND:,} tokens/s: {rate} tokens/s, {found.days.value:,.0f}"
+        f" days ({low:,.0f} to {high:,.0f} for what is printed so), {years} years; {NEARBY_RATE:,} tokens/s, which is"
+        f" printed so, gives {nearby:,.0f} days",
+        holds=(rate, years) == (published.TARGET_TOKENS_PER_SECOND, published.TARGET_YEARS) and low <= days <= high,
     )
 
 

@@ -19,8 +19,9 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.forecast import Forecast, read_peak
-from scalelab.recipes.recipe import Finding, Outcomes, Row, Size, is_out_of_memory
+from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose, make_sampling
+from scalelab.report.document import Table
 from scalelab.settings import Optimization
 from scalelab.studies.arms import Arm
 from scalelab.studies.batch_size import BatchSize
@@ -62,13 +63,30 @@ def find_g1(size: Size, outcomes: Outcomes) -> Finding:
     tables = []
     if measured is not None:
         megabyte = published.MEGABYTE
+        difference = published.RESERVED_MEGABYTES - published.ALLOCATED_MEGABYTES
         tables.append(
             make_beside_table(
                 "bytes",
                 [
                     Compared("peak", measured.peak_bytes, None),
-                    Compared("after the step", measured.current_bytes, published.ALLOCATED_MEGABYTES * megabyte),
-                    Compared("reserved", measured.reserved_bytes, published.RESERVED_MEGABYTES * megabyte),
+                    Compared(
+                        "after the step",
+                        measured.current_bytes,
+                        published.ALLOCATED_MEGABYTES * megabyte,
+                        print_megabytes(published.ALLOCATED_MEGABYTES),
+                    ),
+                    Compared(
+                        "reserved",
+                        measured.reserved_bytes,
+                        published.RESERVED_MEGABYTES * megabyte,
+                        print_megabytes(published.RESERVED_MEGABYTES),
+                    ),
+                    Compared(
+                        "reserved − after the step",
+                        subtract(measured.reserved_bytes, measured.current_bytes),
+                        difference * megabyte,
+                        print_megabytes(difference),
+                    ),
                 ],
                 title="Allocated by torch",
                 size=size,
@@ -77,13 +95,20 @@ def find_g1(size: Size, outcomes: Outcomes) -> Finding:
         )
     forecast = read_peak(outcomes.get("forecast"))
     if forecast is not None:
-        reserved = published.RESERVED_MEGABYTES * published.MEGABYTE
         answers.append(
             f"Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} would peak at"
             f" {say('bytes', forecast)} with the operators of a CPU, whose attention keeps its matrices; published:"
-            f" {say('bytes', reserved)} reserved on a GPU, whose attention need not."
+            f" {print_megabytes(published.RESERVED_MEGABYTES)} reserved on a GPU, whose attention need not."
         )
     return Finding(tables=keep_tables(*tables), answers=tuple(answers))
+
+
+def print_megabytes(number: float) -> str:
+    return f"{number:.2f} MB"
+
+
+def subtract(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one - other
 
 
 def make_throughput(size: Size) -> Throughput:
@@ -106,7 +131,13 @@ def make_throughput(size: Size) -> Throughput:
 
 
 def make_g2(size: Size) -> Row:
-    return Row(id="G2", title="Throughput", parts={"speed": make_throughput(size)}, conclude=partial(find_g2, size))
+    return Row(
+        id="G2",
+        title="Throughput",
+        parts={"speed": make_throughput(size)},
+        conclude=partial(find_g2, size),
+        num_tables=0,
+    )
 
 
 def find_g2(size: Size, outcomes: Outcomes) -> Finding:
@@ -116,8 +147,11 @@ def find_g2(size: Size, outcomes: Outcomes) -> Finding:
     rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
     table = make_beside_table(
         "rate",
-        [Compared("tokens/s", rate, published.TOKENS_PER_SECOND)],
-        title="Tokens per second",
+        [
+            Compared("tokens/s", rate, published.TOKENS_PER_SECOND, f"{published.TOKENS_PER_SECOND:,}"),
+            Compared("steps/s", steps, published.STEPS_PER_SECOND, str(published.STEPS_PER_SECOND)),
+        ],
+        title="Per second",
         size=size,
     )
     answer = (
@@ -134,6 +168,7 @@ def make_g3(size: Size) -> Row:
         parts={"speed": make_throughput(size)},
         conclude=partial(find_g3, size),
         reads="G2",
+        num_tables=0,
     )
 
 
@@ -145,15 +180,15 @@ def find_g3(size: Size, outcomes: Outcomes) -> Finding:
         return Finding()
     rate = make_beside_table(
         "rate",
-        [Compared("tokens/s", future.tokens_per_second, float(published.TARGET_TOKENS_PER_SECOND))],
+        [_compare("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)],
         title="A model of 1T parameters",
         size=size,
     )
     time = make_beside_table(
         "number",
         [
-            Compared("days", future.days, float(published.TARGET_DAYS.replace(",", ""))),
-            Compared("years of 365 days", future.years, float(published.TARGET_YEARS.replace(",", ""))),
+            _compare("days", future.days, published.TARGET_DAYS),
+            _compare("years of 365 days", future.years, published.TARGET_YEARS),
         ],
         title="10T tokens with it",
         size=size,
@@ -165,6 +200,10 @@ def find_g3(size: Size, outcomes: Outcomes) -> Finding:
         " that it fits into."
     )
     return Finding(tables=keep_tables(rate, time), answers=(answer,))
+
+
+def _compare(what: str, ours: Estimate, printed: str) -> Compared:
+    return Compared(what, ours, float(printed.replace(",", "")), printed)
 
 
 def make_g4(size: Size) -> Row:
@@ -179,7 +218,7 @@ def make_g4(size: Size) -> Row:
         title="Batch sweep",
         parts={"sweep": study},
         conclude=partial(find_g4, size),
-        expects=is_out_of_memory,
+        num_tables=0,
     )
 
 
@@ -200,7 +239,12 @@ def find_g4(size: Size, outcomes: Outcomes) -> Finding:
     memory = make_beside_table(
         "bytes",
         [
-            Compared(f"batch {row.batch}", arm.peak_memory_bytes if arm else None, row.megabytes * published.MEGABYTE)
+            Compared(
+                f"batch {row.batch}",
+                arm.peak_memory_bytes if arm else None,
+                row.megabytes * published.MEGABYTE,
+                f"{row.megabytes:,} MB",
+            )
             for row in published.BATCH_ROWS
             for arm in (find_arm(outcome, global_batch=row.batch),)
         ],
@@ -216,7 +260,18 @@ def find_g4(size: Size, outcomes: Outcomes) -> Finding:
         f" out of memory at {published.OUT_OF_MEMORY_BATCH}). Every row ran in a fresh process, so that its memory is"
         " its own."
     )
-    return Finding(tables=keep_tables(table, memory), answers=(answer, *quote(outcome)))
+    return Finding(
+        tables=keep_tables(compare_rates(size, outcome), table, memory), answers=(answer, *quote(outcome)[:2])
+    )
+
+
+def compare_rates(size: Size, outcome: Outcome) -> Table | None:
+    lines = []
+    for row in published.BATCH_ROWS:
+        arm = find_arm(outcome, global_batch=row.batch)
+        rate = measure_rate(arm) if arm else None
+        lines.append(Compared(f"batch {row.batch}", rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
+    return make_beside_table("rate", lines, title="Tokens per second", size=size)
 
 
 def measure_gain(first: Arm, arm: Arm) -> Estimate | None:

@@ -83,7 +83,11 @@ def find_g5(size: Size, outcomes: Outcomes) -> Finding:
     )
     seconds = make_beside_table(
         "seconds",
-        [Compared(name, total, published.TRAIN_SECONDS.get(name)) for name, total in totals.items()],
+        [
+            Compared(name, total, there, f"{there} s")
+            for name, total in totals.items()
+            for there in (published.TRAIN_SECONDS.get(name),)
+        ],
         title=f"All {published.TRAIN_STEPS} steps",
         size=size,
     )

@@ -41,6 +41,19 @@ def make_job(size: Size, options: dict[str, Option] | None = None, **fields: Any
     )
 
 
+def print_seconds(seconds: float) -> str:
+    """As both reports print times."""
+    return f"{seconds:.2f} s"
+
+
+def print_share(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def print_gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
 def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> Train:
     """The published loop: epochs over all samples, batch 32 per rank, the learning rate times the ranks."""
     return Train(

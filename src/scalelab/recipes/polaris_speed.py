@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
@@ -17,11 +18,12 @@ from scalelab.recipes.evidence import (
     keep_tables,
     list_arms,
     make_beside_table,
+    quote,
     say,
     scale,
     sum_training,
 )
-from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training
+from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training, print_seconds, print_share
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
 from scalelab.report.document import Column, Table, make_row
@@ -37,6 +39,7 @@ def make_p1(size: Size) -> Row:
         title="Single device",
         parts={"train": make_training(size, ranks=1, full_epochs=published.SINGLE_EPOCHS)},
         conclude=partial(find_p1, size),
+        num_tables=0,
     )
 
 
@@ -49,7 +52,7 @@ def find_p1(size: Size, outcomes: Outcomes) -> Finding:
     num_steps = len(result.losses())
     table = make_beside_table(
         "seconds",
-        [Compared("all steps", total, published.SINGLE_SECONDS)],
+        [Compared("all steps", total, published.SINGLE_SECONDS, print_seconds(published.SINGLE_SECONDS))],
         title="Without a process group",
         size=size,
         notes=(f"{num_steps} steps here, {published.SINGLE_STEPS} published",),
@@ -118,7 +121,10 @@ def find_p2(size: Size, outcomes: Outcomes) -> Finding:
     total = sum_training(outcomes.get("train"))
     seconds_table = make_beside_table(
         "seconds",
-        [Compared(f"all steps, report {name}", total, there) for name, there in published.RANKS_SECONDS.items()],
+        [
+            Compared(f"all steps, report {name}", total, there, print_seconds(there))
+            for name, there in published.RANKS_SECONDS.items()
+        ],
         title="The training on more ranks",
         size=size,
         notes=(f"published: on {published.NUM_RANKS} ranks",),
@@ -202,9 +208,9 @@ def find_p4(size: Size, outcomes: Outcomes) -> Finding:
     table = make_beside_table(
         "share",
         [
-            Compared("one node, all of it", share, published.ONE_NODE.share),
+            Compared("one node, all of it", share, published.ONE_NODE.share, print_share(published.ONE_NODE.share)),
             Compared("one node, what is not hidden", exposed.share, None),
-            Compared("two nodes, all of it", None, published.TWO_NODES.share),
+            Compared("two nodes, all of it", None, published.TWO_NODES.share, print_share(published.TWO_NODES.share)),
         ],
         title="Communication, share of the step",
         size=size,
@@ -255,6 +261,10 @@ def make_p5(size: Size) -> Row:
             "profiled": make_training(size, ranks=1, full_epochs=epochs, profile_active=2),
         },
         conclude=partial(find_p5, size),
+        reason="the published names, cuda_pt_2p8-<rank>-of-<size>.json in a directory"
+        " cuda_pt_2p8_<n>nodes_E<epochs>_R<ranks>_<timestamp>, are not used: the Chrome traces are"
+        " trials/p5.profiled.train-r1/trace/rank<r>.json.gz of this run, with the key averages beside them as text",
+        num_tables=0,
     )
 
 
@@ -273,30 +283,45 @@ def find_p5(size: Size, outcomes: Outcomes) -> Finding:
         f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training took {say('seconds', profiled)} against"
         f" {say('seconds', plain)} without, {say('ratio', profiled / plain)} times as long; it pays for the profiler in"
         " a few steps, so the factor depends on how many there are.",
-        "Every rank's Chrome trace is trace/rank<r>.json.gz in the trial's directory, with its key averages beside it"
-        " as text; published as cuda_pt_2p8-<rank>-of-<size>.json in one directory per run.",
     )
     return Finding(tables=keep_tables(table), answers=answers)
 
 
 def make_p10(size: Size) -> Row:
-    study = Compile(
-        ranks=1,
-        batch_per_rank=published.BATCH_PER_RANK,
-        job=make_job(size, choose(size, small=SHALLOW, full={})),
-        sampling=make_sampling(size, rounds=3, phase_steps=0),
+    parts = {
+        f"ranks{ranks}": Compile(
+            ranks=ranks,
+            batch_per_rank=published.BATCH_PER_RANK,
+            job=make_job(size, choose(size, small=SHALLOW, full={})),
+            sampling=make_sampling(size, rounds=3, phase_steps=0),
+        )
+        for ranks in choose(size, small=(1,), full=(1, published.NUM_RANKS))
+    }
+    return Row(
+        id="P10",
+        title="torch.compile",
+        parts=parts,
+        conclude=find_p10,
+        reason=choose(size, small=f"in small on 1 rank only, in full on {published.NUM_RANKS} as well", full=""),
+        num_tables=0,
     )
-    return Row(id="P10", title="torch.compile", parts={"compile": study}, conclude=find_p10)
 
 
 def find_p10(outcomes: Outcomes) -> Finding:
-    eager, compiled = (
-        next((arm for arm in list_arms(outcomes.get("compile")) if arm.trial.shape.compile is on), None)
-        for on in (False, True)
-    )
-    ratio = divide_steps(compiled, eager)
-    if ratio is None:
-        return Finding()
-    return Finding(
-        answers=(f"A compiled step takes {say('ratio', ratio)} times as long as an eager one: {judge(ratio)}.",)
-    )
+    answers: list[str] = []
+    tables: list[Table] = []
+    for key, outcome in outcomes.items():
+        eager, compiled = (
+            next((arm for arm in list_arms(outcome) if arm.trial.shape.compile is on), None) for on in (False, True)
+        )
+        ratio = divide_steps(compiled, eager)
+        if ratio is not None and compiled is not None:
+            ranks = compiled.trial.num_ranks
+            answers.append(
+                f"On {ranks} rank{'s'[: ranks > 1]} a compiled step takes {say('ratio', ratio)} times as long as an"
+                f" eager one: {judge(ratio)}."
+            )
+        answers += quote(outcome)[1:2]
+        if outcome.document is not None:
+            tables.append(replace(outcome.document.tables[0], title=f"Compilation ({key})"))
+    return Finding(tables=tuple(tables), answers=tuple(answers))

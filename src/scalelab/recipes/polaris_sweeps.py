@@ -19,16 +19,18 @@ from scalelab.recipes.evidence import (
     sum_training,
 )
 from scalelab.recipes.forecast import Forecast, describe_forecast, read_peak
-from scalelab.recipes.polaris_jobs import SHALLOW, SMALL_WIDTH, make_job, make_training
+from scalelab.recipes.polaris_jobs import SHALLOW, SMALL_WIDTH, make_job, make_training, print_gigabytes, print_seconds
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
-from scalelab.report.document import Table
+from scalelab.report.document import Column, Table, make_row
 from scalelab.settings import Dtype
 from scalelab.studies.arms import Arm
+from scalelab.studies.breakdown_table import break_arm
 from scalelab.studies.dimensions import BASE, Dimensions
 from scalelab.studies.dtypes import REFERENCE, Dtypes
 from scalelab.studies.imbalance import Imbalance
 from scalelab.studies.study import Study
+from scalelab.studies.sweep import INTERVAL_NOTE
 from scalelab.workloads.options import TransformerOptions
 
 LENGTHS = (20, 50, 100)
@@ -69,10 +71,12 @@ def find_p3(size: Size, outcomes: Outcomes) -> Finding:
     tables: list[Table | None] = []
     answers: list[str] = []
     if base is not None and base.is_measured:
-        memory = Compared("the baseline", base.peak_memory_bytes, published.DIMENSIONS_MEMORY_BYTES)
+        there = published.DIMENSIONS_MEMORY_BYTES
+        memory = Compared("the baseline", base.peak_memory_bytes, there, print_gigabytes(there))
+        others = [Compared(arm.label, arm.peak_memory_bytes, None) for arm in list_arms(matching) if arm is not base]
         tables = [
             _make_baseline(size, base),
-            make_beside_table("bytes", [memory], title="Peak memory of a rank", size=size),
+            make_beside_table("bytes", [memory, *others], title="Peak memory of a rank", size=size),
         ]
         grown = [
             f"{say('ratio', ratio)} times with {arm.label}"
@@ -94,6 +98,7 @@ def _make_baseline(size: Size, base: Arm) -> Table | None:
                 f"{published.DIMENSIONS_EPOCHS} epochs of the baseline",
                 base.step.map(lambda seconds: seconds * num_steps),
                 published.DIMENSIONS_SECONDS,
+                print_seconds(published.DIMENSIONS_SECONDS),
             )
         ],
         title="Baseline",
@@ -121,6 +126,7 @@ def make_p6(size: Size) -> Row:
         title="I/O formats",
         parts={"memory": make_training(size, ranks=ranks, full_epochs=published.FORMAT_EPOCHS)},
         conclude=partial(find_p6, size),
+        num_tables=0,
         reason="HDF5, .pt, .npz and .npy wait for the readers of file formats, eager and lazy: only data in memory are"
         " read here",
     )
@@ -133,7 +139,7 @@ def find_p6(size: Size, outcomes: Outcomes) -> Finding:
     table = make_beside_table(
         "seconds",
         [
-            Compared(name, total if name == "in memory" else None, seconds)
+            Compared(name, total if name == "in memory" else None, seconds, print_seconds(seconds))
             for name, seconds in published.FORMAT_SECONDS.items()
         ],
         title="All epochs, by format",
@@ -159,11 +165,12 @@ def make_p7(size: Size) -> Row:
         )
         for length in LENGTHS
     }
-    return Row(id="P7", title="Data types", parts=parts, conclude=partial(find_p7, size))
+    return Row(id="P7", title="Data types", parts=parts, conclude=partial(find_p7, size), num_tables=0)
 
 
 def find_p7(size: Size, outcomes: Outcomes) -> Finding:
     times: list[Compared] = []
+    epochs: list[Compared] = []
     memory: list[Compared] = []
     answers: list[str] = []
     for length in LENGTHS:
@@ -174,11 +181,15 @@ def find_p7(size: Size, outcomes: Outcomes) -> Finding:
         words = []
         for arm in list_arms(outcome):
             what = f"length {length}, {arm.label}"
-            memory.append(Compared(what, arm.peak_memory_bytes, held.get(arm.trial.dtype)))
+            there, there_bytes = seconds.get(arm.trial.dtype), held.get(arm.trial.dtype)
+            if there is not None:
+                epochs.append(Compared(what, scale(arm.step, count_dtype_steps(arm)), there, print_seconds(there)))
+            printed = print_gigabytes(there_bytes) if there_bytes else ""
+            memory.append(Compared(what, arm.peak_memory_bytes, there_bytes, printed))
             ratio = None if arm is reference else divide_steps(arm, reference)
             if ratio is None:
                 continue
-            there, base = seconds.get(arm.trial.dtype), seconds[REFERENCE]
+            base = seconds[REFERENCE]
             times.append(Compared(what, ratio, there / base if there and base else None))
             words.append(f"{arm.label} {say('ratio', ratio)}, {judge(ratio)}")
         if words:
@@ -187,10 +198,17 @@ def find_p7(size: Size, outcomes: Outcomes) -> Finding:
     return Finding(
         tables=keep_tables(
             make_beside_table("ratio", times, title="Time over that of float32", size=size, notes=(unclear,)),
+            make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, by steps", size=size),
             make_beside_table("bytes", memory, title="Peak memory", size=size),
         ),
         answers=tuple(answers),
     )
+
+
+def count_dtype_steps(arm: Arm) -> int:
+    """Of the epochs that were published."""
+    samples = int(arm.trial.options.get("samples", published.SAMPLES))
+    return published.DTYPE_EPOCHS * samples // arm.trial.global_batch
 
 
 def list_widths(size: Size) -> tuple[int, ...]:
@@ -223,6 +241,7 @@ def make_p8(size: Size) -> Row:
         title="Scale-up",
         parts=parts,
         conclude=partial(find_p8, size),
+        num_tables=0,
     )
 
 
@@ -237,13 +256,14 @@ def find_p8(size: Size, outcomes: Outcomes) -> Finding:
         num_steps = int(arm.trial.options["samples"]) // arm.trial.global_batch
         epoch = scale(arm.step, num_steps)
         options = TransformerOptions(**arm.trial.options)  # type: ignore[arg-type]
-        lines.append(Compared(f"{options.label} {arm.trial.dtype}", arm.peak_memory_bytes, scale_up.memory_bytes))
+        held = print_gigabytes(scale_up.memory_bytes)
+        lines.append(Compared(f"{options.label} {arm.trial.dtype}", arm.peak_memory_bytes, scale_up.memory_bytes, held))
         low, high = scale_up.samples_per_second
         answers.append(
             f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
             f" {arm.trial.num_ranks} ranks: {say('rate', rate)} samples/s, {say('seconds', epoch)} per epoch,"
             f" {say('bytes', arm.peak_memory_bytes)} at most on a rank (published for d_model {scale_up.d_model}:"
-            f" {low:g} to {high:g} samples/s, {say('bytes', scale_up.memory_bytes)})."
+            f" {low:g} to {high:g} samples/s, {held})."
         )
     table = make_beside_table("bytes", lines, title="Peak memory of a rank", size=size)
     for dtype in FORECAST_DTYPES:
@@ -251,12 +271,45 @@ def find_p8(size: Size, outcomes: Outcomes) -> Finding:
     peak = read_peak(outcomes.get(f"forecast-{LARGEST.dtype}"))
     forecast = make_beside_table(
         "bytes",
-        [Compared(f"d_model {LARGEST.d_model} in {LARGEST.dtype}", peak, LARGEST.memory_bytes)],
+        [
+            Compared(
+                f"d_model {LARGEST.d_model} in {LARGEST.dtype}",
+                peak,
+                LARGEST.memory_bytes,
+                print_gigabytes(LARGEST.memory_bytes),
+            )
+        ],
         title="Peak memory of the published size, by forecast",
         size=size,
         is_ratio=True,
     )
-    return Finding(tables=keep_tables(table, forecast), answers=tuple(answers))
+    return Finding(tables=keep_tables(table, forecast, make_epoch_table(size, outcomes)), answers=tuple(answers))
+
+
+def make_epoch_table(size: Size, outcomes: Outcomes) -> Table | None:
+    """An epoch of every model by its parts, of the rank that waits longest."""
+    columns = (
+        Column(key="model", header="model", align="left"),
+        Column(key="epoch_seconds", header="epoch", quantity="seconds"),
+        Column(key="compute_seconds", header="compute", quantity="seconds"),
+        Column(key="waiting_seconds", header="wait at barrier", quantity="seconds"),
+        Column(key="samples_per_second", header="samples/s", quantity="rate"),
+        Column(key="published_rate", header="published samples/s"),
+    )
+    rows = []
+    for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
+        arm = find_arm(outcomes.get(f"width{width}"))
+        if arm is None:
+            continue
+        num_steps = int(arm.trial.options["samples"]) // arm.trial.global_batch
+        ranks = break_arm(arm) or []
+        latest = max(ranks, key=lambda rank: rank.parts["waiting"].value, default=None)
+        parts = [scale(latest.parts[name], num_steps) if latest else None for name in ("compute", "waiting")]
+        rate = scale(arm.step.map(lambda seconds: 1 / seconds), arm.trial.global_batch)
+        low, high = scale_up.samples_per_second
+        rows.append(make_row(f"d_model {width}", scale(arm.step, num_steps), *parts, rate, f"{low:g}–{high:g}"))
+    notes = (INTERVAL_NOTE, "compute, wait: of the rank that waits longest for the others' gradients, by phases")
+    return Table(title="An epoch", columns=columns, rows=tuple(rows), notes=notes) if rows else None
 
 
 def make_p9() -> Row:

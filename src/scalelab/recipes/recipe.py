@@ -9,7 +9,6 @@ A check recomputes a published claim from the published numbers alone, so that i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,8 +71,9 @@ class Row:
     """Why it is not run, or not whole: what is missing, and where that will come from."""
     reads: str = ""
     """The row whose parts these are, where it measures nothing of its own."""
-    expects: Callable[[TrialResult], bool] = lambda _: False
-    """Whether a trial that did not complete belongs to the experiment, besides those that its studies look for."""
+    num_tables: int | None = None
+    """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2; 0: it
+    says all of it itself."""
     state: str = ""
     """What the overview says of a row that is nothing to run; empty: what became of its parts."""
 
@@ -81,12 +81,6 @@ class Row:
     def prefix(self) -> str:
         """What the trials of its parts are named by."""
         return (self.reads or self.id).lower()
-
-
-def is_out_of_memory(result: TrialResult) -> bool:
-    """Whether a trial ran out of memory, or was left out because a smaller one had."""
-    is_left_out = result.status is Status.NOT_RUN and re.search("out.of.memory", result.reason) is not None
-    return result.status is Status.OUT_OF_MEMORY or is_left_out
 
 
 @dataclass(frozen=True, kw_only=True)

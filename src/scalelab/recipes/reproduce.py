@@ -14,11 +14,12 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from scalelab.errors import UnknownName, UsageError
+from scalelab.errors import UsageError
 from scalelab.recipes.assignments import RECIPES
+from scalelab.recipes.evidence import OTHER_MACHINE
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.document import Caution, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
 from scalelab.studies.train import Train
 from scalelab.trial import Status, Trial, TrialResult
@@ -27,7 +28,18 @@ NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet"]
 
 MOST_WHOLE_PARTS = 2
 """With more parts, a row shows each one's main table and main sentence only."""
+MOST_SENTENCES = 2
+"""Of a study, where the row has answers of its own."""
+MOST_TABLES = 2
+"""Of a study, where the row has no tables of its own."""
+MOST_COLUMNS = 5
+"""Of a study's main table, where the row has tables of its own."""
 MEASURES_NOTHING = "it measures nothing itself"
+OF_ONE_CONFIGURATION = re.compile(
+    r"^.+?:? (?P<what>steps have not settled|\d+ of \d+ steps took|was launched|the mean step is)"
+)
+"""A warning about one configuration: its name, and what is wrong."""
+WITH = ", with "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +60,25 @@ class Reproduce:
 
     def __post_init__(self) -> None:
         known = [row.id for row in RECIPES[self.recipe].make_rows(self.size)]
-        for wanted in self.only:
-            if wanted.upper() not in known:
-                raise UnknownName(f"row of {self.recipe}", wanted, known)
+        for wanted in self.wanted:
+            if wanted not in known:
+                raise UsageError(f"unknown row {wanted!r} of {self.recipe}: use some of {', '.join(known)}")
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The rows that were asked for, as they are called; commas may stand between them too."""
+        return tuple(name.upper() for words in self.only for name in re.split(r"[,\s]+", words) if name)
 
     @property
     def job(self) -> Job:
         """Every part has its own."""
         return Job(device=self.device)
+
+    @property
+    def command(self) -> str:
+        """What makes this run again."""
+        words = ["scalelab", "reproduce", self.recipe, "--size", self.size, "--device", self.device]
+        return " ".join([*words, *(("--only", *self.wanted) if self.wanted else ())])
 
     @property
     def label(self) -> str:
@@ -64,7 +87,7 @@ class Reproduce:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The rows that were asked for, each on the device that was."""
-        wanted = {name.upper() for name in self.only}
+        wanted = set(self.wanted)
         rows = RECIPES[self.recipe].make_rows(self.size)
         return tuple(_place(row, self.device, self.size) for row in rows if not wanted or row.id in wanted)
 
@@ -93,7 +116,8 @@ class Reproduce:
         possible = {name: study for name, study in self.measured_parts.items() if name not in self.obstacles}
         trials = [_rename(trial, *name) for name, study in possible.items() for trial in study.plan()]
         if not trials:
-            reasons = _join_alike((row.id, self.reasons.get(row.id, MEASURES_NOTHING)) for row in self.rows)
+            why = {row.id: MEASURES_NOTHING if row.state else self.reasons.get(row.id, "") for row in self.rows}
+            reasons = _join_alike(why.items())
             raise UsageError(f"nothing of that can be run here: {reasons}")
         return trials
 
@@ -114,33 +138,39 @@ class Reproduce:
         return study.refuse(own, _select(results, *name)) if isinstance(study, Selective) else None
 
     def expects(self, result: TrialResult) -> bool:
+        """What was left out, with its reason, and what a part's study looks for; a published failure still fails."""
         name, own = _split_name(result.trial)
         study = self.measured_parts[name]
         is_sought = isinstance(study, Expecting) and study.expects(replace(result, trial=own))
-        is_too_large = result.status is Status.NOT_RUN and find_trial_obstacle(study, own) is not None
-        return is_sought or is_too_large or any(row.expects(result) for row in self.rows if row.prefix == name[0])
+        return is_sought or result.status is Status.NOT_RUN
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recipe = RECIPES[self.recipe]
         outcomes = {name: conclude_part(study, _select(results, *name)) for name, study in self.measured_parts.items()}
         sections: list[Section] = []
+        is_compared = False
         summary: list[str] = []
         cautions: list[tuple[str, Caution]] = []
         for row in self.rows:
             own = {key: outcomes[row.prefix, key] for key in row.parts if outcomes[row.prefix, key].results}
             finding = row.conclude(own)
+            if row.state and finding.answers:
+                finding = replace(finding, answers=(*finding.answers, f"The runnable script: {self.command}"))
             shown = {} if row.reads and any(other.id == row.reads for other in self.rows) else own
+            is_compared = is_compared or bool(finding.tables)
             sections.append(make_row_section(row, shown, finding, self._say_why(row, own)))
             summary += [f"{row.id}: {answer}" for answer in finding.answers[:1]]
             cautions += _collect_cautions(row, shown)
-        checks = [check for check in recipe.make_checks() if not self.only or check.id in {row.id for row in self.rows}]
+        checks = [
+            check for check in recipe.make_checks() if not self.wanted or check.id in {row.id for row in self.rows}
+        ]
         if checks:
             sections.append(Section(heading="Checks of the published numbers", tables=(make_check_table(checks),)))
         return Document(
             title=recipe.title,
             question=self.question,
             setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
-            sections=(Section(tables=(self._make_overview(outcomes),)), *sections),
+            sections=(Section(tables=(self._make_overview(outcomes, is_compared),)), *sections),
             summary=tuple(summary),
             cautions=merge_cautions(cautions),
         )
@@ -159,9 +189,10 @@ class Reproduce:
 
     def _say_why(self, row: Row, own: Collection[str]) -> str:
         reason = self._explain(row, own)
-        return f"{'Not run' if self._is_hindered(row, own) else 'Not whole'}: {reason}." if reason else ""
+        is_hindered = self._is_hindered(row, own) and not row.state
+        return f"{'Not run' if is_hindered else 'Not whole'}: {reason}." if reason else ""
 
-    def _make_overview(self, outcomes: Mapping[tuple[str, str], Outcome]) -> Table:
+    def _make_overview(self, outcomes: Mapping[tuple[str, str], Outcome], is_compared: bool) -> Table:
         """Every row with what became of it."""
         columns = (
             Column(key="row", header="row", align="left"),
@@ -177,7 +208,9 @@ class Reproduce:
             num_completed = sum(result.status == "completed" for result in results)
             state = row.state or self._describe_state(row, own)
             made.append(make_row(row.id, row.title, num_completed, len(results) - num_completed, state))
-        return Table(columns=columns, rows=tuple(made))
+        return Table(
+            columns=columns, rows=tuple(made), notes=(OTHER_MACHINE,) if self.size == "small" and is_compared else ()
+        )
 
     def _describe_state(self, row: Row, own: Collection[str]) -> str:
         if not own:
@@ -225,30 +258,74 @@ def conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
 
 
 def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding, why: str) -> Section:
-    """A row's answers first, then its numbers beside the published ones, then what its studies say themselves."""
-    own: list[Table] = []
+    """A row's answers first, then its numbers beside the published ones, then the main points of its studies."""
     said: list[str] = []
-    most = None if len(outcomes) <= MOST_WHOLE_PARTS else 1
+    shown: list[tuple[str, Table]] = []
+    hidden: dict[str, list[str]] = {}
+    is_crowded = len(outcomes) > MOST_WHOLE_PARTS
     for key, outcome in outcomes.items():
         if outcome.document is None:
             continue
         mark = f" ({key})" if len(outcomes) > 1 else ""
-        for number, table in enumerate(list_tables(outcome)[:most]):
-            title = table.title or (outcome.document.title if number == 0 else "")
-            own.append(replace(table, title=f"{title}{mark}" if title else ""))
-        new = (words for words in outcome.document.summary[:most] if words not in finding.answers)
+        tables = name_tables(outcome)
+        usual = 1 if is_crowded or finding.tables else MOST_TABLES
+        most = usual if row.num_tables is None or not finding.answers else row.num_tables
+        shown += [(key, shorten_table(table) if finding.tables else table) for table in tables[:most]]
+        names = hidden.setdefault(outcome.study.name, [])
+        names += [table.title for table in tables[most:] if table.title and table.title not in names]
+        said_by_study = list_sentences(outcome, finding, is_crowded) if most else ()
+        new = [words for words in said_by_study if words not in finding.answers]
         said += [f"{outcome.document.title}{mark}: {words}" if mark else words for words in new]
+    left_out = [f"{', '.join(names)} (scalelab run {study})" for study, names in hidden.items() if names]
+    rest = (f"Not repeated here: {'; '.join(left_out)}.",) if left_out else ()
     return Section(
         heading=f"{row.id} · {row.title}",
-        paragraphs=(*((why,) if why else ()), *finding.answers, *said),
-        tables=(*finding.tables, *own),
+        paragraphs=(*((why,) if why else ()), *finding.answers, *said, *rest),
+        tables=(*finding.tables, *merge_tables(shown, len(outcomes) > 1)),
     )
 
 
-def list_tables(outcome: Outcome) -> tuple[Table, ...]:
-    """The tables of a study; of a training not its curve: on random data it shows nothing."""
-    tables = outcome.document.tables if outcome.document else ()
-    return tables[1:] if isinstance(outcome.study, Train) else tables
+def list_sentences(outcome: Outcome, finding: Finding, is_crowded: bool) -> tuple[str, ...]:
+    """What a study says that is worth repeating; of a training nothing: on random data its loss shows nothing."""
+    if outcome.document is None or isinstance(outcome.study, Train):
+        return ()
+    if finding.answers:
+        return () if is_crowded else outcome.document.summary[:MOST_SENTENCES]
+    return outcome.document.summary[:1] if is_crowded else outcome.document.summary
+
+
+def name_tables(outcome: Outcome) -> list[Table]:
+    """The tables of a study with a title each; of a training not its curve: on random data it shows nothing."""
+    document = outcome.document
+    tables: list[Table] = []
+    for section in document.sections if document else ():
+        for number, table in enumerate(section.tables):
+            heading = section.heading if number == 0 else ""
+            tables.append(replace(table, title=table.title or heading))
+    kept = tables[1:] if isinstance(outcome.study, Train) else tables
+    first = kept[:1]
+    return [replace(table, title=table.title or (document.title if document else "")) for table in first] + kept[1:]
+
+
+def shorten_table(table: Table) -> Table:
+    """Its main columns, without notes on the others."""
+    columns, rows = table.columns[:MOST_COLUMNS], tuple(row[:MOST_COLUMNS] for row in table.rows)
+    return replace(table, columns=columns, rows=rows, notes=tuple(note for note in table.notes if note.startswith("±")))
+
+
+def merge_tables(shown: Sequence[tuple[str, Table]], is_marked: bool) -> Iterator[Table]:
+    """Tables that differ in their rows only become one, with the part that each row is of."""
+    alike: dict[tuple[object, ...], list[tuple[str, Table]]] = {}
+    for key, table in shown:
+        alike.setdefault((table.title, table.columns, table.notes), []).append((key, table))
+    for group in alike.values():
+        key, first = group[0]
+        if len(group) == 1:
+            yield replace(first, title=f"{first.title} ({key})") if is_marked and first.title else first
+            continue
+        part = Column(key="part", header="part", align="left")
+        rows = tuple((make_cell(key), *row)[:MOST_COLUMNS] for key, table in group for row in table.rows)
+        yield replace(first, columns=(part, *first.columns)[:MOST_COLUMNS], rows=rows)
 
 
 def make_check_table(checks: Sequence[Check]) -> Table:
@@ -270,19 +347,34 @@ def _collect_cautions(row: Row, outcomes: Mapping[str, Outcome]) -> Iterator[tup
             step = caution.next_step.replace(" trials/", f" trials/{row.prefix}.{key}.")
             if "--" in step and " trials/" not in step:  # reproduce has no such flag
                 verb = "scalelab train" if isinstance(outcome.study, Train) else f"scalelab run {outcome.study.name}"
-                step = f"{step}, with {verb}"
+                step = f"{step}{WITH}{verb}"
             yield row.id, replace(caution, next_step=step)
 
 
 def merge_cautions(found: Iterable[tuple[str, Caution]]) -> tuple[Caution, ...]:
-    """One warning for all that differ in numbers only, as those about the machine do, with the rows that have it."""
+    """One warning for all that differ in numbers or in the configuration only, with the rows that have it."""
     alike: dict[str, list[tuple[str, Caution]]] = {}
     for row, caution in found:
-        alike.setdefault(re.sub(r"[0-9.]+", "", caution.message), []).append((row, caution))
-    merged = []
-    for group in alike.values():
-        rows = ", ".join(dict.fromkeys(row for row, _ in group))
-        (first, caution), differs = group[0], any(row != group[0][0] for row, _ in group)
-        whose = f" (numbers of {first})" if differs and len({other.message for _, other in group}) > 1 else ""
-        merged.append(replace(caution, message=f"{rows}: {caution.message}{whose}"))
-    return tuple(merged)
+        about_one = OF_ONE_CONFIGURATION.search(caution.message)
+        what = about_one["what"] if about_one else caution.message
+        alike.setdefault(re.sub(r"[0-9.]+", "", what), []).append((row, caution))
+    return tuple(_merge_alike(group) for group in alike.values())
+
+
+def _merge_alike(group: Sequence[tuple[str, Caution]]) -> Caution:
+    rows = ", ".join(dict.fromkeys(row for row, _ in group))
+    first, caution = group[0]
+    whose = ""
+    if len({(row, other.message) for row, other in group}) > 1 and OF_ONE_CONFIGURATION.search(caution.message):
+        whose = f" ({len(group)} such configurations; this is of {first})"
+    elif len({other.message for _, other in group}) > 1 and any(row != first for row, _ in group):
+        whose = f" (numbers of {first})"
+    return Caution(message=f"{rows}: {caution.message}{whose}", next_step=_join_steps(group))
+
+
+def _join_steps(group: Sequence[tuple[str, Caution]]) -> str:
+    """The first advice; where it names a command, the commands of all."""
+    step, sign, _ = group[0][1].next_step.partition(WITH)
+    commands = dict.fromkeys(other.next_step.partition(WITH)[2] for _, other in group)
+    first, *others = [command for command in commands if command] or [""]
+    return f"{step}{sign}{', '.join([first, *(other.removeprefix('scalelab run ') for other in others)])}"

@@ -26,6 +26,7 @@ from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.recipes.resnet_checks import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
 from scalelab.recipes.resnet_rows import make_job
 from scalelab.recipes.sizes import choose, make_sampling
+from scalelab.report.document import Table
 from scalelab.studies.arms import Arm
 from scalelab.studies.study import Study
 from scalelab.studies.weak_scaling import WeakScaling
@@ -45,7 +46,7 @@ def make_parts(size: Size) -> dict[str, Study]:
 
 
 def make_r2(size: Size) -> Row:
-    return Row(id="R2", title="More devices", parts=make_parts(size), conclude=partial(find_r2, size))
+    return Row(id="R2", title="More devices", parts=make_parts(size), conclude=partial(find_r2, size), num_tables=0)
 
 
 def make_r3(size: Size) -> Row:
@@ -111,7 +112,9 @@ def compare_two_to_four(outcomes: Outcomes) -> list[Compared]:
     for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
         two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
         ratio = count_epoch_steps(2, batch) / count_epoch_steps(4, batch)
-        lines.append(Compared(f"2 → 4 devices, batch {batch}", scale(divide_steps(two, four), ratio), there))
+        lines.append(
+            Compared(f"2 → 4 devices, batch {batch}", scale(divide_steps(two, four), ratio), there, f"{there:.2f}")
+        )
     return lines
 
 
@@ -122,7 +125,8 @@ def list_epochs(pairs: list[tuple[int, Arm, Arm]]) -> list[Compared]:
             ranks = arm.trial.num_ranks
             num_steps = count_epoch_steps(ranks, batch)
             what = f"{ranks} device{'s'[: ranks > 1]}, batch {batch}"
-            lines[what] = Compared(what, scale(arm.step, num_steps), published.EPOCH_SECONDS[ranks][batch])
+            there = published.EPOCH_SECONDS[ranks][batch]
+            lines[what] = Compared(what, scale(arm.step, num_steps), there, f"{there:.3f} s")
     return list(lines.values())
 
 
@@ -179,8 +183,8 @@ def list_shares_of_epoch(pairs: list[tuple[int, Arm, Arm]]) -> Iterator[Compared
         rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
         used = published.USED_FOR_512 if batch == 512 else published.EPOCH_SECONDS[1][batch]
         yield Compared(f"{what}: computation", scale(plain.step, num_steps), used / ranks)
-        there = float(published.COMMUNICATION_SECONDS[ranks][batch])
-        yield Compared(f"{what}: communication", scale(rest, num_steps), there)
+        printed = published.COMMUNICATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: communication", scale(rest, num_steps), float(printed), f"{printed} s")
 
 
 def find_r4(size: Size, outcomes: Outcomes) -> Finding:
@@ -205,7 +209,25 @@ def find_r4(size: Size, outcomes: Outcomes) -> Finding:
     answers = [f"With one all-reduce in every step, {'; '.join(known)}."] if known else []
     if unresolved:
         answers.append(f"On {', '.join(unresolved)} the time of communication cannot be told from nothing.")
-    return Finding(tables=keep_tables(table), answers=tuple(answers))
+    return Finding(tables=keep_tables(table, compare_utilization(size, outcomes)), answers=tuple(answers))
+
+
+def compare_utilization(size: Size, outcomes: Outcomes) -> Table | None:
+    """The published method: the time of one all-reduce at the assumed bandwidth over an epoch's communication."""
+    lines = []
+    for batch, plain, arm in list_pairs(outcomes):
+        ranks = arm.trial.num_ranks
+        printed = published.UTILIZATION_PERCENT[ranks][batch]
+        per_step = scale(measure_bandwidth(plain, arm), 1 / published.BANDWIDTH_BYTES_PER_SECOND)
+        ours = scale(per_step, 1 / count_epoch_steps(ranks, batch))
+        lines.append(Compared(f"{ranks} devices, batch {batch}", ours, float(printed) / 100, f"{printed} %"))
+    return make_beside_table(
+        "share",
+        lines,
+        title=f"By the published method: utilisation of {published.BANDWIDTH_BYTES_PER_SECOND / 1e9:g} GB/s",
+        size=size,
+        notes=("one all-reduce over the communication of a whole epoch, though an epoch has one in every step",),
+    )
 
 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:

@@ -43,5 +43,6 @@ UTILIZATION_PERCENT: Mapping[int, Mapping[int, str]] = {
 
 LARGE_RANKS, LARGE_BATCH, LARGE_EPOCHS = 4, 2048, 5
 BASE_BATCH, BASE_RATE, SCALED_RATE = 128, 0.1, 6.4
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 LARGE_LOSS, LARGE_ACCURACY = 1.8399, 0.2899
 """R5: 4 × 2048, before the learning rate is scaled."""

@@ -6,6 +6,7 @@ not depend on speed, and is counted on ResNet-18 itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,15 +15,16 @@ from scalelab.analysis.location import estimate_location
 from scalelab.analysis.stats import estimate_median
 from scalelab.recipes import resnet_published as published
 from scalelab.recipes.evidence import Compared, find_arm, keep_tables, list_arms, make_beside_table, quote, say, scale
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size, is_out_of_memory
+from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.resnet_checks import count_epoch_steps
 from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
+from scalelab.settings import Optimization
 from scalelab.studies.arms import Arm
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.large_batch import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.messages import Messages
-from scalelab.studies.optimizers import Optimizers
+from scalelab.studies.optimizers import OptimizerName, Optimizers
 from scalelab.studies.study import Job
 from scalelab.trial import Option, Status, StepKind
 
@@ -57,7 +59,6 @@ def make_r1(size: Size) -> Row:
         title="Batch on one device",
         parts={"batches": study},
         conclude=partial(find_r1, size),
-        expects=is_out_of_memory,
     )
 
 
@@ -66,7 +67,9 @@ def find_r1(size: Size, outcomes: Outcomes) -> Finding:
     lines = []
     for batch, seconds in published.COMPUTE_SECONDS.items():
         computing = measure_computing(find_arm(outcome, global_batch=batch))
-        lines.append(Compared(f"batch {batch}", scale(computing, count_epoch_steps(1, batch)), seconds))
+        lines.append(
+            Compared(f"batch {batch}", scale(computing, count_epoch_steps(1, batch)), seconds, f"{seconds:.3f} s")
+        )
     table = make_beside_table("seconds", lines, title="An epoch of 50,000 images without loading, by steps", size=size)
     answers = []
     if outcome is not None and list_arms(outcome):
@@ -76,7 +79,7 @@ def find_r1(size: Size, outcomes: Outcomes) -> Finding:
         answers.append(
             f"The largest batch that ran is {largest}, and {limit}; published: {published.OUT_OF_MEMORY_BATCH} is."
         )
-    return Finding(tables=keep_tables(table), answers=(*answers, *quote(outcome)))
+    return Finding(tables=keep_tables(table), answers=(*answers, *quote(outcome)[:2]))
 
 
 def measure_computing(arm: Arm | None) -> Estimate | None:
@@ -106,14 +109,19 @@ def make_r5(size: Size) -> Row:
         )
     else:
         study = LargeBatch(epochs=published.LARGE_EPOCHS, job=make_job(size))
-    return Row(id="R5", title="Large batch", parts={"learning": study}, conclude=partial(find_r5, size))
+    return Row(id="R5", title="Large batch", parts={"learning": study}, conclude=partial(find_r5, size), num_tables=0)
 
 
 def find_r5(size: Size, outcomes: Outcomes) -> Finding:
     outcome = outcomes.get("learning")
     accuracies = read_last_accuracies(outcome)
     lines = [
-        Compared(label, found, published.LARGE_ACCURACY if label == "large batch" else None)
+        Compared(
+            label,
+            found,
+            published.LARGE_ACCURACY if label == "large batch" else None,
+            f"{100 * published.LARGE_ACCURACY:.2f} %",
+        )
         for label, found in accuracies.items()
     ]
     table = make_beside_table(
@@ -152,7 +160,7 @@ def find_r6(size: Size, outcomes: Outcomes) -> Finding:
     sent = sum_gradient_bytes(outcome)
     table = make_beside_table(
         "count",
-        [Compared("bytes of gradients per step", sent, published.GRADIENT_BYTES)],
+        [Compared("bytes of gradients per step", sent, published.GRADIENT_BYTES, f"{published.GRADIENT_BYTES:,}")],
         title="What every rank hands to the all-reduce",
         size=size,
         notes=("counted, not timed",),
@@ -178,6 +186,22 @@ def sum_gradient_bytes(outcome: Outcome | None) -> int | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishedOptimizers(Optimizers):
+    """The study with the published numbers for sgd, and for nesterov, which is the same with another momentum."""
+
+    def _choose_optimizer(self, name: OptimizerName) -> Job:
+        if name not in ("sgd", "nesterov"):
+            return super()._choose_optimizer(name)
+        wanted = Optimization(
+            optimizer=name,
+            lr=published.BASE_RATE,
+            momentum=published.MOMENTUM,
+            weight_decay=published.WEIGHT_DECAY,
+        )
+        return replace(self.job, optimization=wanted)
+
+
 def make_r7(size: Size) -> Row:
     batch = choose(size, small=64, full=published.BASE_BATCH)
     job = make_job(size)
@@ -197,9 +221,10 @@ def make_r7(size: Size) -> Row:
                 ),
                 sampling=make_sampling(size),
             ),
-            "optimizers": Optimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size)),
+            "optimizers": PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size)),
         },
         conclude=find_r7,
+        num_tables=1,
     )
 
 
@@ -210,6 +235,11 @@ def find_r7(outcomes: Outcomes) -> Finding:
         for arm in list_arms(outcomes.get("workers"))
         if arm.phase("input") is not None
     ]
+    if list_arms(outcomes.get("optimizers")):
+        answers.append(
+            f"sgd and nesterov have the published numbers ({published.BASE_RATE}, momentum {published.MOMENTUM}, decay"
+            f" {published.WEIGHT_DECAY}); the others torch's own, as none were published for them."
+        )
     if split:
         answers.append(f"The split of a step, by workers: {'; '.join(split)}.")
     return Finding(answers=tuple(answers))

@@ -13,8 +13,6 @@ RANKS = (1, 2, 4)
 SIZES = ((1024, 2), (8192, 8))
 """S3: dim and depth of the small and of the large model."""
 BYTES_PER_PARAMETER = 4
-OPERATIONS_PER_PARAMETER = 6
-"""S3: per sample: 2 forward, 4 backward."""
 DELAY_SECONDS = 0.010
 """S5A: before backward, on every rank."""
 BATCHES = (32, 64, 128, 256)

@@ -74,7 +74,7 @@ def make_s2(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, comm_free=True),
     )
-    return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=find_s2)
+    return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=find_s2, num_tables=1)
 
 
 def find_s2(outcomes: Outcomes) -> Finding:
@@ -131,7 +131,7 @@ def make_s4(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size),
     )
-    return Row(id="S4", title="DP against DDP", parts={"strategies": study}, conclude=find_s4)
+    return Row(id="S4", title="DP against DDP", parts={"strategies": study}, conclude=find_s4, num_tables=3)
 
 
 def find_s4(outcomes: Outcomes) -> Finding:
@@ -185,6 +185,7 @@ def make_s5c(size: Size) -> Row:
         id="S5C",
         title="Imbalance",
         parts={"slow": study},
+        num_tables=1,
         conclude=lambda outcomes: Finding(answers=quote(outcomes.get("slow"))),
     )
 
@@ -194,10 +195,8 @@ def make_s6() -> Row:
         id="S6",
         title="The report",
         conclude=lambda _: Finding(
-            answers=(
-                "This document is the report: scalelab show writes it with --markdown, --json or --csv. The runnable"
-                " script is the command in its environment.",
-            )
+            answers=("This document is the report: scalelab show writes it with --markdown, --json or --csv.",)
         ),
+        reason="HTML and PDF come with the reports work",
         state="this document",
     )
