@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rich.table import Table
 from scalelab.experiment import run_study
 from scalelab.files import write_json
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.studies.max_batch import MaxBatch
+from scalelab.studies.max_batch import MaxBatch, make_probe_trial
 from scalelab.studies.max_batch_answer import BatchSearch
 from scalelab.studies.study import Job
 from scalelab.trial import Status, Trial, TrialResult, to_builtins
@@ -31,6 +30,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "transformer": ({"features": 64, "d_model": 64, "feedforward": 128}, "60MB"),
     "gpt2": ({"size": "tiny"}, "60MB"),
     "resnet18": ({}, "240MB"),
+    "lenet": ({}, "60MB"),
 }
 """Options, and a limit that some samples reach. A sample takes far more than launches differ by, a few kilobytes: only
 then is there a truth."""
@@ -56,10 +56,10 @@ def search(study: MaxBatch, launcher: SharedLauncher, place: Path) -> BatchSearc
 
 def find_by_brute_force(study: MaxBatch, launcher: SharedLauncher, place: Path, answer: int) -> int:
     """The largest batch below the first that runs out of memory."""
-    (first,) = study.plan()
+    first, *_ = study.plan()
     batch = max(0, answer - BELOW)
     while True:
-        trial = replace(first, configuration=f"batch-{batch + 1}", global_batch=(batch + 1) * first.num_ranks)
+        trial = make_probe_trial(first, batch + 1)
         result = launch(launcher, trial, place / trial.name)
         if result.status is Status.OUT_OF_MEMORY:
             return batch

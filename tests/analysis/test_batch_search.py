@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.analysis.batch_search import (
     MOST_PROBES,
+    MemoryLine,
     Probe,
     choose_next_batch,
     draw_line,
@@ -184,3 +185,27 @@ def test_one_probe_is_no_line_and_a_flat_line_predicts_nothing() -> None:
     line = draw_line([Probe(batch=b, fits=True, peak_bytes=5) for b in (1, 2)])
     assert line is not None
     assert predict_largest(line, 100) is None
+
+
+@pytest.mark.parametrize(("bend", "most_probes", "most_failures"), [(0.0, 6, 2), (0.02, 6, 2), (0.1, 8, 3)])
+def test_with_a_forecast_six_probes_and_two_failures_suffice_where_memory_bends_a_little_too(
+    bend: float, most_probes: int, most_failures: int
+) -> None:
+    """The forecast knows the slope to a few percent, and nothing of what libraries take on top."""
+    rng = random.Random(7)
+    for _ in range(500):
+        fixed, sample, limit = draw_linear(rng)
+        largest = (limit - fixed) / sample
+
+        def need(batch: int, a: float = fixed, b: float = sample, m: float = largest) -> float:
+            return a + b * batch * (1 + bend * (batch / m - 1))
+
+        slope = sample * rng.uniform(0.97, 1.03)
+        hint = MemoryLine(fixed_bytes=fixed - limit * rng.uniform(0, 0.1), sample_bytes=slope, lever=48)
+        probes: list[Probe] = []
+        while (batch := choose_next_batch(probes, limit_bytes=limit, hint=hint)) is not None:
+            fits = need(batch) <= limit
+            probes.append(Probe(batch=batch, fits=fits, peak_bytes=int(need(batch)) if fits else None))
+        assert is_exact(probes, need, limit)
+        assert len(probes) <= most_probes
+        assert count_failures(probes) <= most_failures

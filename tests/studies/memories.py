@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import RankReport
+from scalelab.observations import MemoryReport, RankReport
 from scalelab.trial import Status, Trial, TrialResult
 
 
 class MemoryLauncher(FakeLauncher):
-    """Plays ranks that need `bytes_of(trial, rank)` and run out of memory beyond the trial's limit."""
+    """Plays ranks that need `bytes_of(trial, rank)` and run out of memory beyond the trial's limit.
+
+    `forecast_of(trial)` is what a forecast says; without it none can be made.
+    """
 
     def __init__(
         self,
@@ -21,11 +24,21 @@ class MemoryLauncher(FakeLauncher):
         step_seconds: Callable[[Trial], float] = lambda _: 0.1,
         failures: Mapping[str, Status] | None = None,
         noise: float = 0.0,
+        forecast_of: Callable[[Trial], float] | None = None,
     ) -> None:
         super().__init__(step_seconds, failures=failures, noise=noise)
         self._bytes_of = bytes_of
+        self._forecast_of = forecast_of
+
+    @property
+    def probed(self) -> list[str]:
+        """The names of the trials that were no forecasts."""
+        return [name for name in self.launched if not name.startswith("forecast")]
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        if trial.is_forecast:
+            self.launched.append(trial.name)
+            return self._play_forecast(trial)
         result = super().launch(trial, directory)
         if result.status is not Status.COMPLETED:
             return result
@@ -39,3 +52,9 @@ class MemoryLauncher(FakeLauncher):
             for rank, size in enumerate(taken)
         )
         return replace(result, ranks=ranks)
+
+    def _play_forecast(self, trial: Trial) -> TrialResult:
+        if self._forecast_of is None:
+            return TrialResult(trial=trial, status=Status.INVALID, reason="the memory cannot be forecast")
+        memory = MemoryReport(peak_bytes=round(self._forecast_of(trial)))
+        return TrialResult(trial=trial, status=Status.COMPLETED, ranks=(RankReport(rank=0, memory=memory),))

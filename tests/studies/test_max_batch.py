@@ -55,7 +55,7 @@ class TestWithFormulas:
         assert find_row(answer, 100)["sample_bytes"].value == pytest.approx(9e6)
         assert document.summary[0] == "The largest batch that fits is 100 per rank: it ran, and 101 ran out of memory."
         assert "100 MB whatever the batch, and 9 MB for every sample" in say_all(document)
-        assert len(store.results()[0]) <= 6
+        assert len(BatchSearch.from_results(store.results()[0]).probes) <= 6
         assert not find_failed(store)
 
     @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
@@ -71,6 +71,26 @@ class TestWithFormulas:
         assert row["limit_share"].value == pytest.approx(1.0)
         assert find_row(document.tables[0], 1)["predicted_bytes"].value is None
 
+    @pytest.mark.parametrize("unseen", [0.0, 2e7, 8e7])
+    def test_a_forecast_tells_where_to_begin_and_five_probes_suffice(self, tmp_path: Path, unseen: float) -> None:
+        """What libraries take on top of the forecast is seen by the first probe."""
+        launcher = MemoryLauncher(need, forecast_of=lambda trial: need(trial, 0) - unseen)
+        _, document = run(make_max(), tmp_path, launcher)
+        assert "The largest batch that fits is 100 per rank" in document.summary[0]
+        assert len(launcher.probed) <= 5
+        assert "forecasts told where to begin" in document.summary[-1]
+        failed = [row for row in document.tables[0].rows if row[1].value == "out of memory"]
+        assert len(failed) == 1
+
+    @pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.0])
+    def test_a_forecast_that_is_wrong_leaves_the_answer_exact(self, tmp_path: Path, factor: float) -> None:
+        launcher = MemoryLauncher(need, forecast_of=lambda trial: factor * need(trial, 0))
+        _, document = run(make_max(), tmp_path, launcher)
+        assert "The largest batch that fits is 100 per rank" in document.summary[0]
+
+    def test_dp_has_no_forecast(self) -> None:
+        assert [trial.configuration for trial in make_max(ranks=2, strategy="dp").plan()] == ["batch-1"]
+
     def test_most_ends_the_search(self, tmp_path: Path) -> None:
         _, document = run(make_max(most=50), tmp_path)
         assert "A batch of 50 per rank fits" in document.summary[0]
@@ -79,7 +99,7 @@ class TestWithFormulas:
     def test_a_probe_that_cannot_work_ends_the_search_and_is_a_failure(self, tmp_path: Path) -> None:
         launcher = MemoryLauncher(need, failures={"batch-9": Status.INVALID})
         store, document = run(make_max(), tmp_path, launcher)
-        assert launcher.launched == ["batch-1-r1", "batch-9-r1"]
+        assert launcher.probed == ["batch-1-r1", "batch-9-r1"]
         assert [result.trial.name for result in find_failed(store)] == ["batch-9-r1"]
         assert find_row(document.tables[0], 9)["status"].value == "invalid"
         assert "so far is 1 per rank" in document.summary[0]
@@ -92,7 +112,7 @@ class TestWithFormulas:
         assert len(find_failed(store)) == 1
 
     def test_when_nothing_fits_nothing_was_measured(self, tmp_path: Path) -> None:
-        with pytest.raises(NothingMeasured, match="batch-1 of --workload mlp was out of memory"):
+        with pytest.raises(NothingMeasured, match="no trial completed"):
             run(make_max(), tmp_path, MemoryLauncher(lambda *_: 2e9))
 
     def test_a_search_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
@@ -117,7 +137,7 @@ class TestWithFormulas:
     ) -> None:
         monkeypatch.setattr("scalelab.studies.max_batch.read_available_memory", lambda: 4_000_000_000)
         job = Job(workload="mlp", device="cpu")
-        (trial,) = MaxBatch(ranks=2, job=job).plan()
+        trial, _ = MaxBatch(ranks=2, job=job).plan()
         assert trial.memory_limit_bytes == SHARE_OF_MEMORY * 4e9 / 2
         assert trial.allocator == "pages"
         _, document = run(MaxBatch(ranks=2, job=job), tmp_path)

@@ -15,6 +15,10 @@ The search is over only when a batch has run and the next one has failed. So wha
 where memory is no line it is as exact, after more probes: a failure where the line saw none makes it step back, a
 success beyond the line makes it step on, with steps that grow until the truth lies between, and then it bisects.
 That one sample more needs more memory is taken for granted; noise in the last few kilobytes is not seen.
+
+Where a forecast has told the line beforehand (`hint`), steps 1 and 2 are shorter: the first probe goes half of the way
+to the maximum by the forecast, which does not see what libraries take, and the second most of the rest; a third goes
+most of what is left where that is still much. Then the line through the nearest two takes over.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ REACH = 3
 MIDWAY = 0.6
 """Where the limit lies more than `REACH` levers ahead, the next probe goes only part of the way: at small batches the
 peak is often in another place of the step, and rises more slowly."""
+FIRST_SHARE, SECOND_SHARE = 0.5, 0.9
+"""How far towards the maximum that a forecast sees the first probe goes, and of the rest the second."""
+MUCH = 0.05
+"""The share of a limit that is worth a third approach."""
+UNSEEN = 0.1
+"""The share of a limit that libraries may take without a forecast seeing it."""
 MOST_PROBES = 40
 """A search that needs more is given up: its memory does not depend on the batch, or nobody can see it."""
 SECOND = 4
@@ -70,24 +80,60 @@ class MemoryLine:
 
 
 def choose_next_batch(
-    probes: Sequence[Probe], *, limit_bytes: int | None, start: int = 1, most: int | None = None
+    probes: Sequence[Probe],
+    *,
+    limit_bytes: int | None,
+    start: int = 1,
+    most: int | None = None,
+    hint: MemoryLine | None = None,
 ) -> int | None:
     """What to try next, given all probes so far in their order; None: the search is over."""
     if not probes:
-        return start
+        return min(max(start, _guess_first(hint, limit_bytes)), most or math.inf)  # type: ignore[return-value]
     if len(probes) >= MOST_PROBES:
         return None
     failed = min((probe.batch for probe in probes if not probe.fits), default=None)
     largest = find_largest(probes)
     if largest is None:
-        return None if failed == 1 else 1
+        return None if failed == 1 else max(1, (failed or 0) // 4) if hint else 1
     end = min(bound for bound in (failed, most + 1 if most else None, math.inf) if bound is not None)
     if end <= largest + 1:
         return None
-    guess = _guess_batch(probes, largest, limit_bytes)
+    guess = _follow_hint(probes, hint, limit_bytes)
+    if guess is None:
+        guess = _guess_batch(probes, largest, limit_bytes, is_near=hint is not None)
     if failed is not None and (guess >= failed or not any(probe.fits for probe in probes[-2:])):
         guess = _step_back(probes, largest, failed)
     return int(min(max(guess, largest + 1), end - 1))
+
+
+def _guess_first(hint: MemoryLine | None, limit_bytes: int | None) -> int:
+    """A part of the way to the maximum that a forecast sees; 1 without one."""
+    if hint is None or limit_bytes is None:
+        return 1
+    largest = predict_largest(hint, math.floor((1 - UNSEEN) * limit_bytes))
+    return max(1, math.floor(FIRST_SHARE * (largest or 0)))
+
+
+def _follow_hint(probes: Sequence[Probe], hint: MemoryLine | None, limit_bytes: int | None) -> int | None:
+    """The second probe, and the third where much is left: most of the rest.
+
+    The second goes by a slope between two. What the first probe took beyond the forecast is fixed, and the slope is the
+    forecast's, or it grows with the batch, and then the slope is larger: the mean of both is taken.
+    """
+    if hint is None or hint.sample_bytes <= 0 or limit_bytes is None or len(probes) > 2:
+        return None
+    first, last = probes[0], probes[-1]
+    if not last.fits or first.peak_bytes is None or last.peak_bytes is None:
+        return None
+    if len(probes) == 2:
+        line, room = draw_line(probes), limit_bytes - last.peak_bytes
+        if line is None or line.sample_bytes <= 0 or room < MUCH * limit_bytes:
+            return None
+        return last.batch + max(1, math.floor(SECOND_SHARE * room / line.sample_bytes))
+    steepest = max(hint.sample_bytes, (first.peak_bytes - hint.fixed_bytes) / first.batch)
+    rest = (limit_bytes - first.peak_bytes) / ((hint.sample_bytes + steepest) / 2)
+    return first.batch + max(1, math.floor(SECOND_SHARE * rest))
 
 
 def find_largest(probes: Sequence[Probe]) -> int | None:
@@ -95,13 +141,16 @@ def find_largest(probes: Sequence[Probe]) -> int | None:
     return max((probe.batch for probe in probes if probe.fits), default=None)
 
 
-def draw_line(probes: Sequence[Probe]) -> MemoryLine | None:
-    """The line through the largest batch whose peak is known and one well below it; None with fewer than two."""
+def draw_line(probes: Sequence[Probe], *, is_near: bool = False) -> MemoryLine | None:
+    """The line through the largest batch whose peak is known and one well below it; None with fewer than two.
+
+    `is_near` takes one as near as the noise allows: for probes that were all placed near the limit.
+    """
     known = sorted((probe.batch, probe.peak_bytes) for probe in probes if probe.peak_bytes is not None)
     if len({batch for batch, _ in known}) < 2:
         return None
     batch, peak = known[-1]
-    share = LEVER if sum(not probe.fits for probe in probes) < 2 else SHORT_LEVER
+    share = LEVER if sum(not probe.fits for probe in probes) < 2 and not is_near else SHORT_LEVER
     below = [point for point in known if point[0] <= share * batch] or known[:1]
     lever = batch - below[-1][0]
     slope = (peak - below[-1][1]) / lever
@@ -115,13 +164,13 @@ def predict_largest(line: MemoryLine, limit_bytes: int) -> int | None:
     return math.floor((limit_bytes - line.fixed_bytes) / line.sample_bytes)
 
 
-def _guess_batch(probes: Sequence[Probe], largest: int, limit_bytes: int | None) -> int:
+def _guess_batch(probes: Sequence[Probe], largest: int, limit_bytes: int | None, *, is_near: bool) -> int:
     """Where the maximum should be, or as far on the way there as is safe."""
     peak = next((probe.peak_bytes for probe in probes if probe.fits and probe.batch == largest), None)
     if limit_bytes is None or peak is None:
         return 2 * largest
     num_surprises = _count_surprises(probes, limit_bytes)
-    line = draw_line(probes)
+    line = draw_line(probes, is_near=is_near)
     if line is None:
         least = SECOND * largest if len(probes) == 1 else largest + 1
         return min(max(largest * limit_bytes // max(peak, 1), least), FARTHEST * largest)

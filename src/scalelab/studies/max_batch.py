@@ -4,6 +4,9 @@ Every probe is a trial of its own: fresh processes that may die. A probe complet
 steps, so that what is found has been agreed on by all of them, under any strategy. The peak is the highest of any
 rank. Which batch comes next is decided by `analysis/batch_search.py` from the probes so far.
 
+Where to begin is told by a few forecasts of the memory (`measure/memory_forecast.py`): they allocate nothing, and their
+line needs only what libraries take on top. A job that cannot be forecast begins with one sample.
+
 A probe runs five steps. The optimizer makes its state at the end of the first, so that the second is the first one
 that needs everything at once; random batches are used in turn after the fourth.
 
@@ -31,6 +34,8 @@ from scalelab.studies.study import Configuration, Job, Sampling, plan_rounds
 from scalelab.trial import Status, StepPlan, Trial, TrialResult
 
 PROBE_PLAN = StepPlan(lead_in_steps=4, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
+FORECAST_BATCHES = (16, 64)
+"""Large enough for the peak to lie where it lies for larger ones, mostly in backward."""
 SHARE_OF_MEMORY = 0.5
 """Of what the host has available: what the ranks of a probe may take together where no limit was given."""
 
@@ -47,7 +52,7 @@ class MaxBatch:
     strategy: MaybeStrategy = None
     """How the training is spread. None: single on one rank, ddp on more."""
     start: int = 1
-    """Samples per rank of the first probe."""
+    """Samples per rank of the first probe, at least: a forecast of the memory may tell it to begin with more."""
     most: MaybeInt = None
     """Samples per rank beyond which nobody wants to know. None: until memory ends."""
     job: Job = field(default_factory=Job)
@@ -81,29 +86,27 @@ class MaxBatch:
         if trial.device == "cpu":
             share = int(SHARE_OF_MEMORY * read_available_memory()) // trial.num_processes
             trial = replace(trial, memory_limit_bytes=trial.memory_limit_bytes or share, allocator="pages")
-        return [replace(trial, plan=PROBE_PLAN)]
+        trial = replace(trial, plan=PROBE_PLAN)
+        if trial.strategy == "dp":
+            return [trial]
+        return [make_forecast(trial, batch) for batch in FORECAST_BATCHES]
 
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
-        """The next probe; none when the search is over, or a probe failed for another reason than memory."""
+        """The next forecast or probe; none when the search is over, or a probe failed for another reason."""
         search = BatchSearch.from_results(results)
         if search.broken is not None:
             return []
-        batch = choose_next_batch(search.probes, limit_bytes=search.limit_bytes, start=self.start, most=self.most)
-        if batch is None:
-            return []
-        first = results[0].trial
-        return [
-            replace(
-                first,
-                configuration=name_probe(batch),
-                label=label_probe(batch),
-                global_batch=batch * first.num_ranks,
-            )
-        ]
+        further = search.choose_forecast()
+        if further is not None:
+            return [make_forecast(results[0].trial, further)]
+        batch = choose_next_batch(
+            search.probes, limit_bytes=search.limit_bytes, start=self.start, most=self.most, hint=search.forecast
+        )
+        return [] if batch is None else [make_probe_trial(results[0].trial, batch)]
 
     def expects(self, result: TrialResult) -> bool:
-        """Running out of memory is what the search looks for."""
-        return result.status is Status.OUT_OF_MEMORY
+        """Running out of memory is what the search looks for; without a forecast it begins with one sample."""
+        return result.status is Status.OUT_OF_MEMORY or result.trial.is_forecast
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         return conclude_search(
@@ -114,6 +117,23 @@ class MaxBatch:
             num_ranks=self.ranks,
             most=self.most,
         )
+
+
+def make_probe_trial(template: Trial, batch: int) -> Trial:
+    """The trial that runs a batch, made from any other trial of the search."""
+    return replace(
+        template,
+        configuration=name_probe(batch),
+        label=label_probe(batch),
+        global_batch=batch * template.num_ranks,
+        instruments=(),
+    )
+
+
+def make_forecast(template: Trial, batch: int) -> Trial:
+    """The trial that only forecasts what a batch needs."""
+    probe = make_probe_trial(template, batch)
+    return replace(probe, configuration=f"forecast-{batch}", instruments=("memory_forecast",))
 
 
 def name_probe(batch: int) -> str:

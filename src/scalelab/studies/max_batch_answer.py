@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalelab.analysis.batch_search import MemoryLine, Probe, draw_line, find_largest
+from scalelab.analysis.batch_search import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
+from scalelab.observations import MemoryReport
 from scalelab.trial import Status, Trial, TrialResult
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.options import NUM_POOLED_BATCHES
 
+MOST_FORECASTS = 6
+NEAR = 0.05
+"""A forecast so near the limit, as a share of it, is near enough."""
 TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
 
 
@@ -21,18 +27,53 @@ class BatchSearch:
     """
 
     results: tuple[TrialResult, ...]
+    forecasts: tuple[TrialResult, ...] = ()
+    """What told where to begin: no probes, for nothing was allocated."""
 
     @classmethod
     def from_results(cls, results: Sequence[TrialResult]) -> BatchSearch:
-        return cls(results=tuple(results))
+        return cls(
+            results=tuple(result for result in results if not result.trial.is_forecast),
+            forecasts=tuple(result for result in results if result.trial.is_forecast),
+        )
 
     @property
     def trial(self) -> Trial | None:
-        return self.results[0].trial if self.results else None
+        return next((result.trial for result in (*self.results, *self.forecasts)), None)
 
     @cached_property
     def probes(self) -> tuple[Probe, ...]:
         return tuple(make_probe(result) for result in self.results if result.status in TELLING)
+
+    @cached_property
+    def foreseen(self) -> list[Probe]:
+        """What was forecast, by how near it is to the limit."""
+        known = [
+            Probe(batch=result.trial.batch_per_rank, fits=True, peak_bytes=add_waiting(result.trial, rank.memory))
+            for result in self.forecasts
+            for rank in result.ranks
+            if rank.memory is not None
+        ]
+        return sorted(known, key=lambda probe: abs((probe.peak_bytes or 0) - (self.limit_bytes or 0)))
+
+    @cached_property
+    def forecast(self) -> MemoryLine | None:
+        """The line through the two forecasts that are nearest to the limit; None where there are none."""
+        return draw_line(self.foreseen[:2])
+
+    def choose_forecast(self) -> int | None:
+        """The batch to forecast next: the maximum by the forecasts so far, until one of them has come near the limit.
+
+        The peak of a small batch may lie in another place of the step than that of a large one, so that a line through
+        two small ones leads anywhere.
+        """
+        if self.probes or self.forecast is None or not self.limit_bytes or len(self.forecasts) >= MOST_FORECASTS:
+            return None
+        peak = self.foreseen[0].peak_bytes or 0
+        batch = predict_largest(self.forecast, self.limit_bytes)
+        if batch is None or abs(peak / self.limit_bytes - 1) < NEAR or batch in [one.batch for one in self.foreseen]:
+            return None
+        return min(batch, FARTHEST * max(one.batch for one in self.foreseen)) if batch >= 1 else None
 
     @cached_property
     def broken(self) -> TrialResult | None:
@@ -77,6 +118,15 @@ class BatchSearch:
         """What the line that was known before a probe said of it."""
         line = draw_line(self.probes[:number])
         return None if line is None else line.predict_bytes(self.probes[number].batch)
+
+
+def add_waiting(trial: Trial, memory: MemoryReport) -> int:
+    """The forecast peak, and the random batches that wait for their turn where memory is the host's."""
+    if trial.device != "cpu" or trial.workload not in BUILT_IN:
+        return memory.peak_bytes
+    is_random = getattr(make_options(trial.workload, trial.options), "data", "synthetic") == "synthetic"
+    waiting = (NUM_POOLED_BATCHES - 1) * memory.by_category.get("batch", 0)
+    return memory.peak_bytes + (waiting if is_random and trial.workload != "transformer" else 0)
 
 
 def make_probe(result: TrialResult) -> Probe:

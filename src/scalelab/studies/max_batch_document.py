@@ -117,7 +117,8 @@ def _find_sentences(search: BatchSearch, num_ranks: int, most: int | None) -> It
         )
     num_failed = sum(not probe.fits for probe in search.probes)
     num_probes = len(search.probes)
-    yield f"It took {num_probes} probe{'s'[: num_probes > 1]}, of which {num_failed} did not fit."
+    told = "" if search.forecast is None else f"; {len(search.forecasts)} forecasts told where to begin"
+    yield f"It took {num_probes} probe{'s'[: num_probes > 1]}, of which {num_failed} did not fit{told}."
 
 
 def _state_answer(search: BatchSearch, num_ranks: int, most: int | None) -> str:

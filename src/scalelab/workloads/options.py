@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol, Self
 from scalelab.checks import check_at_least, check_share
 from scalelab.errors import UsageError
 
+NUM_POOLED_BATCHES = 4
+"""Random batches that are drawn beforehand, one for each of the first steps, and used in turn."""
 FLOPS_PER_MULTIPLY_ADD = 6.0
 """2 forward, 4 backward."""
 

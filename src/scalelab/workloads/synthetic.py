@@ -13,10 +13,8 @@ from collections.abc import Callable
 
 import torch
 
+from scalelab.workloads.options import NUM_POOLED_BATCHES
 from scalelab.workloads.workload import BuildContext
-
-NUM_POOLED_BATCHES = 4
-"""Global batches, one for each of the first steps."""
 
 
 def draw_batches(
