@@ -10,9 +10,10 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.observations import RankReport
+from scalelab.recipes.catalogue import find_kind
 from scalelab.report.document import Document
 from scalelab.studies.arms import group_arms
-from scalelab.studies.catalogue import STUDIES, find_study
+from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.comparison import RunSide, compare_runs
 from scalelab.studies.metered import MOST_JUDGED, MeteredRun, count_all_steps
 from scalelab.studies.study import Job
@@ -169,7 +170,7 @@ def test_a_long_run_is_judged_by_its_last_steps() -> None:
 def test_a_metered_run_is_read_like_a_study_and_cannot_be_planned() -> None:
     assert "metered" not in STUDIES
     study = make_metered(global_batch=8)
-    assert from_builtins(to_builtins(study), find_study("metered")) == study
+    assert from_builtins(to_builtins(study), find_kind("metered")) == study
     with pytest.raises(UsageError, match="made by your own script"):
         study.plan()
 

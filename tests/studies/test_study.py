@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from scalelab.environment import Gpu
 from scalelab.errors import UnknownName, UsageError
-from scalelab.studies.catalogue import STUDIES, find_study
+from scalelab.recipes.catalogue import find_kind
+from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.study import Job, Sampling, check_ranks
 from scalelab.studies.weak_scaling import WeakScaling
@@ -145,7 +146,7 @@ def test_a_launch_has_as_many_clean_steps_as_asked_for_and_warms_up_in_its_lead_
 
 @pytest.mark.parametrize("study", [make_strong(), make_weak(job=JOB), StrongScaling(), WeakScaling()])
 def test_a_study_survives_being_stored(study: Any) -> None:
-    assert from_builtins(to_builtins(study), find_study(study.name)) == study
+    assert from_builtins(to_builtins(study), find_kind(study.name)) == study
 
 
 def test_an_own_workload_is_carried_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_an_unknown_strategy_lists_the_known_ones() -> None:
 
 def test_an_unknown_study_lists_the_known_ones() -> None:
     with pytest.raises(UnknownName, match=r"unknown study 'string-scaling'\. Did you mean 'strong-scaling'\?"):
-        find_study("string-scaling")
+        find_kind("string-scaling")
     assert {name: kind.name for name, kind in STUDIES.items()} == {name: name for name in STUDIES}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training, from_rounded
+from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training, from_rounded, infer_throughput
 from scalelab.recipes import gpt2_published as published
 from scalelab.recipes.recipe import Check
 from scalelab.settings import Optimization
@@ -24,8 +24,6 @@ SCHEDULE = Optimization(
     lr_min=published.LEARNING_RATE_MIN,
 )
 """G5: AdamW, cosine to a tenth."""
-NEARBY_RATE = 32_582.396
-"""G3: tokens/s that are printed as the published ones are, and give the published days to the digit."""
 
 
 def estimate_states() -> dict[str, float]:
@@ -61,6 +59,18 @@ def extrapolate_from(tokens_per_second: Estimate) -> Extrapolation:
         target_parameters=published.TARGET_PARAMETERS,
         target_tokens=published.TARGET_TOKENS,
     )
+
+
+def find_nearby_rate() -> float:
+    """G3: the tokens/s, to three decimals, that the published days come from."""
+    days = float(published.TARGET_DAYS.replace(",", ""))
+    rate = infer_throughput(
+        days,
+        published.SMALL_PARAMETERS,
+        target_parameters=published.TARGET_PARAMETERS,
+        target_tokens=published.TARGET_TOKENS,
+    )
+    return round(rate, 3)
 
 
 def extrapolate_published() -> Extrapolation:
@@ -119,13 +129,14 @@ def _check_extrapolation() -> Check:
     rate, years = f"{found.tokens_per_second.value:.3f}", f"{found.years.value:,.1f}"
     low, high = found.days.low or math.nan, found.days.high or math.nan
     days = float(published.TARGET_DAYS.replace(",", ""))
-    nearby = extrapolate_from(Estimate(value=NEARBY_RATE)).days.value
+    nearby_rate = find_nearby_rate()
+    nearby = extrapolate_from(Estimate(value=nearby_rate)).days.value
     return Check(
         id="G3",
         claim=f"{published.TARGET_TOKENS_PER_SECOND} tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS}"
         " years for 1T parameters and 10T tokens",
         computed=f"from the printed {published.TOKENS_PER_SECOND:,} tokens/s: {rate} tokens/s, {found.days.value:,.0f}"
-        f" days ({low:,.0f} to {high:,.0f} for what is printed so), {years} years; {NEARBY_RATE:,} tokens/s, which is"
+        f" days ({low:,.0f} to {high:,.0f} for what is printed so), {years} years; {nearby_rate:,} tokens/s, which is"
         f" printed so, gives {nearby:,.0f} days",
         holds=(rate, years) == (published.TARGET_TOKENS_PER_SECOND, published.TARGET_YEARS) and low <= days <= high,
     )

@@ -62,10 +62,3 @@ def find_runnable(name: str) -> type[Any]:
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
     return STUDIES[name]
-
-
-def find_study(name: str) -> type[Any]:
-    """The class that a run was made by."""
-    if name not in KINDS:
-        raise UnknownName("study", name, KINDS)
-    return KINDS[name]

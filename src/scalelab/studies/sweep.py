@@ -6,7 +6,6 @@ is the machine.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -150,9 +149,3 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
     launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
     return " · ".join([job.label, *words, cores, launches])
-
-
-def measure_variation(arm: Arm) -> float:
-    """The coefficient of variation of the steps: their standard deviation over their mean, launch by launch."""
-    ratios = [statistics.stdev(steps) / statistics.fmean(steps) for steps in arm.clean if len(steps) > 1]
-    return statistics.median(ratios) if ratios else 0.0
