@@ -76,7 +76,7 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     taken = [name for name in (*list_fields(kind), *list_fields(Execution)) if name not in swept]
     check_names(options_class, taken, workload)
     routed = [field.name for field in dataclasses.fields(options_class) if field.name in ROUTED]
-    command = make_command_class(kind, leave_out(options_class, routed), workload)
+    command = make_command_class(kind, hide_options(options_class, routed), workload)
     description = f"{kind.question}\n\n{kind.__doc__}"
     answer, extra = parse_known_flags(command, args, verb, description)
     if extra and not takes_any_option:
@@ -87,7 +87,7 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
 
 
 def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
-    """The same options, but for some that the study sets itself: they keep their value and have no flag."""
+    """The same options, but for some that a flag of the study sets: they keep their value and have no flag."""
     hidden = [
         (one.name, Annotated[Any, tyro.conf.Suppress, tyro.conf.Fixed], None if is_required(one) else one.default)
         for one in dataclasses.fields(options_class)
@@ -102,20 +102,6 @@ def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
 
 def is_required(one: dataclasses.Field[Any]) -> bool:
     return one.default is dataclasses.MISSING
-
-
-def leave_out(options_class: type[Any], names: Sequence[str]) -> type[Any]:
-    """The same options without some."""
-    if not names:
-        return options_class
-    kept = [
-        (one.name, one.type, *([] if one.default is dataclasses.MISSING else [one.default]))
-        for one in dataclasses.fields(options_class)
-        if one.name not in names
-    ]
-    made = dataclasses.make_dataclass("OwnOptions", kept, frozen=True, kw_only=True)
-    made.__doc__ = options_class.__doc__
-    return made
 
 
 def route_options(job: Job, names: Sequence[str]) -> Job:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.messages import count_wire_bytes
 from scalelab.analysis.speedup import communication_by_subtraction
+from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.recipes import resnet_published as published
 from scalelab.recipes.evidence import (
     Compared,
@@ -137,8 +139,8 @@ def find_strong_point(outcomes: Outcomes) -> str | None:
     there = published.EPOCH_SECONDS[1][128] / published.EPOCH_SECONDS[4][32]
     if one is None or four is None:
         return f"The strong point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
-    ours = one.step.value / four.step.value
-    return f"The strong point, 1 × 128 against 4 × 32, is {ours:.2f}×, from two measurements (published: {there:.2f}×)."
+    ours = say("ratio", estimate_unpaired_ratio(one.clean, four.clean))
+    return f"The strong point, 1 × 128 against 4 × 32, is {ours}×, from two measurements (published: {there:.2f}×)."
 
 
 def find_r3(size: Size, outcomes: Outcomes) -> Finding:
@@ -237,5 +239,5 @@ def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
     if excess.low is None or excess.low <= 0:
         return None
     num_parameters = make_options(arm.trial.workload, arm.trial.options).count_parameters()
-    sent = 2 * 4 * num_parameters * (ranks - 1) / ranks
-    return excess.map(lambda seconds: sent / seconds)
+    sent = count_wire_bytes("all_reduce", 4 * num_parameters, ranks)
+    return None if sent is None else excess.map(lambda seconds: sent / seconds)

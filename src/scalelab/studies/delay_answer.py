@@ -11,7 +11,15 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.report.document import Column, Table, make_row
 from scalelab.studies.arms import Arm
-from scalelab.studies.sweep import INTERVAL_NOTE, SweepColumn, make_sweep_table, samples_column, step_column
+from scalelab.studies.sweep import (
+    INTERVAL_NOTE,
+    SweepColumn,
+    divide_by_ranks,
+    make_sweep_table,
+    measure_speedup,
+    samples_column,
+    step_column,
+)
 from scalelab.units import format_interval, format_quantity, format_share
 
 
@@ -61,14 +69,10 @@ class DelayAnswer:
         return self.find(1, arm.trial.perturbation.seconds)
 
     def speedup(self, arm: Arm) -> Estimate | float | None:
-        base = self.base_of(arm)
-        if base is None:
-            return None
-        return 1.0 if arm is base else estimate_speedup(base.clean, arm.clean)
+        return measure_speedup(arm, self.base_of(arm))
 
     def efficiency(self, arm: Arm) -> Estimate | float | None:
-        speedup = self.speedup(arm)
-        return speedup.map(lambda ratio: ratio / arm.trial.num_ranks) if isinstance(speedup, Estimate) else speedup
+        return divide_by_ranks(self.speedup(arm), arm)
 
     def added(self, arm: Arm) -> Estimate | None:
         """By how much a step is longer than without the delay."""

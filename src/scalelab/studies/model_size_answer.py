@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation, estimate_speedup
+from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
 from scalelab.report.document import Column, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import HEADERS, break_arm
@@ -22,9 +22,11 @@ from scalelab.studies.communication import estimate_counted, estimate_exposed
 from scalelab.studies.sweep import (
     INTERVAL_NOTE,
     SweepColumn,
+    divide_by_ranks,
     explain_marks,
     find_marks,
     make_sweep_table,
+    measure_speedup,
     samples_column,
     step_column,
 )
@@ -58,14 +60,10 @@ class SizeAnswer:
         return self.find(self.sizes[number - 1], 1)
 
     def speedup(self, arm: Arm) -> Estimate | float | None:
-        base = self.base_of(arm)
-        if base is None:
-            return None
-        return 1.0 if arm is base else estimate_speedup(base.clean, arm.clean)
+        return measure_speedup(arm, self.base_of(arm))
 
     def efficiency(self, arm: Arm) -> Estimate | float | None:
-        speedup = self.speedup(arm)
-        return speedup.map(lambda ratio: ratio / arm.trial.num_ranks) if isinstance(speedup, Estimate) else speedup
+        return divide_by_ranks(self.speedup(arm), arm)
 
     def exposed(self, arm: Arm) -> ExposedCommunication | None:
         """By ablation; nothing is exchanged on one rank."""

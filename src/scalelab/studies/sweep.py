@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.report.document import Caution, Cell, Column, Table, Value, make_cell
 from scalelab.studies.arms import Arm
@@ -73,6 +74,18 @@ def compare_steps(arm: Arm, reference: Arm | None) -> Estimate | float | None:
     if reference is None or not reference.is_measured or not arm.is_measured:
         return None
     return 1.0 if arm is reference else estimate_ratio(arm.clean, reference.clean)
+
+
+def measure_speedup(arm: Arm, base: Arm | None) -> Estimate | float | None:
+    """How many times as fast as the base; exactly 1 for the base itself, None without one."""
+    if base is None:
+        return None
+    return 1.0 if arm is base else estimate_speedup(base.clean, arm.clean)
+
+
+def divide_by_ranks(speedup: Estimate | float | None, arm: Arm) -> Estimate | float | None:
+    """The efficiency that a speedup is; what is exactly 1 stays so."""
+    return speedup.map(lambda ratio: ratio / arm.trial.num_ranks) if isinstance(speedup, Estimate) else speedup
 
 
 def make_sweep_table(
