@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,7 +180,8 @@ def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert run_ddp(tmp_path, "doomed", "metered", "1").returncode != 0
     document = show(tmp_path, "last")
-    assert "rank 1 did not come to the end of the Meter" in json.dumps(document["cautions"])
+    # torchrun may end rank 0 before it has noticed
+    assert re.search(r"ranks? (0, )?1 did not come to the end of the Meter", json.dumps(document["cautions"]))
     store = RunStore.open(find_runs(tmp_path / "runs")[-1])
     result = store.result(store.record.trials[0])
     assert result.status is Status.CRASHED

@@ -85,6 +85,16 @@ def has_reached_limit() -> bool:
     return limit != resource.RLIM_INFINITY and read_peak_data_bytes() > REACHED * limit
 
 
+def has_room_for(num_bytes: int) -> bool:
+    """Whether this process may take so much more than ever before.
+
+    What it merely has free now does not count: blocks that are given back in another order than they were taken leave
+    the heap in pieces, and the next step may find none large enough.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return limit == resource.RLIM_INFINITY or read_peak_data_bytes() + num_bytes <= limit
+
+
 def read_data_bytes() -> int:
     """The private writable memory of this process, which `RLIMIT_DATA` bounds (Linux 4.7 and later)."""
     return read_status().get("VmData", 0)

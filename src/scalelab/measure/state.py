@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scalelab.measure.failure import is_out_of_memory
+from scalelab.measure.memory_limit import has_room_for
 from scalelab.measure.randomness import read_random_state, restore_random_state
 from scalelab.measure.training import Training
 
@@ -23,6 +24,8 @@ class SavedState:
         self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
         self._tensors = [*training.model.parameters(), *training.model.buffers()]
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
+        if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
+            raise MemoryError("the limit leaves no room for a copy of the state")
         self._copies = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors]
         self._scalars = [
             (state, key, copy.deepcopy(value))
