@@ -12,6 +12,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   ├── StorageFull                    no space left
     │   └── NotWritable                    permissions, read-only file system
     ├── LaunchFailed                       ranks could not be started at all
+    ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
     └── NothingMeasured                    every trial of a run failed
 """
 
@@ -66,6 +67,10 @@ class NotWritable(StoreError):
 
 class LaunchFailed(ScalelabError):
     """Ranks could not be started at all, so no trial of this kind can run."""
+
+
+class TraceUnreadable(ScalelabError):
+    """A trace file is corrupt, truncated or no trace at all."""
 
 
 class NothingMeasured(ScalelabError):

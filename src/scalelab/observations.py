@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Instrument = Literal["memory", "memory_forecast", "messages", "counters", "utilization", "replicas", "gradient_noise"]
 
@@ -137,6 +137,32 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracedStep:
+    """Where one profiled step of one rank went, in nanoseconds of its trace.
+
+    compute + exposed + copy + idle = span, exactly; communication is exposed + overlapped.
+    """
+
+    span_ns: int
+    compute_ns: int
+    """Computing, with or without communication beside it."""
+    overlapped_ns: int
+    """Communication while something is computed."""
+    exposed_ns: int
+    """Communication while nothing is computed."""
+    copy_ns: int
+    """Memory copies with neither beside them."""
+    idle_ns: int
+    num_collectives: int = 0
+    payload_bytes: int | None = None
+    """Of the collectives whose size was recorded; None: of none."""
+    transfer_ns: int | None = None
+    """Of the collectives that all ranks' traces hold: the shortest time that any rank spent in each, added up."""
+    waiting_ns: int | None = None
+    """What this rank spent in them beyond that: it was early."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankReport:
     """What is known of one rank besides its samples."""
 
@@ -167,3 +193,23 @@ class RankReport:
     replica_bytes: tuple[int, ...] = ()
     """What each replica of dp holds: allocated at most on its device (CUDA), its tensors added up (CPU)."""
     counters: DdpCounters | None = None
+    traced_steps: tuple[TracedStep, ...] = ()
+    """What the trace of the profiled steps says, one by one; see `trace/`."""
+
+
+class Transfer(NamedTuple):
+    """One timing of one rank where communication alone is measured: so many calls in a row."""
+
+    rank: int
+    operation: str
+    """A kind of `analysis/bandwidth.py`."""
+    payload_bytes: int
+    """Of the whole message of one call."""
+    repeat: int
+    """From 0, for every size."""
+    num_calls: int
+    """In this timing; a ping-pong counts as two, one each way."""
+    start_seconds: float
+    """On the host's monotonic clock."""
+    seconds: float
+    """Of all calls together."""

@@ -151,8 +151,9 @@ def is_so_everywhere(is_so: bool, training: Training) -> bool:
 
 def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], trace: Path) -> None:
     with torch.profiler.profile(activities=list_activities(), record_shapes=True) as profiler:
-        for _ in range(num_steps):
-            run_clean_steps(training, 1, raw)
+        for number in range(num_steps):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                run_clean_steps(training, 1, raw)
             profiler.step()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(trace))

@@ -1,0 +1,112 @@
+"""Where the time of a rank went: compute, communication, copies, idle.
+
+On a device, compute is the union of its computing kernels, whatever their stream, communication that of its
+communication kernels. Where a trace knows no device, compute is the union of operators on the host's threads
+(those that only call others or wait do not count) and communication that of the collectives that its threads run.
+
+    span = compute + exposed + copy + idle
+    communication = exposed + overlapped
+
+with exposed: communication while nothing is computed; copy: memory copies with neither beside them. All of it is
+exact, in integer nanoseconds: each part is a difference of measures of unions. A rank's span reaches from the first to
+the last of these events, a step's from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scalelab.trace.classify import Kind
+from scalelab.trace.intervals import clip, measure
+from scalelab.trace.spool import Records
+from scalelab.trace.windows import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A span of time in parts, in nanoseconds."""
+
+    span_ns: int = 0
+    compute_ns: int = 0
+    overlapped_ns: int = 0
+    exposed_ns: int = 0
+    copy_ns: int = 0
+    idle_ns: int = 0
+
+    @property
+    def communication_ns(self) -> int:
+        return self.overlapped_ns + self.exposed_ns
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(
+            span_ns=self.span_ns + other.span_ns,
+            compute_ns=self.compute_ns + other.compute_ns,
+            overlapped_ns=self.overlapped_ns + other.overlapped_ns,
+            exposed_ns=self.exposed_ns + other.exposed_ns,
+            copy_ns=self.copy_ns + other.copy_ns,
+            idle_ns=self.idle_ns + other.idle_ns,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """The parts of a rank's whole span, and of every step."""
+
+    whole: Parts
+    by_step: Mapping[int, Parts]
+
+
+@dataclass
+class BreakdownCounter:
+    """Adds the parts of windows up."""
+
+    low: int
+    high: int
+    """The rank's span."""
+    has_device: bool
+    _whole: Parts = field(default_factory=Parts)
+    _by_step: dict[int, Parts] = field(default_factory=dict)
+
+    def take(self, window: Window) -> None:
+        records = select_busy(window.all_records, has_device=self.has_device)
+        low, high = max(window.start, self.low), min(window.end, self.high)
+        if low < high:
+            self._whole += measure_parts(records, low, high)
+        if window.step is not None:
+            parts = measure_parts(records, window.start, window.end)
+            self._by_step[window.step] = self._by_step.get(window.step, Parts()) + parts
+
+    def finish(self) -> Breakdown:
+        return Breakdown(whole=self._whole, by_step=dict(sorted(self._by_step.items())))
+
+
+def select_busy(records: Records, *, has_device: bool) -> Records:
+    """The records that are compute, communication or copies of what is looked at: devices, or else the host."""
+    kind = records["kind"]
+    if has_device:
+        is_busy = records["on_device"] & (kind <= Kind.COPY)
+    else:
+        is_busy = (kind == Kind.OPERATOR) | (kind == Kind.COMMUNICATION)
+    busy: Records = records[is_busy]
+    return busy
+
+
+def measure_parts(records: Records, low: int, high: int) -> Parts:
+    """The parts of [low, high)."""
+    start, end = clip(records["start"], records["end"], low, high)
+    kind = records["kind"]
+    is_compute = (kind == Kind.COMPUTE) | (kind == Kind.OPERATOR)
+    is_work = is_compute | (kind == Kind.COMMUNICATION)
+    compute = measure(start[is_compute], end[is_compute])
+    communication = measure(start[kind == Kind.COMMUNICATION], end[kind == Kind.COMMUNICATION])
+    work = measure(start[is_work], end[is_work])
+    busy = measure(start, end)
+    return Parts(
+        span_ns=high - low,
+        compute_ns=compute,
+        overlapped_ns=compute + communication - work,
+        exposed_ns=work - compute,
+        copy_ns=busy - work,
+        idle_ns=high - low - busy,
+    )

@@ -1,0 +1,143 @@
+"""What an event is, by its category and its name.
+
+`COMMUNICATION` is a list of patterns of kernels that move data between ranks: collective libraries, and kernels of
+frameworks that do without one. `--communication PATTERN` adds to it. The kind of a collective is read off the
+record where there is one, else off the name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What an event is."""
+
+    COMPUTE = 0
+    """A kernel on a device."""
+    COMMUNICATION = 1
+    """A kernel on a device that moves data between ranks, or a collective that a host's thread runs (gloo, MPI)."""
+    COPY = 2
+    """A copy or fill of memory on a device."""
+    OPERATOR = 3
+    """An operator on a host's thread."""
+    ENCLOSING = 4
+    """An operator that only calls others, or waits: DDP's forward, an autograd node, an optimizer's step, c10d."""
+    LAUNCH = 5
+    """A call that puts work on a device's queue."""
+    RUNTIME = 6
+    """Any other call of the device's library: synchronising, allocating."""
+    STEP = 7
+    """A step of the profiler on the host."""
+    DEVICE_STEP = 8
+    """The same on a device."""
+    OTHER = 9
+    """Annotations, Python functions, overhead: not time of its own."""
+
+
+MOST_NAMES = 100_000
+"""Distinct names that are told apart in one file; what comes later is counted together."""
+DEVICE_KINDS = (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)
+
+COMMUNICATION: tuple[str, ...] = (
+    r"^(void )?(nccl|rccl|msccl|mscclpp)",
+    r"\bnccl(Dev)?Kernel",
+    r"\boneccl|\bccl_",
+    r"nvshmem",
+    r"deep_ep::|(inter|intra)node(_ll)?::(dispatch|combine|notify|cached_notify)",
+    r"cross_device_reduce_(1|2)stage",
+    r"(one|two)_shot_all_?reduce|multimem_(all_?reduce|all_?gather|one_shot|two_shot)",
+    r"\ball_?reduce_fusion|lamport.*all_?reduce|quick_?reduce",
+    r"\bpplx|fused_moe_all_?to_?all",
+)
+"""Kernels that move data between ranks, as regular expressions that are searched in the name."""
+
+HOST_COMMUNICATION = re.compile(
+    r"^(gloo|mpi|ucc):|^P?MPI_I?(all|reduce|bcast|gather|scatter|send|recv|barrier)", re.IGNORECASE
+)
+"""Collectives that a thread of the host runs: torch's annotations, and MPI's own names."""
+
+_KINDS: tuple[tuple[str, str], ...] = (
+    (r"all_?reduce|cross_device_reduce|quick_?reduce|one_shot|two_shot", "all_reduce"),
+    (r"reduce_?scatter", "reduce_scatter"),
+    (r"all_?gather|allgather", "all_gather"),
+    (r"all_?to_?all|alltoall|dispatch|combine", "all_to_all"),
+    (r"broadcast|bcast", "broadcast"),
+    (r"barrier", "barrier"),
+    (r"send_?recv", "send_recv"),
+    (r"\bgather|_gather|:gather", "gather"),
+    (r"scatter", "scatter"),
+    (r"reduce", "reduce"),
+    (r"send", "send"),
+    (r"recv", "recv"),
+)
+_KIND_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _KINDS)
+
+_ENCLOSING = re.compile(
+    r"^(c10d::|record_param_comms|autograd::engine|Optimizer\.|DistributedDataParallel|FullyShardedDataParallel|FSDP"
+    r"|torch\.distributed|nccl:|c10d_functional|_c10d_functional|enumerate\(|PyTorch Profiler)"
+)
+_LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
+_STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
+
+_CATEGORIES = {
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "memcpy": Kind.COPY,
+    "memset": Kind.COPY,
+    "python_function": Kind.OTHER,
+    "cuda_sync": Kind.OTHER,
+    "overhead": Kind.OTHER,
+    "trace": Kind.OTHER,
+}
+_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
+
+
+class Classifier:
+    """The kind of every event; what was found is remembered by category and name."""
+
+    def __init__(self, more_communication: Sequence[str] = ()) -> None:
+        self._communication = re.compile("|".join((*COMMUNICATION, *more_communication)), re.IGNORECASE)
+        self._known: dict[tuple[str, str], Kind] = {}
+
+    def __call__(self, category: str, name: str) -> Kind:
+        key = (category, name)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > MOST_NAMES:
+                self._known.clear()
+            found = self._known[key] = self._classify(category.lower(), name)
+        return found
+
+    def _classify(self, category: str, name: str) -> Kind:
+        if category == "kernel":
+            return Kind.COMMUNICATION if self._communication.search(name) else Kind.COMPUTE
+        if category in _CATEGORIES:
+            return _CATEGORIES[category]
+        if category in _RUNTIME:
+            return Kind.LAUNCH if _LAUNCH.search(name) else Kind.RUNTIME
+        if category == "gpu_user_annotation":
+            return Kind.DEVICE_STEP if _STEP.match(name) else Kind.OTHER
+        if _STEP.match(name):
+            return Kind.STEP
+        if HOST_COMMUNICATION.search(name):
+            return Kind.COMMUNICATION
+        if category in ("cpu_op", "operator"):
+            return Kind.ENCLOSING if _ENCLOSING.match(name) else Kind.OPERATOR
+        return Kind.OTHER
+
+
+def read_step_number(name: str) -> int:
+    """The number of a profiler's step."""
+    match = _STEP.match(name)
+    return int(match.group(1)) if match else -1
+
+
+def find_collective_kind(name: str) -> str:
+    """all_reduce, all_gather …: what a kernel, an operator or a record says it does; `other` where it does not."""
+    for pattern, kind in _KIND_PATTERNS:
+        if pattern.search(name):
+            return kind
+    return "other"

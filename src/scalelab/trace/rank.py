@@ -1,0 +1,246 @@
+"""One rank's trace, from its file to numbers: read once, sorted by time, counted window by window.
+
+What is counted is up to the counters: each is handed every window once and gives its result at the end. So a further
+question is a further counter, and the file is read once for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from scalelab.trace.breakdown import Breakdown, BreakdownCounter
+from scalelab.trace.classify import MOST_NAMES, Classifier, Kind, read_step_number
+from scalelab.trace.collection import Collective, CollectiveCollector
+from scalelab.trace.events import Header
+from scalelab.trace.reader import Batch, TraceFile
+from scalelab.trace.spool import RECORD, Spool
+from scalelab.trace.windows import Step, Window, arrange_steps, cut_windows
+
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
+OTHER_NAMES = "(other names)"
+RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|(?:^|[-_.])(\d+)-of-\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """A thread of the host, or a stream of a device."""
+
+    process: str
+    """The process, or the number of the device."""
+    thread: str
+    """The thread, or the stream."""
+    is_device: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the numbers in records stand for, and what is known before the first window."""
+
+    names: Sequence[str]
+    lanes: Sequence[Lane]
+    has_device: bool
+    low: int
+    high: int
+    """From the first to the last event of compute, communication or copies, in nanoseconds."""
+    steps: Sequence[Step]
+
+
+class Counter(Protocol):
+    """Counts something over the windows of a trace."""
+
+    def take(self, window: Window) -> None: ...
+
+    def finish(self) -> Any: ...
+
+
+MakeCounter = Callable[[Tables], Counter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """What one rank's trace says."""
+
+    path: Path
+    rank: int | None
+    num_ranks: int | None
+    header: Header
+    tables: Tables
+    num_events: int
+    num_unusable: int
+    num_bytes: int
+    breakdown: Breakdown
+    collectives: Sequence[Collective]
+    counted: Sequence[Any]
+    """The results of the further counters, in their order."""
+
+
+@dataclass
+class _Collector:
+    """Turns events into records, and keeps what the records have no room for."""
+
+    classify: Classifier
+    collectives: CollectiveCollector = field(default_factory=CollectiveCollector)
+    names: list[str] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+    host_steps: list[Step] = field(default_factory=list)
+    device_steps: list[Step] = field(default_factory=list)
+    num_events: int = 0
+    _entries: dict[tuple[str, str], int] = field(default_factory=dict)
+    _entry_kinds: list[int] = field(default_factory=list)
+    _entry_names: list[int] = field(default_factory=list)
+    _entry_on_device: list[bool] = field(default_factory=list)
+    _name_ids: dict[str, int] = field(default_factory=dict)
+    _lane_ids: dict[tuple[int | str, int | str, bool], int] = field(default_factory=dict)
+
+    def make_records(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.void]]:
+        """The records of a batch that are counted."""
+        events, known = batch.events, self._entries
+        self.num_events += len(events)
+        entries = np.array([known.get((e.cat, e.name), -1) for e in events], dtype=np.int64)
+        for index in np.flatnonzero(entries < 0):
+            entries[index] = self._find_entry(events[index].cat, events[index].name)
+        kinds = np.array(self._entry_kinds, dtype=np.uint8)[entries]
+        on_device = np.array(self._entry_on_device, dtype=np.bool_)[entries]
+        self._keep(batch, kinds)
+        kept = np.flatnonzero(kinds != Kind.OTHER)
+        records = np.zeros(len(kept), dtype=RECORD)
+        records["start"], records["end"] = batch.start_ns[kept], batch.end_ns[kept]
+        records["kind"], records["on_device"] = kinds[kept], on_device[kept]
+        records["name"] = np.array(self._entry_names, dtype=np.int32)[entries[kept]]
+        chosen = [events[index] for index in kept]
+        records["correlation"] = [e.args.correlation for e in chosen]
+        records["lane"] = [
+            self._find_lane(e.pid, e.tid, bool(is_device)) for e, is_device in zip(chosen, on_device[kept], strict=True)
+        ]
+        return records
+
+    def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        """Steps and collectives are few: they stay."""
+        wanted = (Kind.COMMUNICATION, Kind.ENCLOSING, Kind.STEP, Kind.DEVICE_STEP)
+        for index in np.flatnonzero(np.isin(kinds, wanted)):
+            event, kind = batch.events[index], Kind(kinds[index])
+            start, end = int(batch.start_ns[index]), int(batch.end_ns[index])
+            if kind in (Kind.STEP, Kind.DEVICE_STEP):
+                steps = self.host_steps if kind is Kind.STEP else self.device_steps
+                if len(steps) < MOST_NAMES:
+                    steps.append(Step(read_step_number(event.name), start, end))
+            else:
+                self.collectives.take(event, start, end, kind)
+
+    def _find_entry(self, category: str, name: str) -> int:
+        key = (category, name)
+        if key not in self._entries:
+            kept = name if len(self._name_ids) < MOST_NAMES else OTHER_NAMES
+            if len(self._entries) >= 2 * MOST_NAMES:
+                self._entries.clear()
+                self._entry_kinds, self._entry_names, self._entry_on_device = [], [], []
+            self._entries[key] = len(self._entry_kinds)
+            self._entry_kinds.append(self.classify(category, name))
+            self._entry_on_device.append(category.lower() in DEVICE_CATEGORIES)
+            if kept not in self._name_ids:
+                self._name_ids[kept] = len(self.names)
+                self.names.append(kept)
+            self._entry_names.append(self._name_ids[kept])
+        return self._entries[key]
+
+    def _find_lane(self, process: int | str, thread: int | str, is_device: bool) -> int:
+        key = (process, thread, is_device)
+        if key not in self._lane_ids:
+            self._lane_ids[key] = len(self.lanes)
+            self.lanes.append(Lane(process=str(process), thread=str(thread), is_device=is_device))
+        return self._lane_ids[key]
+
+
+def read_rank(
+    path: Path,
+    *,
+    ns_per_tick: int = 1000,
+    communication: Sequence[str] = (),
+    counters: Sequence[MakeCounter] = (),
+) -> RankTrace:
+    """Read one file and count. Raises `TraceUnreadable` where it is no trace."""
+    file = TraceFile(path, ns_per_tick)
+    collector = _Collector(Classifier(communication))
+    spans = _Spans()
+    with Spool() as spool:
+        for batch in file.batches():
+            records = collector.make_records(batch)
+            spans.extend(records)
+            spool.add(records)
+        low, high = spans.busy
+        has_device = spans.has_device
+        steps = collector.device_steps if has_device and collector.device_steps else collector.host_steps
+        tables = Tables(
+            names=collector.names,
+            lanes=collector.lanes,
+            has_device=has_device,
+            low=low,
+            high=high,
+            steps=arrange_steps(steps),
+        )
+        breakdown = BreakdownCounter(low, high, has_device)
+        further = [make(tables) for make in counters]
+        for window in cut_windows(spool.in_order(), tables.steps, *spans.all):
+            for counter in (breakdown, *further):
+                counter.take(window)
+    distributed = file.header.distributed
+    return RankTrace(
+        path=path,
+        rank=_find_rank(path, file.header),
+        num_ranks=distributed.world_size if distributed else None,
+        header=file.header,
+        tables=tables,
+        num_events=collector.num_events,
+        num_unusable=file.num_unusable,
+        num_bytes=file.num_bytes,
+        breakdown=breakdown.finish(),
+        collectives=collector.collectives.finish(file.header),
+        counted=[counter.finish() for counter in further],
+    )
+
+
+@dataclass
+class _Spans:
+    """The first start and the last end: of everything, and of what keeps a device or a host busy."""
+
+    _all: list[int] = field(default_factory=list)
+    _device: list[int] = field(default_factory=list)
+    _host: list[int] = field(default_factory=list)
+
+    def extend(self, records: np.ndarray[Any, np.dtype[np.void]]) -> None:
+        kind, on_device = records["kind"], records["on_device"]
+        is_device = on_device & (kind <= Kind.COPY)
+        is_host = ~on_device & ((kind == Kind.OPERATOR) | (kind == Kind.COMMUNICATION))
+        for span, is_part in ((self._all, kind <= Kind.OTHER), (self._device, is_device), (self._host, is_host)):
+            if is_part.any():
+                span[:] = [
+                    min([*span[:1], int(records["start"][is_part].min())]),
+                    max([*span[1:], int(records["end"][is_part].max())]),
+                ]
+
+    @property
+    def has_device(self) -> bool:
+        return bool(self._device)
+
+    @property
+    def all(self) -> tuple[int, int]:
+        return (self._all[0], self._all[1]) if self._all else (0, 0)
+
+    @property
+    def busy(self) -> tuple[int, int]:
+        span = self._device or self._host
+        return (span[0], span[1]) if span else (0, 0)
+
+
+def _find_rank(path: Path, header: Header) -> int | None:
+    """The rank by the header, or else by the name of the file."""
+    if header.distributed is not None and header.distributed.rank is not None:
+        return header.distributed.rank
+    match = RANK_IN_NAME.search(path.name)
+    return int(match.group(1) or match.group(2)) if match else None
