@@ -23,6 +23,8 @@ from scalelab.settings import Course, Optimization, Spreading
             "--powersgd-start 5 is not read without --gradient-hook powersgd: add it",
         ),
         (Course, {"profile_wait": 0}, "--profile-wait 0 is not read without --profile-active: add it"),
+        (Course, {"profile_name": "mine"}, "--profile-name mine is not read without --profile-active: add it"),
+        (Course, {"profile_active": 1, "profile_name": "a/b"}, "--profile-name 'a/b' cannot name a file: use letters, digits and ._-"),
         (Course, {"profile_warmup": 3}, "--profile-warmup 3 is not read without --profile-active: add it"),
     ],
 )

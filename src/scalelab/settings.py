@@ -6,6 +6,7 @@ trial that sets none of them is the plain thing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,15 @@ from scalelab.units import parse_seconds
 Phase = Literal["input", "forward", "backward", "optimizer"]
 Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
+"""What an exchange may be; kinds of `analysis/bandwidth.py`."""
+Backend = Literal["auto", "gloo", "nccl", "mpi"]
+
+NUMBER_BYTES = 4
+"""Messages are made of float32 numbers."""
+LACKED = "lacks this operation"
+"""The words by which the reason of an exchange says that its backend cannot do it."""
+
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 
@@ -27,7 +37,7 @@ def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
-            raise UsageError(f"{flag(field.name)} {value:g} is not read without {needed}: add it")
+            raise UsageError(f"{flag(field.name)} {value} is not read without {needed}: add it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,16 +194,52 @@ class Course:
     """Steps that the profiler runs and throws away."""
     profile_active: int = 0
     """Steps that it records: a trace and a table of key averages for every rank. 0: no profiler."""
+    profile_repeat: int = 1
+    """How often it waits, warms up and records."""
+    profile_name: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """What traces are called: NAME-RANK-of-RANKS.json, in a directory whose name says nodes, epochs, ranks and time.
+    Empty: rank0.json.gz …"""
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "evaluate_every", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None:
                 check_at_least(name, value, 1)
-        for name, least in (("log_every", 1), ("keep", 0), ("profile_wait", 0), ("profile_warmup", 0)):
-            check_at_least(name, getattr(self, name), least)
-        check_at_least("profile_active", self.profile_active, 0)
+        for name in ("keep", "profile_wait", "profile_warmup", "profile_active"):
+            check_at_least(name, getattr(self, name), 0)
+        for name in ("log_every", "profile_repeat"):
+            check_at_least(name, getattr(self, name), 1)
         if not self.profile_active:
-            refuse_unread(self, ("profile_wait", "profile_warmup"), "--profile-active")
+            unread = ("profile_wait", "profile_warmup", "profile_repeat", "profile_name")
+            refuse_unread(self, unread, "--profile-active")
+        if not re.fullmatch(r"[A-Za-z0-9._-]*", self.profile_name):
+            raise UsageError(f"--profile-name {self.profile_name!r} cannot name a file: use letters, digits and ._-")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """Communication alone, instead of a training: one operation on messages of several sizes."""
+
+    operation: Operation
+    sizes: tuple[int, ...]
+    """Bytes of the whole message, as `analysis/bandwidth.py` defines it: whole float32 numbers."""
+    repeats: int = 40
+    """Timings of every size, at the most."""
+    warmup_calls: int = 3
+    """Calls of every size before its first timing."""
+    budget_seconds: float = 0.5
+    """What the timings of one size may take in one launch; a size that needs more is timed less often."""
+    backend: Backend = "auto"
+    """auto: nccl on GPUs, gloo on a CPU."""
+
+    def __post_init__(self) -> None:
+        check_at_least("repeats", self.repeats, 1)
+        check_at_least("warmup_calls", self.warmup_calls, 0)
+        check_positive("budget", self.budget_seconds)
+        if not self.sizes:
+            raise UsageError(f"an exchange by {self.operation} needs at least one size")
+        for size in self.sizes:
+            if size < NUMBER_BYTES or size % NUMBER_BYTES:
+                raise UsageError(f"a message of {size} bytes is no whole number of float32: use a multiple of 4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -318,6 +319,20 @@ def test_the_profiler_keeps_its_schedule(launcher: LocalLauncher, tmp_path: Path
     names = sorted(file.name for file in (tmp_path / "trace").iterdir())
     assert names == ["rank0.json.gz", "rank0.txt", "rank1.json.gz", "rank1.txt"]
     assert "Self CPU" in (tmp_path / "trace/rank0.txt").read_text()
+
+
+def test_profiles_can_be_named_for_a_collection(launcher: LocalLauncher, tmp_path: Path) -> None:
+    named = {"profile_active": 1, "profile_repeat": 2, "profile_name": "cpu_pt"}
+    trial = make_course(7, profile_wait=1, profile_warmup=1, **named, strategy="ddp", num_ranks=2)
+    result = run(launcher, trial, tmp_path)
+    kinds = [sample.kind for sample in result.samples if sample.rank == 0]
+    clean, profiled = StepKind.CLEAN, StepKind.PROFILED
+    assert kinds == [clean, profiled, profiled, clean, profiled, profiled, clean]
+    [folder] = (tmp_path / "trace").iterdir()
+    assert re.fullmatch(r"cpu_pt_1nodes_S7_R2_\d{8}-\d{6}", folder.name)
+    names = [f"cpu_pt-{rank}-of-2{cycle}.{end}" for rank in (0, 1) for cycle in (".2", "") for end in ("json", "txt")]
+    assert sorted(file.name for file in folder.iterdir()) == sorted(names)
+    assert json.loads((folder / "cpu_pt-1-of-2.2.json").read_text())["traceEvents"]
 
 
 def test_epochs_of_data_without_a_length_are_refused(launcher: LocalLauncher, tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ import math
 from pathlib import Path
 from time import perf_counter
 
-import torch
-from torch.profiler import profile, schedule
-
 from scalelab.files import write_atomically, write_json
 from scalelab.measure.agreement import (
     checkpoint_directory,
@@ -23,21 +20,18 @@ from scalelab.measure.agreement import (
     keep_curve,
     samples_file,
     start_file,
-    trace_file,
 )
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
 from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
 from scalelab.measure.gradient_noise import GradientNoise
-from scalelab.measure.loop import RawStep, list_activities, make_sample
+from scalelab.measure.loop import RawStep, make_sample
+from scalelab.measure.profiles import RankProfiler, find_profile_file
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
 from scalelab.observations import CurvePoint
 from scalelab.samples import read_partial_samples, render_samples
-from scalelab.settings import Course
 from scalelab.trial import StepKind, StepSample, Trial, to_builtins
-
-KEY_AVERAGES_ROWS = 40
 
 
 class CourseRun:
@@ -58,7 +52,8 @@ class CourseRun:
     def run(self) -> None:
         """From the last whole checkpoint, or the beginning, to the end."""
         first = self._begin()
-        profiler = RankProfiler(self._course, trace_file(self._directory, self._rank), first)
+        trace = find_profile_file(self._trial, self._directory, self._rank, self._num_steps)
+        profiler = RankProfiler(self._course, trace, first)
         try:
             for step in range(first, self._num_steps):
                 self._take(step, profiler.kind_of(step))
@@ -144,46 +139,3 @@ class CourseRun:
         with samples_file(self._directory, self._rank).open("a", encoding="utf-8", newline="") as file:
             file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
         self._num_written = len(self._samples)
-
-
-class RankProfiler:
-    """torch's profiler on its schedule: wait, warm up, record; then it is taken away."""
-
-    def __init__(self, course: Course, trace: Path, first_step: int) -> None:
-        self._trace = trace
-        self._first_warmup = first_step + course.profile_wait
-        self._end = self._first_warmup + course.profile_warmup + course.profile_active
-        self._profile: profile | None = None
-        self._is_over = False
-        if course.profile_active:
-            plan = schedule(
-                wait=course.profile_wait, warmup=course.profile_warmup, active=course.profile_active, repeat=1
-            )
-            self._profile = profile(
-                activities=list_activities(), schedule=plan, record_shapes=True, on_trace_ready=self._write
-            )
-            self._profile.start()
-
-    def kind_of(self, step: int) -> StepKind:
-        """Whether a step carries the profiler."""
-        is_inside = self._profile is not None and self._first_warmup <= step < self._end
-        return StepKind.PROFILED if is_inside else StepKind.CLEAN
-
-    def advance(self) -> None:
-        if self._profile is not None:
-            self._profile.step()
-        if self._is_over:
-            self.close()
-
-    def close(self) -> None:
-        if self._profile is not None:
-            self._profile.stop()
-            self._profile = None
-
-    def _write(self, finished: profile) -> None:
-        self._trace.parent.mkdir(parents=True, exist_ok=True)
-        finished.export_chrome_trace(str(self._trace))
-        by = "self_device_time_total" if torch.cuda.is_initialized() else "self_cpu_time_total"
-        self._is_over = True
-        table = finished.key_averages().table(sort_by=by, row_limit=KEY_AVERAGES_ROWS)
-        self._trace.with_name(self._trace.name.replace(".json.gz", ".txt")).write_text(table + "\n", encoding="utf-8")

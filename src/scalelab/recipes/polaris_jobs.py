@@ -60,7 +60,11 @@ def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: i
         ranks=ranks,
         global_batch=published.BATCH_PER_RANK * ranks,
         course=Course(
-            epochs=choose(size, small=2, full=full_epochs), log_every=8, keep=0, profile_active=profile_active
+            epochs=choose(size, small=2, full=full_epochs),
+            log_every=8,
+            keep=0,
+            profile_active=profile_active,
+            profile_name=published.PROFILE_NAME if profile_active else "",
         ),
         job=make_job(size, optimization=SCALED_BY_RANKS),
     )

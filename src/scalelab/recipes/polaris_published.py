@@ -58,6 +58,8 @@ NETWORK_BYTES_PER_SECOND = 25e9
 
 PROFILED_SECONDS = 20.68
 """P5: one rank with the profiler."""
+PROFILE_NAME = "cuda_pt_2p8"
+"""P5: how its traces and their directories begin."""
 
 FORMAT_EPOCHS = 5
 FORMAT_SECONDS = {

@@ -261,9 +261,9 @@ def make_p5(size: Size) -> Row:
             "profiled": make_training(size, ranks=1, full_epochs=epochs, profile_active=2),
         },
         conclude=partial(find_p5, size),
-        reason="the published names, cuda_pt_2p8-<rank>-of-<size>.json in a directory"
-        " cuda_pt_2p8_<n>nodes_E<epochs>_R<ranks>_<timestamp>, are not used: the Chrome traces are"
-        " trials/p5.profiled.train-r1/trace/rank<r>.json.gz of this run, with the key averages beside them as text",
+        reason=f"the Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
+        f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace of"
+        " this run, with the key averages beside it as text",
         num_tables=0,
     )
 
