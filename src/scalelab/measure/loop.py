@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from scalelab.measure.failure import is_out_of_memory
+from scalelab.measure.profiles import let_threads_finish, list_activities
 from scalelab.measure.readiness import ReadyClock
 from scalelab.measure.stalls import StallClock
 from scalelab.measure.state import SavedState
@@ -155,14 +156,9 @@ def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], t
             with torch.profiler.record_function(f"ProfilerStep#{number}"):
                 run_clean_steps(training, 1, raw)
             profiler.step()
+        let_threads_finish()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(trace))
-
-
-def list_activities() -> list[torch.profiler.ProfilerActivity]:
-    """What the profiler records here."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    return [*activities, torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else activities
 
 
 def make_sample(rank: int, step: int, kind: StepKind, raw: RawStep) -> StepSample:

@@ -18,20 +18,19 @@ import io
 import math
 import pickle
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._profiler import _EventType, _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from scalelab.analysis.memory import Change, MemoryAccount, MemoryEvent, account_step, find_alive
 from scalelab.files import write_atomically
 from scalelab.measure.memory_marks import StorageMap, count_bucket_bytes, place_marks, take_marked_steps
+from scalelab.measure.profiles import let_threads_finish
 from scalelab.measure.training import Training
 from scalelab.observations import MemoryReport, RankReport
 from scalelab.trial import Trial
@@ -43,8 +42,6 @@ SCRATCH_NAMES = re.compile(r"c10d::|FSDP::all_gather( |$)")
 EXCHANGE_PATHS = ("torch/distributed/fsdp", "torch/distributed/distributed_c10d")
 """Where that work is in a stack."""
 MARK = "scalelab.mark."
-FINISH_SECONDS = 0.1
-"""How long threads of a process group have to end what they do."""
 MOST_ENTRIES = 1_000_000
 """Of CUDA's history: far more than two steps make."""
 COLUMNS = ("seconds", "alive_bytes", "num_bytes", "category", "phase")
@@ -97,17 +94,6 @@ def record_cpu(training: Training, storages: StorageMap, _: Path) -> tuple[list[
     events, marks = read_event_tree(results.experimental_event_tree())
     recorded = [(seconds, phase, names) for (seconds, phase), names in zip(marks, named, strict=True)]
     return events, recorded
-
-
-def let_threads_finish() -> None:
-    """Give the process group's threads time to let go of what they exchanged, while the profiler still listens.
-
-    A thread carries the profiler's state into what it does after an exchange. One that releases a tensor after the
-    profiler has stopped writes into memory that is gone, and the rank dies: seen once in some hundred launches on a
-    machine with more to do than cores.
-    """
-    if dist.is_initialized():
-        time.sleep(FINISH_SECONDS)
 
 
 def read_event_tree(roots: Sequence[Any]) -> tuple[list[MemoryEvent], list[tuple[float, str]]]:

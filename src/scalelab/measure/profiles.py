@@ -12,19 +12,21 @@ trace lies the table of key averages as text. The second and further cycles of a
 from __future__ import annotations
 
 import os
+import time
 from datetime import datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, schedule
+from torch.profiler import ProfilerAction, profile, schedule
 
 from scalelab.measure.agreement import trace_file
-from scalelab.measure.loop import list_activities
 from scalelab.settings import Course
 from scalelab.trial import StepKind, Trial
 
 KEY_AVERAGES_ROWS = 40
+FINISH_SECONDS = 0.1
+"""How long threads of a process group have to end what they do."""
 
 
 class RankProfiler:
@@ -55,6 +57,8 @@ class RankProfiler:
 
     def advance(self) -> None:
         if self._profile is not None:
+            if self._profile.current_action is ProfilerAction.RECORD_AND_SAVE:
+                let_threads_finish()
             self._profile.step()
         if self._num_cycles == self._course.profile_repeat:
             self.close()
@@ -96,3 +100,20 @@ def find_profile_file(trial: Trial, directory: Path, rank: int, num_steps: int) 
     folder = f"{course.profile_name}_{num_nodes}nodes_{length}_R{trial.num_ranks}_{told[0]}"
     file = f"{course.profile_name}-{rank}-of-{trial.num_ranks}.json"
     return trace_file(directory, rank).parent / folder / file
+
+
+def list_activities() -> list[torch.profiler.ProfilerActivity]:
+    """What the profiler records here."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return [*activities, torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else activities
+
+
+def let_threads_finish() -> None:
+    """Give the process group's threads time to let go of what they exchanged, while the profiler still listens.
+
+    A thread carries the profiler's state into what it does after an exchange. One that releases a tensor after the
+    profiler has stopped writes into memory that is gone, and the rank dies: seen once in some hundred launches on a
+    machine with more to do than cores.
+    """
+    if dist.is_initialized():
+        time.sleep(FINISH_SECONDS)
