@@ -18,6 +18,7 @@ import io
 import math
 import pickle
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
