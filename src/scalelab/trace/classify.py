@@ -75,10 +75,9 @@ _KINDS: tuple[tuple[str, str], ...] = (
 )
 _KIND_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _KINDS)
 
-_ENCLOSING = re.compile(
-    r"^(c10d::|record_param_comms|autograd::engine|Optimizer\.|DistributedDataParallel|FullyShardedDataParallel|FSDP"
-    r"|torch\.distributed|nccl:|c10d_functional|_c10d_functional|enumerate\(|PyTorch Profiler)"
-)
+_WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::|cpp_fused|triton_")
+"""Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What is
+called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait in between."""
 _LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
 _STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
 
@@ -125,7 +124,7 @@ class Classifier:
         if HOST_COMMUNICATION.search(name):
             return Kind.COMMUNICATION
         if category in ("cpu_op", "operator"):
-            return Kind.ENCLOSING if _ENCLOSING.match(name) else Kind.OPERATOR
+            return Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
         return Kind.OTHER
 
 
