@@ -1,8 +1,8 @@
 """What an event is, by its category and its name.
 
 `COMMUNICATION` is a list of patterns of kernels that move data between ranks: collective libraries, and kernels of
-frameworks that do without one. `--communication PATTERN` adds to it. The kind of a collective is read off the
-record where there is one, else off the name.
+frameworks that do without one. `--communication PATTERN` adds to it, with upper and lower case told apart. The kind of
+a collective is read off the record where there is one, else off the name.
 """
 
 from __future__ import annotations
@@ -42,20 +42,26 @@ MOST_NAMES = 100_000
 DEVICE_KINDS = (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)
 
 COMMUNICATION: tuple[str, ...] = (
-    r"^(void )?(nccl|rccl|msccl|mscclpp)",
+    r"^(void )?(nccl|rccl|hccl|msccl|mscclpp)",
     r"\bnccl(Dev)?Kernel",
     r"\boneccl|\bccl_",
-    r"nvshmem",
-    r"deep_ep::|(inter|intra)node(_ll)?::(dispatch|combine|notify|cached_notify)",
-    r"cross_device_reduce_(1|2)stage",
-    r"(one|two)_shot_all_?reduce|multimem_(all_?reduce|all_?gather|one_shot|two_shot)",
-    r"\ball_?reduce_fusion|lamport.*all_?reduce|quick_?reduce",
-    r"\bpplx|fused_moe_all_?to_?all",
+    r"nvshmem|userbuffers|symmetric_memory::",
+    r"deep_ep::(?!layout)|(inter|intra)node(_ll)?::(dispatch|combine|notify|cached_notify)",
+    r"cross_device_reduce_[12]stage|reduce_scatter_cross_device",
+    r"(one|two)_?shot_(all_?)?reduce|(one|two)shotallreduce|multimem_(all_?reduce|all_?gather|one_shot|two_shot)",
+    r"all_?reduce_fusion|lamport.*all_?reduce|quick_?reduce",
+    r"\bpplx|moe_?all_?to_?all|moe_comm::",
 )
-"""Kernels that move data between ranks, as regular expressions that are searched in the name."""
+"""Kernels that move data between ranks, as regular expressions that are searched in the name.
+
+NCCL and what is built like it; oneCCL; NVSHMEM, Transformer Engine's userbuffers and torch's symmetric memory; DeepEP
+(its layout kernels count tokens on one rank); the all-reduces of vLLM and aiter; those of torch and TensorRT-LLM;
+those that are fused with a norm, and quick-reduce; exchanges of experts."""
+COMPILED = re.compile(r"^triton_(poi|per|red|tem|for|spl)_")
+"""Kernels that Inductor made. They are named after all operators around them, collectives too, and only compute."""
 
 HOST_COMMUNICATION = re.compile(
-    r"^(gloo|mpi|ucc):|^P?MPI_I?(all|reduce|bcast|gather|scatter|send|recv|barrier)", re.IGNORECASE
+    r"^(gloo|mpi|ucc):(?!:)|^P?MPI_I?(all|reduce|bcast|gather|scatter|send|recv|barrier)", re.IGNORECASE
 )
 """Collectives that a thread of the host runs: torch's annotations, and MPI's own names."""
 
@@ -75,9 +81,9 @@ _KINDS: tuple[tuple[str, str], ...] = (
 )
 _KIND_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _KINDS)
 
-_WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::|cpp_fused|triton_")
-"""Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What is
-called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait in between."""
+_WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::|cpp_fused|triton_|^## Call Compiled")
+"""Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What
+is called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait too."""
 _LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
 _STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
 
@@ -98,7 +104,8 @@ class Classifier:
     """The kind of every event; what was found is remembered by category and name."""
 
     def __init__(self, more_communication: Sequence[str] = ()) -> None:
-        self._communication = re.compile("|".join((*COMMUNICATION, *more_communication)), re.IGNORECASE)
+        self._communication = re.compile("|".join(COMMUNICATION), re.IGNORECASE)
+        self._more_communication = [re.compile(pattern) for pattern in more_communication]
         self._known: dict[tuple[str, str], Kind] = {}
 
     def __call__(self, category: str, name: str) -> Kind:
@@ -112,7 +119,7 @@ class Classifier:
 
     def _classify(self, category: str, name: str) -> Kind:
         if category == "kernel":
-            return Kind.COMMUNICATION if self._communication.search(name) else Kind.COMPUTE
+            return Kind.COMMUNICATION if self._communicates(name) else Kind.COMPUTE
         if category in _CATEGORIES:
             return _CATEGORIES[category]
         if category in _RUNTIME:
@@ -126,6 +133,11 @@ class Classifier:
         if category in ("cpu_op", "operator"):
             return Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
         return Kind.OTHER
+
+    def _communicates(self, name: str) -> bool:
+        if any(pattern.search(name) for pattern in self._more_communication):
+            return True
+        return bool(self._communication.search(name)) and not COMPILED.match(name)
 
 
 def read_step_number(name: str) -> int:

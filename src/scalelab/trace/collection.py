@@ -1,49 +1,248 @@
 """The collectives of one rank, as its trace records them: kind, times, bytes, group.
 
-Sizes come from the record that torch puts on NCCL's kernels; from the operator that asked for the collective, where a
-thread of the host ran it (gloo); or from nowhere, and then they are unknown.
+On a device, a collective is a communication kernel. What torch puts on the kernel itself comes first; where there is
+nothing, as in older traces and on RCCL's generic kernel, the record that torch made on the host when it launched the
+kernel (`record_param_comms`, found by its external id), or the operator around that record. Where neither says more,
+the kind is read off the kernel's name and the size is unknown.
+
+On a host, a collective is the annotation of the thread that ran it (gloo, MPI); kind and size come from the operator
+that asked for it (`requests.py`). One inside another on the same thread is the same collective. Annotations that
+NCCL's calls leave on the host (`nccl:all_reduce`) are no collectives: the kernel is.
+
+A collective and an operator each take 128 bytes while a file is read: little, but it does grow with the file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from scalelab.trace.classify import Kind
-from scalelab.trace.events import Event, Header
+import numpy as np
 
+from scalelab.trace.classify import Kind, find_collective_kind
+from scalelab.trace.collectives import Collectives, Row, Rows, Texts
+from scalelab.trace.events import Event, GroupInfo, Header
+from scalelab.trace.requests import Call, Ran, assign_calls
+from scalelab.trace.sizes import (
+    REQUESTS,
+    MessageSize,
+    count_recorded_bytes,
+    read_annotated_message,
+    read_operator_message,
+)
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """One collective on one rank."""
-
-    kind: str
-    """all_reduce, all_gather, reduce_scatter, broadcast, all_to_all …; `other`: unknown."""
-    start_ns: int
-    end_ns: int
-    payload_bytes: int | None = None
-    """Of the whole tensor: what an all-gather gives and what a reduce-scatter takes, not one rank's piece of it."""
-    group: str = ""
-    """The name of the process group; empty: unknown."""
-    group_size: int | None = None
-    sequence: int | None = None
-    """Its number in the group, where recorded."""
-    name: str = ""
-    """Of the kernel or annotation."""
-    on_device: bool = False
-    ran_as: str = ""
-    """The kind that was really run where it is another one: gloo runs a reduce-scatter as an all-reduce."""
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
+RECORD = "record_param_comms"
+OPERATORS = "c10d::"
+UNKNOWN = -1
+LARGEST = 2**62
+"""A number beyond is broken."""
+LARGEST_GROUP = 2**31
+"""More ranks no group has."""
+BARRIER = "barrier"
 
 
 class CollectiveCollector:
     """Takes what a trace says of collectives, event by event in the order of the file."""
 
+    def __init__(self) -> None:
+        self._texts = Texts()
+        self._threads: dict[tuple[int | str, int | str], int] = {}
+        self._found = Rows()
+        self._calls = Rows()
+
     def take(self, event: Event, start_ns: int, end_ns: int, kind: Kind) -> None:
         """An event that is communication, or an operator that may have asked for some."""
+        if kind is Kind.COMMUNICATION:
+            self._found.append(self._read_collective(event, start_ns, end_ns))
+        elif event.name.startswith(OPERATORS) or event.name == RECORD:
+            self._calls.append(self._read_call(event, start_ns, end_ns))
 
-    def finish(self, header: Header) -> list[Collective]:
+    def _read_collective(self, event: Event, start_ns: int, end_ns: int) -> Row:
+        on_device = event.cat.lower() == "kernel"
+        ran = find_collective_kind(event.name)
+        asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
+        kind = ran if asked == "other" else asked
+        size = MessageSize() if on_device else read_annotated_message(ran, event.args)
+        return self._make_row(event, start_ns, end_ns, kind, "" if ran in (kind, "other") else ran, size, on_device)
+
+    def _read_call(self, event: Event, start_ns: int, end_ns: int) -> Row:
+        request = REQUESTS.get(event.name.removeprefix(OPERATORS))
+        if request is not None:
+            kind, size = request.kind, read_operator_message(request, event.args)
+        else:
+            kind, size = find_collective_kind(event.args.collective), MessageSize()
+        return self._make_row(event, start_ns, end_ns, kind, "", size, False)
+
+    def _make_row(
+        self, event: Event, start_ns: int, end_ns: int, kind: str, ran_as: str, size: MessageSize, on_device: bool
+    ) -> Row:
+        args, number = event.args, self._texts.number
+        thread = self._threads.setdefault((event.pid, event.tid), len(self._threads))
+        payload_bytes = count_recorded_bytes(kind, args)
+        return Row(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            kind=number(kind),
+            ran_as=number(ran_as),
+            name=number(event.name),
+            thread=thread,
+            on_device=int(on_device),
+            group=number(args.group_name),
+            group_size=_bound(args.group_size, LARGEST_GROUP),
+            sequence=_bound(args.sequence),
+            payload_bytes=UNKNOWN if payload_bytes is None else payload_bytes,
+            external_id=_bound(args.external_id),
+            num_elements=UNKNOWN if size.num_elements is None else _bound(size.num_elements),
+            element_bytes=UNKNOWN if size.element_bytes is None else size.element_bytes,
+            is_piece=int(size.is_piece),
+            is_record=int(event.name == RECORD),
+        )
+
+    def finish(self, header: Header) -> Collectives:
         """The collectives in the order of their start."""
-        return []
+        groups = _Groups(header)
+        order = [int(place) for place in np.argsort(self._found.column("start_ns"), kind="stable")]
+        rows = [self._found[place] for place in order]
+        on_device = self._fill_from_records([row for row in rows if row.on_device])
+        on_host = self._fill_from_calls(drop_nested([row for row in rows if not row.on_device]), groups)
+        finished = Rows()
+        for row in sorted([*on_device, *on_host], key=lambda row: row.start_ns):
+            finished.append(self._complete(row, groups))
+        self._found = self._calls = Rows()
+        return Collectives(finished, self._texts.texts)
+
+    def _fill_from_records(self, rows: list[Row]) -> Iterator[Row]:
+        """Kernels that say nothing themselves, filled from the host's record of the call."""
+        other = self._texts.number("other")
+        lacking = {row.external_id for row in rows if row.payload_bytes < 0 or row.kind == other} - {UNKNOWN, 0}
+        calls = self._find_calls(lacking) if lacking else {}
+        for row in rows:
+            call = calls.get(row.external_id)
+            if call is None or (row.payload_bytes >= 0 and row.kind != other):
+                yield row
+                continue
+            ran = row.ran_as if row.ran_as else row.kind
+            kind = row.kind if call.kind == other else call.kind
+            yield row._replace(
+                kind=kind,
+                ran_as=0 if ran in (kind, other) else ran,
+                group=row.group or call.group,
+                group_size=max(row.group_size, call.group_size),
+                sequence=max(row.sequence, call.sequence),
+                payload_bytes=max(row.payload_bytes, call.payload_bytes),
+                num_elements=call.num_elements,
+                element_bytes=call.element_bytes,
+                is_piece=call.is_piece,
+            )
+
+    def _find_calls(self, external_ids: set[int]) -> dict[int, Row]:
+        """The records and operators by external id; a record without a size takes that of the operator around it."""
+        operators: dict[int, list[Row]] = {}
+        found: dict[int, Row] = {}
+        is_record = self._calls.column("is_record").astype(bool)
+        external = self._calls.column("external_id")
+        for place in np.argsort(self._calls.column("start_ns"), kind="stable"):
+            if not is_record[place]:
+                row = self._calls[int(place)]
+                operators.setdefault(row.thread, []).append(row)
+                if row.external_id in external_ids:
+                    found.setdefault(row.external_id, row)
+        for place in np.flatnonzero(is_record & np.isin(external, list(external_ids))):
+            record = self._calls[int(place)]
+            around = _find_around(operators.get(record.thread, []), record)
+            if record.payload_bytes < 0 and around is not None:
+                kind = record.kind if record.kind != self._texts.number("other") else around.kind
+                size = {name: getattr(around, name) for name in ("num_elements", "element_bytes", "is_piece")}
+                record = record._replace(kind=kind, **size)
+            found[record.external_id] = record
+        return found
+
+    def _fill_from_calls(self, rows: list[Row], groups: _Groups) -> Iterator[Row]:
+        """What threads of the host ran, with kind and size of the operator that asked for it."""
+        text, number = self._texts.texts, self._texts.number
+        calls = [self._calls[place] for place in range(len(self._calls))] if rows else []
+        asked = sorted(
+            (Call(text[row.kind], row.start_ns, row.size) for row in calls if not row.is_record),
+            key=lambda call: call.start_ns,
+        )
+        ran = [Ran(text[row.kind], row.start_ns, row.size) for row in rows]
+        for row, run, call in zip(rows, ran, assign_calls(ran, asked), strict=True):
+            size, kind = row.size, row.kind
+            if call is not None:
+                kind = number(call.kind)
+                if call.size.num_elements is not None:
+                    size = call.size._replace(element_bytes=call.size.element_bytes or run.size.element_bytes)
+            payload_bytes = size.count_bytes(groups.find_size(text[row.group]))
+            yield row._replace(
+                kind=kind,
+                ran_as=0 if kind == row.kind else row.kind,
+                payload_bytes=max(row.payload_bytes, UNKNOWN if payload_bytes is None else payload_bytes),
+            )
+
+    def _complete(self, row: Row, groups: _Groups) -> Row:
+        """Group and size by the header, where the event does not say them."""
+        text = self._texts.texts
+        name = text[row.group] or groups.only_name
+        group_size = row.group_size if row.group_size > 0 else groups.find_size(name) or UNKNOWN
+        payload_bytes = row.payload_bytes
+        if payload_bytes < 0:
+            counted = row.size.count_bytes(group_size if group_size > 0 else None)
+            payload_bytes = UNKNOWN if counted is None else counted
+        if text[row.kind] == BARRIER:
+            payload_bytes = UNKNOWN
+        return row._replace(group=self._texts.number(name), group_size=group_size, payload_bytes=payload_bytes)
+
+
+class _Groups:
+    """The process groups of a header."""
+
+    def __init__(self, header: Header) -> None:
+        distributed = header.distributed
+        self._world_size = distributed.world_size if distributed else None
+        self._groups: dict[str, GroupInfo] = {g.pg_name: g for g in (distributed.pg_config if distributed else ())}
+
+    @property
+    def only_name(self) -> str:
+        """The name of the one group; empty where there are several, or none is listed."""
+        return next(iter(self._groups)) if len(self._groups) == 1 else ""
+
+    def find_size(self, name: str) -> int | None:
+        """The ranks of a group. Where none is listed, or all are alike, the name does not matter."""
+        found = self._find_listed(name)
+        return found if found is not None and 0 < found < LARGEST_GROUP else None
+
+    def _find_listed(self, name: str) -> int | None:
+        if name in self._groups:
+            return self._groups[name].pg_size or len(self._groups[name].ranks) or None
+        sizes = {group.pg_size for group in self._groups.values()}
+        if not sizes:
+            return self._world_size
+        return sizes.pop() or None if len(sizes) == 1 else None
+
+
+def drop_nested(rows: Sequence[Row]) -> list[Row]:
+    """Without those inside another on the same thread; rows are in order of their start."""
+    reach: dict[int, int] = {}
+    kept = []
+    for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
+        if row.end_ns <= reach.get(row.thread, row.start_ns - 1):
+            continue
+        reach[row.thread] = max(row.end_ns, reach.get(row.thread, row.end_ns))
+        kept.append(row)
+    return kept
+
+
+def _find_around(operators: Sequence[Row], record: Row) -> Row | None:
+    """The last operator of the thread that began before the record and ends after it; operators are in order."""
+    low, high = 0, len(operators)
+    while low < high:
+        middle = (low + high) // 2
+        if operators[middle].start_ns <= record.start_ns:
+            low = middle + 1
+        else:
+            high = middle
+    found = operators[low - 1] if low else None
+    return found if found is not None and found.end_ns >= record.end_ns else None
+
+
+def _bound(number: int, limit: int = LARGEST) -> int:
+    return number if 0 <= number < limit else UNKNOWN

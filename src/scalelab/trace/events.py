@@ -6,17 +6,21 @@ nanosecond since torch 2.4. What is not named here is skipped while decoding.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 NO_RAW = msgspec.Raw(b"null")
+Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+"""One that fits an array."""
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
     """What an event carries besides its time."""
 
-    correlation: int = -1
+    correlation: Integer = -1
     """Ties a kernel to the call that launched it."""
-    stream: int = -1
+    stream: Integer = -1
     device: int = -1
     external_id: int = msgspec.field(default=-1, name="External id")
     collective: str = msgspec.field(default="", name="Collective name")

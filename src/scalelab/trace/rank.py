@@ -16,7 +16,8 @@ import numpy as np
 
 from scalelab.trace.breakdown import Breakdown, BreakdownCounter
 from scalelab.trace.classify import MOST_NAMES, Classifier, Kind, read_step_number
-from scalelab.trace.collection import Collective, CollectiveCollector
+from scalelab.trace.collection import CollectiveCollector
+from scalelab.trace.collectives import Collectives
 from scalelab.trace.events import Header
 from scalelab.trace.reader import Batch, TraceFile
 from scalelab.trace.spool import RECORD, Spool
@@ -75,7 +76,7 @@ class RankTrace:
     num_unusable: int
     num_bytes: int
     breakdown: Breakdown
-    collectives: Sequence[Collective]
+    collectives: Collectives
     counted: Sequence[Any]
     """The results of the further counters, in their order."""
 
@@ -236,6 +237,13 @@ class _Spans:
     def busy(self) -> tuple[int, int]:
         span = self._device or self._host
         return (span[0], span[1]) if span else (0, 0)
+
+
+def peek_rank(path: Path) -> int | None:
+    """The rank of a file by its beginning; None: neither header nor name tells."""
+    file = TraceFile(path)
+    next(iter(file.batches()), None)
+    return _find_rank(path, file.header)
 
 
 def _find_rank(path: Path, header: Header) -> int | None:

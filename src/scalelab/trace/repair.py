@@ -1,43 +1,85 @@
-"""Events that are not as Kineto writes them: fields of another kind, beginnings and ends apart."""
+"""Events and headers that are not as Kineto writes them: fields of another kind, beginnings and ends apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from scalelab.trace.events import NO_ARGUMENTS, Arguments, Event
+from scalelab.trace.events import NO_ARGUMENTS, Arguments, DistributedInfo, Event, Header
 
 LARGEST_INTEGER = 2**62
+LARGEST_TIME = 10**30
 MOST_OPEN_EVENTS = 10_000
 """Of one thread; beginnings beyond have lost their end."""
+MOST_THREADS = 10_000
+"""That have open events."""
 
-_INTEGERS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments) if field.type is int}
-_TEXTS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments) if field.type is str}
+_FIELDS = msgspec.structs.fields(Arguments)
+_RAW_ARGUMENTS = {field.encode_name: field.name for field in _FIELDS if field.type is msgspec.Raw}
+_TEXTS = {field.encode_name: field.name for field in _FIELDS if field.type is str}
+_INTEGERS = {f.encode_name: f.name for f in _FIELDS if f.encode_name not in (*_RAW_ARGUMENTS, *_TEXTS)}
+
+Record = TypeVar("Record", Header, DistributedInfo)
+OpenEvents = dict[tuple[int | str, int | str], list[Event]]
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def repair_events(items: list[Any]) -> tuple[list[Event], int]:
-    """The events that make sense, and how many did not."""
-    events = [event for event in map(_repair, items) if event is not None]
+def read_header(text: bytes) -> Header:
+    """A header, without the fields that are of another kind. Raises `msgspec.DecodeError` where it is no object."""
+    fields = _decode_fields(text)
+    header = _read_record(Header, fields)
+    if header.distributed is None and "distributedInfo" in fields:
+        with suppress(msgspec.DecodeError):
+            header.distributed = _read_record(DistributedInfo, _decode_fields(fields["distributedInfo"]))
+    return header
+
+
+def _read_record(kind: type[Record], found: Mapping[str, msgspec.Raw]) -> Record:
+    """A record of the fields that are of the right kind."""
+    record = kind()
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in found:
+            try:
+                value = msgspec.json.decode(found[field.encode_name], type=field.type, strict=False)
+            except msgspec.DecodeError:
+                continue
+            setattr(record, field.name, value)
+    return record
+
+
+def repair_events(text: bytes, decode: Callable[[msgspec.Raw], Event]) -> tuple[list[Event], int]:
+    """The events that make sense, and how many did not. Raises `msgspec.DecodeError` where the text is no list."""
+    events = []
+    items = _decode_items(text)
+    for item in items:
+        try:
+            events.append(decode(item))
+        except msgspec.ValidationError:
+            event = _repair(item)
+            if event is not None:
+                events.append(event)
     return events, len(items) - len(events)
 
 
-def _repair(item: Any) -> Event | None:
-    if not isinstance(item, Mapping):
-        return None
+def _repair(raw: msgspec.Raw) -> Event | None:
     try:
-        start, length = _read_time(item.get("ts")), _read_time(item.get("dur"))
-    except (ValueError, InvalidOperation):
+        item = _decode_anything(raw)
+    except msgspec.DecodeError:
+        return None
+    if not isinstance(item, Mapping):
         return None
     args = item.get("args")
     return Event(
         ph=_read_text(item.get("ph")),
         cat=_read_text(item.get("cat")),
         name=_read_text(item.get("name")),
-        ts=start,  # type: ignore[arg-type]  # a decimal where a double would not be exact
-        dur=length,  # type: ignore[arg-type]
+        ts=_read_time(item.get("ts")),  # type: ignore[arg-type]  # a decimal where a double would not be exact
+        dur=_read_time(item.get("dur")),  # type: ignore[arg-type]
         pid=_read_label(item.get("pid")),
         tid=_read_label(item.get("tid")),
         args=_repair_arguments(args) if isinstance(args, Mapping) else NO_ARGUMENTS,
@@ -53,27 +95,39 @@ def _repair_arguments(args: Mapping[str, Any]) -> Arguments:
     for name, attribute in _TEXTS.items():
         if isinstance(args.get(name), str):
             found[attribute] = args[name]
+    for name, attribute in _RAW_ARGUMENTS.items():
+        if isinstance(args.get(name), list):
+            found[attribute] = msgspec.Raw(msgspec.json.encode(args[name]))
     return Arguments(**found)
+
+
+def _read_decimal(text: str) -> Decimal | None:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+_decode_anything = msgspec.json.Decoder(float_hook=_read_decimal).decode
 
 
 def _read_time(value: Any) -> Decimal | None:
     """A time as a number; None: there is none. A text that is a number is one."""
-    if value is None or isinstance(value, bool):
+    time = _read_decimal(value) if isinstance(value, str) else value
+    if isinstance(time, bool) or not isinstance(time, int | Decimal):
         return None
-    time = Decimal(value)
-    if not time.is_finite():
-        raise ValueError(value)
-    return time
+    time = Decimal(time)
+    return time if is_time(time) else None
+
+
+def is_time(time: Decimal | float | None) -> bool:
+    """Whether one can calculate with it, or there is none."""
+    return not isinstance(time, Decimal) or (time.is_finite() and abs(time) < LARGEST_TIME)
 
 
 def _read_integer(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
-        return None
-    try:
-        number = int(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if abs(number) < LARGEST_INTEGER else None
+    number = _read_time(value)
+    return int(number) if number is not None and abs(number) < LARGEST_INTEGER else None
 
 
 def _read_text(value: Any) -> str:
@@ -84,19 +138,30 @@ def _read_label(value: Any) -> int | str:
     return value if isinstance(value, int | str) else str(value)
 
 
-def pair_events(events: list[Event], begun: dict[tuple[int | str, int | str], list[Event]]) -> list[Event]:
+def pair_events(events: list[Event], begun: OpenEvents) -> list[Event]:
     """Events whose beginning (B) and end (E) were apart become one; `begun` keeps those that have not ended yet."""
     found = []
     for event in events:
         if event.ph == "B":
-            stack = begun.setdefault((event.pid, event.tid), [])
-            if len(stack) < MOST_OPEN_EVENTS:
-                stack.append(event)
+            if len(begun) < MOST_THREADS:
+                stack = begun.setdefault((event.pid, event.tid), [])
+                if len(stack) < MOST_OPEN_EVENTS:
+                    stack.append(event)
         elif event.ph == "E":
             stack = begun.get((event.pid, event.tid), [])
             start = stack.pop() if stack else None
-            if start is not None and start.ts is not None and event.ts is not None:
-                found.append(msgspec.structs.replace(start, ph="X", dur=event.ts - start.ts))
+            if not stack:
+                begun.pop((event.pid, event.tid), None)
+            if start is not None:
+                length = _subtract(event.ts, start.ts)
+                found.append(msgspec.structs.replace(start, ph="X", dur=length))
         else:
             found.append(event)
     return found
+
+
+def _subtract(end: Decimal | float | None, start: Decimal | float | None) -> Any:
+    """The difference, None where there is none; a double becomes the shortest decimal that it may stand for."""
+    if end is None or start is None or not is_time(end) or not is_time(start):
+        return None
+    return Decimal(str(end)) - Decimal(str(start))

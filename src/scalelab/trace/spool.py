@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
@@ -37,8 +38,8 @@ PIECE_RECORDS = 1 << 17
 class Spool:
     """Takes records in any order, gives them back by their start."""
 
-    def __init__(self, piece_records: int = PIECE_RECORDS) -> None:
-        self._piece_records = piece_records
+    def __init__(self, piece_records: int | None = None) -> None:
+        self._piece_records = piece_records or PIECE_RECORDS
         self._pending: list[Records] = []
         self._num_pending = 0
         self._file: IO[bytes] | None = None
@@ -52,7 +53,8 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written is not missed any more
+                self._file.close()
 
     def add(self, records: Records) -> None:
         self._pending.append(records)

@@ -15,6 +15,9 @@ import numpy as np
 
 from scalelab.trace.spool import RECORD, Records
 
+Steps = frozenset[int] | None
+"""The steps that are counted; None: the whole trace."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -41,6 +44,11 @@ class Window:
     @property
     def all_records(self) -> Records:
         return np.concatenate([self.carried, self.records])
+
+
+def is_chosen(window: Window, steps: Steps) -> bool:
+    """Whether what begins in a window counts."""
+    return steps is None or window.step in steps
 
 
 def arrange_steps(steps: Iterable[Step]) -> list[Step]:
@@ -71,9 +79,9 @@ def cut_windows(blocks: Iterable[Records], steps: Sequence[Step], low: int, high
             window = Window(begin, edge, _find_step(steps, begin), pending[:count], carried)
             pending, carried, begin = pending[count:], _still_running(window), edge
             yield window
-    while borders:
-        window = Window(begin, borders[0], _find_step(steps, begin), pending[:0], carried)
-        carried, begin = _still_running(window), borders.popleft()
+    for edge in borders:
+        window = Window(begin, edge, _find_step(steps, begin), pending, carried)
+        pending, carried, begin = pending[:0], _still_running(window), edge
         yield window
     yield Window(begin, high, _find_step(steps, begin), pending, carried)
 

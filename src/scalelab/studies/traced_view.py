@@ -1,0 +1,115 @@
+"""A job's traces, and what of them is looked at: which steps, and how many rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from scalelab.errors import UsageError
+from scalelab.trace.breakdown import Parts
+from scalelab.trace.collectives import Collective
+from scalelab.trace.kernels import KernelCounter, KernelTime
+from scalelab.trace.lanes import LaneCounter, LaneTimes
+from scalelab.trace.matching import find_steps
+from scalelab.trace.operators import OperatorCounter, OperatorTime
+from scalelab.trace.rank import MakeCounter, RankTrace
+from scalelab.trace.ranks import JobTrace
+from scalelab.trace.windows import Steps
+
+LONGEST_NAME = 60
+"""Longer names of kernels and operators are shortened."""
+_PARAMETERS = re.compile(r"\([^()]*\)")
+
+
+class Counted(NamedTuple):
+    """What the counters found on one rank, in the order of `make_counters`."""
+
+    kernels: Sequence[KernelTime]
+    operators: Sequence[OperatorTime]
+    lanes: LaneTimes
+
+
+def make_counters(steps: Steps) -> list[MakeCounter]:
+    """Everything that a trace is asked besides its breakdown and its collectives."""
+    return [partial(kind, steps=steps) for kind in (KernelCounter, OperatorCounter, LaneCounter)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceView:
+    """The traces of a job, read with `make_counters`."""
+
+    job: JobTrace
+    steps: Steps = None
+    """The steps that are shown; None: the whole traces."""
+    top: int = 10
+    """The most rows of a table of names, gaps, streams or steps."""
+
+    @property
+    def ranks(self) -> dict[int, RankTrace]:
+        return self.job.by_rank
+
+    @property
+    def has_device(self) -> bool:
+        return any(trace.tables.has_device for trace in self.job.ranks)
+
+    @cached_property
+    def counted(self) -> dict[int, Counted]:
+        return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items()}
+
+    def check(self) -> None:
+        """Refuse steps that no trace has."""
+        known = {step.number for trace in self.job.ranks for step in trace.tables.steps}
+        missing = sorted((self.steps or frozenset()) - known)
+        if missing:
+            listed = ", ".join(map(str, sorted(known)[:20])) + (" …" if len(known) > 20 else "")
+            raise UsageError(
+                f"--step {missing[0]} is in no trace: they have {f'steps {listed}' if known else 'no steps'}"
+            )
+
+    def find_parts(self, trace: RankTrace) -> Parts:
+        """A rank's time in parts: of its whole span, or of the chosen steps together."""
+        if self.steps is None:
+            return trace.breakdown.whole
+        return sum((p for step, p in trace.breakdown.by_step.items() if step in self.steps), start=Parts())
+
+    def list_steps(self, trace: RankTrace) -> dict[int, Parts]:
+        return {step: p for step, p in trace.breakdown.by_step.items() if self.steps is None or step in self.steps}
+
+    def list_collectives(self) -> Iterator[Collective]:
+        """Those of all ranks that begin in what is shown."""
+        for trace in self.job.ranks:
+            if self.steps is None:
+                yield from trace.collectives
+                continue
+            starts = [collective.start_ns for collective in trace.collectives]
+            for collective, step in zip(trace.collectives, find_steps(trace.tables.steps, starts), strict=True):
+                if step in self.steps:
+                    yield collective
+
+
+def shorten_names(names: Sequence[str], longest: int = LONGEST_NAME) -> list[str]:
+    """Names that fit a table, without arguments and the end; two that differ stay different, as far as they can."""
+    short = {name: _shorten(name, longest) for name in names}
+    taken = list(short.values())
+    return [
+        short[name] if len(name) <= longest or taken.count(short[name]) == 1 else _cut_middle(name, longest)
+        for name in names
+    ]
+
+
+def _shorten(name: str, longest: int) -> str:
+    if len(name) <= longest:
+        return name
+    plain, before = name.removeprefix("void ").replace("(anonymous namespace)::", ""), ""
+    while plain != before:
+        before, plain = plain, _PARAMETERS.sub("", plain)
+    plain = plain or name
+    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
+
+
+def _cut_middle(name: str, longest: int) -> str:
+    head = longest // 2
+    return f"{name[:head]}…{name[head + 1 - longest :]}"

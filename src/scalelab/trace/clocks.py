@@ -1,0 +1,101 @@
+"""The clocks of several ranks, brought together on the ends of the collectives that they share.
+
+A collective that gives every rank a result ends on all of them at nearly the same time: nobody has it before the last
+piece has arrived. So the median, over collectives, of one rank's end less another's is the difference of their clocks.
+Clocks of different hosts also run at different speeds. Where a straight line through the differences (its slope by
+Theil 1950 and Sen 1968) leaves less than half of the spread that a constant leaves, it is taken instead.
+
+How far the ends still lie apart then is what the alignment is uncertain by. Ranks of one host have one clock: there,
+a difference within the uncertainty is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+
+ENDS_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that no rank leaves before all have entered. A broadcast's root may be long gone."""
+FEWEST_FOR_LINE = 8
+"""Fewer differences fit a line by chance, and seem to spread less than they do."""
+MOST_POINTS = 200
+"""Differences that a slope is taken from, evenly chosen: their pairs are many."""
+LARGEST_DRIFT = 1e-3
+"""A clock that runs faster or slower by more is none."""
+DEVIATIONS_PER_MEDIAN = 1.4826
+"""From the median of absolute deviations to the standard deviation, for normally distributed ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """How one rank's clock is set against the reference's."""
+
+    rank: int
+    reference: int
+    """The rank whose clock the others are set to; itself: it is the reference."""
+    offset_ns: int = 0
+    """How far it is ahead, at `origin_ns`."""
+    drift: float = 0.0
+    """By how much faster it runs: nanoseconds per nanosecond."""
+    origin_ns: int = 0
+    uncertainty_ns: int = 0
+    """Twice the robust standard deviation of the ends' differences after the correction; of a few, the largest."""
+    num_collectives: int = 0
+    """What it was set by."""
+
+    def correct(self, times: Times) -> Times:
+        """Times of this rank's trace on the reference's clock."""
+        corrected = times - self.offset_ns
+        if self.drift:
+            corrected = corrected - np.rint(self.drift * (times - self.origin_ns)).astype(np.int64)
+        return corrected
+
+
+def set_clock(rank: int, reference: int, ends: Times, reference_ends: Times, *, is_same_host: bool) -> Clock:
+    """The clock of a rank from when the same collectives ended on it and on the reference."""
+    differences = ends - reference_ends
+    # Of clocks that are years apart, a double would lose nanoseconds: only what differs from the first is averaged.
+    offset = int(differences[0]) + round(float(np.median(differences - differences[0])))
+    rest = (differences - offset).astype(np.float64)
+    drift, origin = 0.0, int(ends[0])
+    if len(ends) >= FEWEST_FOR_LINE:
+        slope = find_slope((ends - origin).astype(np.float64), rest)
+        bent = rest - slope * (ends - origin)
+        if abs(slope) < LARGEST_DRIFT and 2 * measure_spread(bent) < measure_spread(rest):
+            drift = slope
+            offset += round(float(np.median(bent)))
+            rest = bent - np.median(bent)
+    is_few = len(ends) < FEWEST_FOR_LINE
+    uncertainty = round(float(np.abs(rest).max()) if is_few else 2 * measure_spread(rest))
+    if is_same_host and abs(offset) <= uncertainty:
+        offset, drift = 0, 0.0
+    return Clock(
+        rank=rank,
+        reference=reference,
+        offset_ns=offset,
+        drift=drift,
+        origin_ns=origin,
+        uncertainty_ns=uncertainty,
+        num_collectives=len(ends),
+    )
+
+
+def measure_spread(differences: NDArray[np.float64]) -> float:
+    """The standard deviation, as the median of absolute deviations shows it: single ones that are far off do not."""
+    return DEVIATIONS_PER_MEDIAN * float(np.median(np.abs(differences - np.median(differences))))
+
+
+def find_slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """The median of the slopes between all pairs of (at most `MOST_POINTS`) points; 0 where no two times differ."""
+    chosen = np.unique(np.linspace(0, len(times) - 1, min(len(times), MOST_POINTS)).astype(np.int64))
+    left, right = np.triu_indices(len(chosen), k=1)
+    apart = times[chosen][right] - times[chosen][left]
+    is_apart = apart != 0
+    if not is_apart.any():
+        return 0.0
+    rises = values[chosen][right] - values[chosen][left]
+    return float(np.median(rises[is_apart] / apart[is_apart]))

@@ -1,0 +1,124 @@
+"""Why a stream of a device had nothing to run, and between which kernels.
+
+A gap is the time between the end of all that a stream has run so far and its next kernel. Its reason, by the rules of
+HolisticTraceAnalysis:
+
+    host wait      the next kernel was launched only after the last one had ended: the host was late
+    kernel wait    it had been launched before, and the gap is shorter than 30 ns: the device going from one to the next
+    other          all the rest: waiting for another stream or an event, or a launch that the trace does not hold
+
+They add up to the idle time of the stream, between its first kernel and its last, in integer nanoseconds. Where a trace
+knows no device, gaps are those between the operators of a host's thread, and have no reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalelab.trace.gaps import PairTally
+from scalelab.trace.launches import NO_LAUNCH
+from scalelab.trace.rank import Lane, Tables
+from scalelab.trace.spool import Records
+
+KERNEL_WAIT_NS = 30
+"""A gap below this is the device's own way from one kernel to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneIdle:
+    """What a stream, or a thread of the host, did not run."""
+
+    lane: Lane
+    num_events: int
+    busy_ns: int
+    """The union of what it ran."""
+    host_wait_ns: int
+    kernel_wait_ns: int
+    other_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        return self.host_wait_ns + self.kernel_wait_ns + self.other_ns
+
+    @property
+    def span_ns(self) -> int:
+        return self.busy_ns + self.idle_ns
+
+
+@dataclass
+class _LaneState:
+    """What is known of a lane so far."""
+
+    reach: int
+    """Until when all that it ran has ended."""
+    last_name: int
+    num_events: int = 0
+    busy: int = 0
+    host_wait: int = 0
+    kernel_wait: int = 0
+    other: int = 0
+
+
+class IdleTally:
+    """Finds the gaps of every lane. A gap counts where it ends, whole."""
+
+    def __init__(self, tables: Tables, pairs: PairTally) -> None:
+        self._lanes = tables.lanes
+        self._pairs = pairs
+        self._found: dict[int, _LaneState] = {}
+
+    def add(self, lane: int, records: Records, launched: NDArray[np.int64], *, is_counted: bool) -> None:
+        """The next events of one lane, in order, with the start of their launches."""
+        start, end, names = records["start"], records["end"], records["name"]
+        state = self._found.get(lane)
+        if state is None:
+            state = self._found[lane] = _LaneState(reach=int(start[0]), last_name=int(names[0]))
+        reach = np.maximum(np.maximum.accumulate(end), state.reach)
+        before = np.concatenate([[state.reach], reach[:-1]])
+        if is_counted:
+            gap = start - before
+            is_gap = gap > 0
+            state.num_events += len(records)
+            state.busy += int((reach - np.maximum(start, before)).clip(min=0).sum())
+            _sort_gaps(state, gap[is_gap], before[is_gap], launched[is_gap])
+            previous = _name_previous(state.last_name, names, end >= before)
+            self._pairs.add(lane, previous[is_gap], names[is_gap], gap[is_gap])
+        state.last_name = int(_name_previous(state.last_name, np.append(names, 0), np.append(end >= before, False))[-1])
+        state.reach = int(reach[-1])
+
+    def finish(self, unwanted: Set[int] = frozenset()) -> Sequence[LaneIdle]:
+        """The busiest lane first, without unwanted ones."""
+        found = [
+            LaneIdle(
+                lane=self._lanes[number],
+                num_events=state.num_events,
+                busy_ns=state.busy,
+                host_wait_ns=state.host_wait,
+                kernel_wait_ns=state.kernel_wait,
+                other_ns=state.other,
+            )
+            for number, state in self._found.items()
+            if state.num_events and number not in unwanted
+        ]
+        return sorted(found, key=lambda lane: -lane.busy_ns)
+
+
+def _sort_gaps(
+    state: _LaneState, gap: NDArray[np.int64], before: NDArray[np.int64], launched: NDArray[np.int64]
+) -> None:
+    is_host_wait = (launched != NO_LAUNCH) & (launched > before)
+    is_kernel_wait = (launched != NO_LAUNCH) & ~is_host_wait & (gap < KERNEL_WAIT_NS)
+    state.host_wait += int(gap[is_host_wait].sum())
+    state.kernel_wait += int(gap[is_kernel_wait].sum())
+    state.other += int(gap[~is_host_wait & ~is_kernel_wait].sum())
+
+
+def _name_previous(first: int, names: NDArray[np.int32], is_last: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each event, the name of the one before it that ended last."""
+    latest = np.maximum.accumulate(np.where(is_last, np.arange(1, len(names) + 1), 0))
+    named: NDArray[np.int64] = np.concatenate([[first], names])[np.concatenate([[0], latest[:-1]])]
+    return named

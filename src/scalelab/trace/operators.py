@@ -1,0 +1,107 @@
+"""What the threads of the host did, by name: how often, how long in all, how long themselves.
+
+Operators call each other: `aten::linear` runs `aten::addmm`, which may launch a kernel. The time of an operator itself
+is what is left of it without the operators and library calls that it made. At any moment a thread's time belongs to the
+innermost event that is open there, so the times themselves add up to the time in which the thread was in any, exactly.
+The total counts an operator that calls one of its own name twice, as torch's tables do.
+
+Events of one thread nest. Where a file says otherwise, because it rounded times, the one that began last is taken to
+end first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalelab.trace.classify import Kind
+from scalelab.trace.rank import Tables
+from scalelab.trace.spool import Records
+from scalelab.trace.windows import Steps, Window, is_chosen
+
+COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
+"""Kinds of events on a host's thread that have time of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTime:
+    """All calls of one operator."""
+
+    name: str
+    count: int
+    total_ns: int
+    self_ns: int
+    """Without what it called."""
+    longest_ns: int
+
+
+class OperatorCounter:
+    """Adds operators up by name."""
+
+    def __init__(self, tables: Tables, steps: Steps = None) -> None:
+        self._names = tables.names
+        self._steps = steps
+        size = len(tables.names)
+        self._count = np.zeros(size, dtype=np.int64)
+        self._total = np.zeros(size, dtype=np.int64)
+        self._self = np.zeros(size, dtype=np.int64)
+        self._longest = np.zeros(size, dtype=np.int64)
+
+    def take(self, window: Window) -> None:
+        if not is_chosen(window, self._steps):
+            return
+        begun, running = _select(window.records), _select(window.carried)
+        length = begun["end"] - begun["start"]
+        np.add.at(self._count, begun["name"], 1)
+        np.add.at(self._total, begun["name"], length)
+        np.maximum.at(self._longest, begun["name"], length)
+        records = np.concatenate([running, begun])
+        owners, lengths = split_by_innermost(records, window.start, window.end)
+        np.add.at(self._self, records["name"][owners], lengths)
+
+    def finish(self) -> Sequence[OperatorTime]:
+        """The longest time itself first."""
+        found = [
+            OperatorTime(
+                name=self._names[key],
+                count=int(self._count[key]),
+                total_ns=int(self._total[key]),
+                self_ns=int(self._self[key]),
+                longest_ns=int(self._longest[key]),
+            )
+            for key in map(int, np.flatnonzero(self._count))
+        ]
+        return sorted(found, key=lambda operator: (-operator.self_ns, operator.name))
+
+
+def _select(records: Records) -> Records:
+    chosen: Records = records[~records["on_device"] & np.isin(records["kind"], COUNTED)]
+    return chosen
+
+
+def split_by_innermost(records: Records, low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stretches of [low, high) in which some event is the innermost of its lane: its index, and their lengths."""
+    start, end = np.maximum(records["start"], low), np.minimum(records["end"], high)
+    usable = np.flatnonzero(end > start)
+    usable = usable[np.lexsort((-records["end"][usable], records["start"][usable], records["lane"][usable]))]
+    lane, start, end = records["lane"][usable], start[usable], end[usable]
+    number = np.arange(len(usable))
+    # All edges of all lanes in order: at the same moment ends come before beginnings, outer beginnings before inner.
+    time = np.concatenate([start, end])
+    is_begin = np.repeat([True, False], len(usable))
+    order = np.lexsort((np.concatenate([number, number]), is_begin, time, np.concatenate([lane, lane])))
+    time, is_begin = time[order], is_begin[order]
+    depth = np.cumsum(np.where(is_begin, 1, -1))
+    # Behind an end, whoever began last at the depth that is left is the innermost again. Sorted by depth, that is the
+    # highest number so far, once every depth has numbers above all those of the depths before.
+    base = depth * (len(usable) + 1)
+    event = np.where(is_begin, base + np.concatenate([number, number])[order], -1)
+    by_depth = np.argsort(depth, kind="stable")
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[by_depth] = np.maximum.accumulate(event[by_depth])
+    owner -= base
+    is_open = depth[:-1] > 0
+    return usable[owner[:-1][is_open]], np.diff(time)[is_open]

@@ -1,0 +1,205 @@
+"""The traces of a job, one file per rank: found, read one after the other, held against each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from scalelab.errors import TraceUnreadable, UsageError
+from scalelab.trace.matching import Matching, match_collectives
+from scalelab.trace.rank import MakeCounter, RankTrace, read_rank
+from scalelab.trace.waiting import JobArrivals, find_arrivals
+
+SUFFIXES = (".json", ".json.gz")
+OTHER_FILES = ("trial.json", "result.json", "run.json", "document.json", "environment.json", "running.json")
+"""What lies in the directory of a run besides traces."""
+FEWEST_UNMATCHED_SHARE = 0.01
+"""A larger part of a rank's collectives that is in no other trace is worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """Something about the traces that makes their numbers less sure, and what to do."""
+
+    message: str
+    next_step: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTrace:
+    """What the traces of a job say."""
+
+    ranks: tuple[RankTrace, ...]
+    """In order."""
+    doubts: tuple[Doubt, ...] = ()
+    """What is missing, or does not fit together."""
+
+    @property
+    def by_rank(self) -> dict[int, RankTrace]:
+        """Files whose rank is not known have numbers after all others."""
+        return dict(zip(_number_ranks(self.ranks), self.ranks, strict=True))
+
+    @property
+    def num_ranks(self) -> int | None:
+        """The ranks of the job, of which some may have no trace."""
+        return max((trace.num_ranks for trace in self.ranks if trace.num_ranks is not None), default=None)
+
+    @cached_property
+    def matching(self) -> Matching | None:
+        """The collectives that the ranks share; None with one rank."""
+        return match_collectives(self.by_rank) if len(self.ranks) > 1 else None
+
+    @cached_property
+    def arrivals(self) -> JobArrivals | None:
+        """Who waited for whom; None where nothing could be matched."""
+        return find_arrivals(self.matching) if self.matching is not None and self.matching.num_matched else None
+
+
+def find_trace_files(paths: Sequence[Path]) -> list[Path]:
+    """The trace files that paths lead to: files themselves, and of a directory those in it or in its `trace`.
+
+    The directory of a trial is such a directory, and that of a run where one trial has traces. Raises `UsageError`
+    where there is nothing, or where a directory holds several recordings.
+    """
+    if not paths:
+        raise UsageError("name a trace file, or a directory of them")
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += _search(path)
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UsageError(f"{path} does not exist: name a trace file, or a directory of them")
+    return list(dict.fromkeys(found))
+
+
+def _search(directory: Path) -> list[Path]:
+    """The traces of one recording: beside each other in it, in its `trace`, or in the one place below that has some."""
+    for place in (directory, directory / "trace"):
+        found = _list_traces(place)
+        if found:
+            return found
+    below = [*directory.glob("trace/*"), *directory.glob("*"), *directory.glob("trials/*/trace")]
+    places = [place for place in sorted(below) if _list_traces(place)]
+    if len(places) == 1:
+        return _list_traces(places[0])
+    if places:
+        names = [str(place.relative_to(directory)).removesuffix("/trace") for place in places]
+        listed = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+        raise UsageError(
+            f"{directory} holds the traces of {len(places)} recordings ({listed}): name one, as {directory / names[-1]}"
+        )
+    raise UsageError(
+        f"{directory} holds no trace (*.json, *.json.gz): name the directory that torch's profiler wrote to;"
+        " a study records traces with --profile-steps 3"
+    )
+
+
+def _list_traces(directory: Path) -> list[Path]:
+    return sorted((file for file in directory.glob("*") if _is_trace(file)), key=_read_digits)
+
+
+def _is_trace(file: Path) -> bool:
+    return file.is_file() and file.name.endswith(SUFFIXES) and file.name not in OTHER_FILES
+
+
+def _read_digits(file: Path) -> tuple[list[int], str]:
+    """So that rank10 comes after rank9."""
+    return [int(digits) for digits in re.findall(r"\d+", file.name)][:4], file.name
+
+
+def read_ranks(
+    paths: Sequence[Path],
+    *,
+    ns_per_tick: int = 1000,
+    communication: Sequence[str] = (),
+    counters: Sequence[MakeCounter] = (),
+) -> JobTrace:
+    """Read the files of a job, one after the other. Raises `TraceUnreadable` where one is no trace."""
+    traces = [
+        read_rank(path, ns_per_tick=ns_per_tick, communication=communication, counters=counters) for path in paths
+    ]
+    return combine_ranks(traces)
+
+
+def combine_ranks(traces: Sequence[RankTrace]) -> JobTrace:
+    """The traces of one job in order of their ranks; two of the same rank are refused."""
+    known: dict[int, Path] = {}
+    for trace in traces:
+        if trace.rank is None:
+            continue
+        if trace.rank in known:
+            raise TraceUnreadable(
+                f"{known[trace.rank]} and {trace.path} are both of rank {trace.rank}: name the files of one recording"
+            )
+        known[trace.rank] = trace.path
+    ordered = [trace for _, trace in sorted(zip(_number_ranks(traces), traces, strict=True), key=lambda pair: pair[0])]
+    return JobTrace(ranks=tuple(ordered), doubts=tuple(_find_doubts(ordered)))
+
+
+def _number_ranks(traces: Sequence[RankTrace]) -> list[int]:
+    """Every trace's rank; those that do not say theirs follow the others in the order of their files."""
+    after = max((trace.rank for trace in traces if trace.rank is not None), default=-1) + 1
+    unknown = iter(range(after, after + len(traces)))
+    return [trace.rank if trace.rank is not None else next(unknown) for trace in traces]
+
+
+def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
+    sizes = sorted({trace.num_ranks for trace in traces if trace.num_ranks is not None})
+    if len(sizes) > 1:
+        yield Doubt(
+            message=f"the files are of jobs with {' and '.join(map(str, sizes))} ranks",
+            next_step="name the files of one recording",
+        )
+    unknown = [trace for trace in traces if trace.rank is None]
+    if unknown and len(traces) > 1:
+        yield Doubt(
+            message=f"{len(unknown)} file{'s do' if len(unknown) > 1 else ' does'} not say which rank it is of",
+            next_step="name the files rank0.json, rank1.json …",
+        )
+    yield from _find_missing(traces, sizes)
+    num_ranks = max(sizes, default=len(traces))
+    if num_ranks > 1 and not any(len(trace.collectives) for trace in traces):
+        yield Doubt(
+            message=f"the job has {num_ranks} ranks, but no communication was found in its traces",
+            next_step="name its kernels with --communication PATTERN, or record steps that communicate",
+        )
+
+
+def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator[Doubt]:
+    if len(sizes) != 1 or len(traces) < 2:
+        return
+    known = {trace.rank for trace in traces if trace.rank is not None}
+    # The header may claim any number of ranks: only as many are looked for as are named.
+    missing = list(islice((rank for rank in range(sizes[0]) if rank not in known), 9))
+    if missing and len(traces) < sizes[0]:
+        listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        yield Doubt(
+            message=f"there is no trace of rank {listed}, of {sizes[0]}: transfer is the shortest time of the others",
+            next_step="record every rank, and name all files",
+        )
+
+
+def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
+    """What matching could not do."""
+    matching = job.matching
+    if matching is None:
+        return
+    for trace, (rank, num_unmatched) in zip(job.ranks, sorted(matching.num_unmatched.items()), strict=True):
+        if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
+            yield Doubt(
+                message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
+                " the other traces",
+                next_step="record the same steps on every rank",
+            )
+    references = {clock.reference for clock in matching.clocks.values()}
+    if len(references) > 1:
+        yield Doubt(
+            message=f"the clocks of {len(references)} sets of ranks cannot be compared: they share no collective",
+            next_step="compare ranks within one set only",
+        )

@@ -1,0 +1,193 @@
+"""The document of a job's traces, from traces that were built for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.report.document import Document, Table
+from scalelab.studies.traced import describe_traces
+from scalelab.studies.traced_diff import compare_traces
+from scalelab.studies.traced_hta import describe_hta
+from scalelab.studies.traced_view import LONGEST_NAME, TraceView, make_counters, shorten_names
+from scalelab.trace.hta import HtaBreakdown
+from scalelab.trace.ranks import read_ranks
+from tests.studies.traces import build_rank
+from tests.trace.build import TraceBuilder
+
+
+def view_traces(
+    directory: Path, *builders: TraceBuilder, steps: frozenset[int] | None = None, top: int = 10
+) -> TraceView:
+    directory.mkdir(exist_ok=True)
+    files = [builder.write(directory / f"rank{builder.rank}.json") for builder in builders]
+    return TraceView(job=read_ranks(files, counters=make_counters(steps)), steps=steps, top=top)
+
+
+def find_table(document: Document, title: str) -> Table:
+    (table,) = (table for table in document.tables if table.title.startswith(title))
+    return table
+
+
+def read_table(table: Table) -> list[dict[str, object]]:
+    keys = [column.key for column in table.columns]
+    return [dict(zip(keys, (cell.value for cell in row), strict=True)) for row in table.rows]
+
+
+def list_titles(document: Document) -> list[str]:
+    return [table.title for table in document.tables]
+
+
+def test_parts_add_up_and_every_share_names_what_it_is_of(tmp_path: Path) -> None:
+    document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
+    first, second = read_table(find_table(document, "Every rank"))
+    assert first["span_seconds"] == pytest.approx(1800e-6)
+    assert first["compute_seconds"] == pytest.approx(600e-6)
+    assert first["exposed_seconds"] == pytest.approx(960e-6)
+    assert first["copy_seconds"] == pytest.approx(40e-6)
+    assert first["idle_seconds"] == pytest.approx(200e-6)
+    assert first["exposed_share"] == pytest.approx(960 / 1800)
+    assert second["exposed_seconds"] == pytest.approx(560e-6)
+    for table in document.tables:
+        for column in table.columns:
+            if column.quantity == "share":
+                assert " / " in column.header, f"{table.title}: of what is {column.header}?"
+    assert len(find_table(document, "Every step").rows) == 4
+
+
+def test_the_rank_that_is_waited_for_is_named_with_numbers(tmp_path: Path) -> None:
+    document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
+    assert any("Rank 1 comes last in 2 of 2 collectives, by 200 µs" in sentence for sentence in document.summary)
+    assert document.summary[0].startswith("Exposed communication takes 42 % of the spans of all ranks, and most, 53 %")
+    waiting, last = read_table(find_table(document, "Who waits"))
+    assert (waiting["waiting_seconds"], waiting["num_last"]) == (pytest.approx(400e-6), 0)
+    assert (last["waiting_seconds"], last["num_last"]) == (0, 2)
+    assert not document.cautions
+
+
+def test_collectives_have_sizes_and_bandwidth_with_and_without_waiting(tmp_path: Path) -> None:
+    document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
+    (seen,) = read_table(find_table(document, "Collectives by kind"))
+    (matched,) = read_table(find_table(document, "The same, matched"))
+    assert (seen["kind"], seen["num_collectives"], seen["payload_bytes"]) == ("all_reduce", 4, 4 * 4096)
+    assert seen["bus_bandwidth"] == pytest.approx(4 * 4096 / 1520e-6)
+    assert (matched["num_collectives"], matched["payload_bytes"]) == (2, 2 * 4096)
+    assert matched["bus_bandwidth"] == pytest.approx(2 * 4096 / 560e-6)
+
+
+def test_kernels_operators_launches_queues_and_gaps_have_tables(tmp_path: Path) -> None:
+    document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1)))
+    kernels = read_table(find_table(document, "Kernels"))
+    assert [row["kind"] for row in kernels] == ["communication", "compute", "copy"]
+    assert sum(float(str(row["kernel_share"])) for row in kernels) == pytest.approx(1)
+    operators = read_table(find_table(document, "Operators"))
+    assert operators[0]["operator"] == "aten::addmm"
+    launches = read_table(find_table(document, "Launches"))
+    assert [row["num_launches"] for row in launches] == [4, 2, 4, 2]
+    assert [row["longest_queue"] for row in read_table(find_table(document, "Queues"))] == [2, 1, 2, 1]
+    assert find_table(document, "Idle streams").rows
+    assert find_table(document, "The most costly gaps").rows
+    assert not any(section.heading == "Left out" for section in document.sections)
+
+
+def test_a_trace_without_a_device_leaves_its_tables_out_and_says_so(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1, backend="gloo").operator("aten::mm", 0, 10).operator("aten::relu", 15, 5)
+    document = describe_traces(view_traces(tmp_path, builder))
+    assert list_titles(document) == ["Every rank", "Operators on the host", "The most costly gaps"]
+    (left_out,) = (section for section in document.sections if section.heading == "Left out")
+    assert [words.partition(":")[0] for words in left_out.paragraphs] == [
+        "Kernels, idle streams, launches and queues",
+        "Steps",
+        "Collectives",
+    ]
+    assert "copies" not in [column.header for column in document.tables[0].columns]
+
+
+def test_steps_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    builders = build_rank(0), build_rank(1)
+    document = describe_traces(view_traces(tmp_path, *builders, steps=frozenset({2})))
+    (row, _) = read_table(find_table(document, "Every rank"))
+    assert row["span_seconds"] == pytest.approx(1e-3)
+    assert len(find_table(document, "Every step").rows) == 2
+    (kinds,) = read_table(find_table(document, "Collectives by kind"))
+    assert kinds["num_collectives"] == 2
+    with pytest.raises(UsageError, match=r"--step 7 is in no trace: they have steps 1, 2"):
+        view_traces(tmp_path, *builders, steps=frozenset({2, 7})).check()
+
+
+def test_many_ranks_share_a_row_per_step_and_top_bounds_the_rows(tmp_path: Path) -> None:
+    builders = [build_rank(rank, num_ranks=5, num_steps=4, late_us=10 * rank) for rank in range(5)]
+    document = describe_traces(view_traces(tmp_path, *builders, top=2))
+    steps = find_table(document, "Every step")
+    assert [row[0].value for row in steps.rows] == ["step 1", "step 2"]
+    assert read_table(steps)[0]["compute_seconds"] == pytest.approx(320e-6)
+    assert "the 2 longest of 4 steps; --top shows more" in steps.notes
+    assert len(find_table(document, "Idle streams").rows) == 2
+
+
+def test_no_communication_in_a_job_of_several_ranks_is_a_caution_with_the_next_step(tmp_path: Path) -> None:
+    builder = TraceBuilder().kernel("secret_exchange", 0, 10)
+    document = describe_traces(view_traces(tmp_path, builder))
+    assert any("no communication was found" in caution.message for caution in document.cautions)
+    assert any("--communication" in caution.next_step for caution in document.cautions)
+
+
+def test_events_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
+    builder = (
+        TraceBuilder(num_ranks=1).kernel("gemm", 0, 10).event({"ph": "X", "cat": "kernel", "name": "x", "ts": "?"})
+    )
+    document = describe_traces(view_traces(tmp_path, builder))
+    assert any("events that could not be used: 1 of rank 0" in caution.message for caution in document.cautions)
+
+
+def test_an_empty_trace_has_a_document_too(tmp_path: Path) -> None:
+    document = describe_traces(view_traces(tmp_path, TraceBuilder(num_ranks=1)))
+    assert document.summary == ("Nothing that computes or communicates is in the traces.",)
+
+
+def test_long_names_are_shortened_and_stay_different() -> None:
+    gemm = "void cutlass::Kernel2<" + "x" * 100
+    add = "void at::native::add_kernel<4>(" + "int, " * 30 + ")"
+    names = ["aten::mm", gemm + "_a>(Params)", gemm + "_b>(Params)", add]
+    short = shorten_names(names)
+    assert short[0] == "aten::mm"
+    assert short[3] == "at::native::add_kernel<4>"
+    assert len(set(short)) == 4
+    assert all(len(name) <= LONGEST_NAME for name in short)
+    assert shorten_names([gemm, gemm])[0].startswith("cutlass::Kernel2<x")
+
+
+def test_a_comparison_names_what_changed_per_step(tmp_path: Path) -> None:
+    a = view_traces(tmp_path / "a", build_rank(0), build_rank(1))
+    slow = build_rank(0, late_us=200, num_steps=3).kernel("extra", 4500, 10)
+    b = view_traces(tmp_path / "b", slow, build_rank(1, late_us=200, num_steps=3))
+    document = compare_traces(a, b, ("a", "b"))
+    slower = read_table(document.sections[0].tables[0])[0]
+    assert document.sections[0].heading == "Kernels"
+    assert (slower["name"], slower["seconds_a"]) == ("gemm", pytest.approx(3e-4))
+    assert slower["seconds_b"] == pytest.approx(5e-4)
+    assert (slower["count_a"], slower["count_b"]) == (1, 1)
+    assert "1 added, 0 removed" in " ".join(document.summary)
+    assert not document.cautions
+
+
+def test_traces_that_cannot_be_compared_per_step_are_compared_whole_with_a_caution(tmp_path: Path) -> None:
+    a = view_traces(tmp_path / "a", build_rank(0))
+    b = view_traces(tmp_path / "b", TraceBuilder().kernel("gemm", 0, 10), build_rank(1))
+    document = compare_traces(a, b, ("a", "b"))
+    assert "whole traces" in document.setting
+    assert [caution.message.split(":")[0] for caution in document.cautions] == [
+        "whole traces are compared",
+        "A has traces of 1 ranks, B of 2",
+    ]
+
+
+def test_the_numbers_of_hta_have_a_document_of_their_own() -> None:
+    found = HtaBreakdown(kernel_us=100, idle_us=20, compute_us=50, non_compute_us=30, overlap=0.25, num_kernels=3)
+    document = describe_hta({0: found, 1: HtaBreakdown()})
+    first, empty = read_table(document.tables[0])
+    assert (first["compute_share"], first["overlap_share"]) == (0.5, 0.25)
+    assert empty["compute_share"] is None
+    assert "rank 1: no kernel is left" in document.cautions[0].message

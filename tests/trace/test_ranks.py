@@ -1,0 +1,132 @@
+"""The files of a job: found, ordered, doubted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import TraceUnreadable, UsageError
+from scalelab.trace.ranks import find_match_doubts, find_trace_files, read_ranks
+from tests.trace.build import TraceBuilder
+from tests.trace.jobs import reduce_on_time, write_job
+
+
+def write_trace(path: Path, rank: int = 0, num_ranks: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return TraceBuilder(rank=rank, num_ranks=num_ranks).collective("allreduce", 0, 5).write(path)
+
+
+def test_a_directory_gives_its_traces_by_number(tmp_path: Path) -> None:
+    for rank in (10, 9, 1):
+        write_trace(tmp_path / f"rank{rank}.json", rank)
+    (tmp_path / "notes.txt").write_text("no trace")
+    assert [file.name for file in find_trace_files([tmp_path])] == ["rank1.json", "rank9.json", "rank10.json"]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "host_12.178.pt.trace.json", "host_12.178.pt.trace.json.gz"])
+def test_names_that_profilers_give_are_found(tmp_path: Path, name: str) -> None:
+    assert find_trace_files([tmp_path]) if write_trace(tmp_path / name) else None
+
+
+def test_the_directory_of_a_trial_and_of_a_run_with_one_of_them_will_do(tmp_path: Path) -> None:
+    for name in ("run.json", "document.json", "environment.json"):
+        (tmp_path / name).write_text("{}")
+    trial = tmp_path / "trials" / "ddp-2-r1"
+    files = [write_trace(trial / "trace" / f"rank{rank}.json.gz", rank) for rank in range(2)]
+    for name in ("trial.json", "result.json"):
+        (trial / name).write_text("{}")
+    assert find_trace_files([trial]) == find_trace_files([tmp_path]) == find_trace_files([trial, *files]) == files
+
+
+def test_a_run_with_several_traced_trials_asks_which(tmp_path: Path) -> None:
+    for name in ("ddp-1-r1", "ddp-2-r1"):
+        write_trace(tmp_path / "trials" / name / "trace" / "rank0.json")
+    with pytest.raises(UsageError, match=r"2 recordings \(trials/ddp-1-r1, .*: name one, as .*ddp-2-r1$"):
+        find_trace_files([tmp_path])
+
+
+def test_a_recording_with_a_directory_of_its_own_is_found_where_it_is_the_only_one(tmp_path: Path) -> None:
+    names = [f"probe-{rank}-of-2.json" for rank in range(2)]
+    files = [write_trace(tmp_path / "trace" / "probe_1nodes_S4_R2_1" / name) for name in names]
+    (files[0].parent / "probe-0-of-2.txt").write_text("key averages")
+    assert find_trace_files([tmp_path]) == find_trace_files([tmp_path / "trace"]) == files
+    write_trace(tmp_path / "trace" / "probe_1nodes_S4_R2_2" / names[0])
+    with pytest.raises(UsageError, match="2 recordings"):
+        find_trace_files([tmp_path])
+
+
+def test_what_is_not_there_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no trace .*--profile-steps"):
+        find_trace_files([tmp_path])
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        find_trace_files([tmp_path / "nowhere"])
+    with pytest.raises(UsageError, match="name a trace file"):
+        find_trace_files([])
+
+
+def test_ranks_come_in_order_whatever_the_order_of_the_files(tmp_path: Path) -> None:
+    files = [write_trace(tmp_path / f"{name}.json", rank, 3) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
+    job = read_ranks(files)
+    assert [trace.rank for trace in job.ranks] == [0, 1, 2] == list(job.by_rank)
+    assert (job.num_ranks, job.doubts) == (3, ())
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    files = [write_trace(tmp_path / name) for name in ("a.json", "b.json")]
+    with pytest.raises(TraceUnreadable, match=r"a.json and .*b.json are both of rank 0"):
+        read_ranks(files)
+
+
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    job = read_ranks([write_trace(tmp_path / f"{rank}.json", rank, 4) for rank in (0, 2)])
+    (doubt,) = job.doubts
+    assert doubt.message.startswith("there is no trace of rank 1, 3, of 4")
+
+
+def test_a_header_may_claim_any_number_of_ranks(tmp_path: Path) -> None:
+    files = [write_trace(tmp_path / f"{rank}.json", rank, 2) for rank in (0, 1)]
+    for file in files:
+        text = re.sub(r'("world_size"|"pg_size"|"Group size"): 2', rf"\1: {10**18}", file.read_text())
+        file.write_text(text)
+    job = read_ranks(files)
+    assert job.doubts[0].message.startswith("there is no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 …, of 1000")
+    assert job.ranks[0].collectives[0].group_size is None
+
+
+def test_one_file_of_many_ranks_is_no_reason_to_doubt(tmp_path: Path) -> None:
+    job = read_ranks([write_trace(tmp_path / "a.json", 3, 8)])
+    assert (job.doubts, job.matching, job.arrivals) == ((), None, None)
+
+
+def test_jobs_of_different_sizes_are_doubted(tmp_path: Path) -> None:
+    job = read_ranks([write_trace(tmp_path / "a.json", 0, 2), write_trace(tmp_path / "b.json", 1, 4)])
+    assert "jobs with 2 and 4 ranks" in job.doubts[0].message
+
+
+def test_several_ranks_without_communication_are_doubted_with_the_next_step(tmp_path: Path) -> None:
+    job = read_ranks([TraceBuilder().kernel("a_kernel", 0, 5).write(tmp_path / "a.json")])
+    (doubt,) = job.doubts
+    assert "2 ranks, but no communication" in doubt.message
+    assert "--communication" in doubt.next_step
+
+
+def test_files_that_do_not_say_their_rank_follow_the_others(tmp_path: Path) -> None:
+    text = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
+    for name in ("x.json", "y.json"):
+        (tmp_path / name).write_text(text)
+    job = read_ranks([tmp_path / "x.json", write_trace(tmp_path / "z.json", 1), tmp_path / "y.json"])
+    assert [trace.path.name for trace in job.ranks] == ["z.json", "x.json", "y.json"]
+    assert list(job.by_rank) == [1, 2, 3]
+    assert any("2 files do not say which rank" in doubt.message for doubt in job.doubts)
+
+
+def test_collectives_without_a_counterpart_are_told(tmp_path: Path) -> None:
+    builders = reduce_on_time([(0, 10)] * 10)
+    del builders[1].events[3:6]
+    job = write_job(tmp_path, builders)
+    (doubt,) = find_match_doubts(job)
+    assert doubt.message.startswith("3 of 10 collectives of rank 0 have no counterpart")
+    assert job.arrivals is not None
+    assert job.arrivals.num_matched == 7

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalelab.trace.spool import RECORD, Records
+from scalelab.trace.windows import Step, Window, arrange_steps, cut_windows
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=20)
+
+
+def make(spans: list[tuple[int, int]]) -> Records:
+    records = np.zeros(len(spans), dtype=RECORD)
+    records["start"] = [start for start, _ in spans]
+    records["end"] = [start + length for start, length in spans]
+    records["name"] = np.arange(len(spans))
+    return records
+
+
+def cut(spans: list[tuple[int, int]], steps: list[Step], num_blocks: int = 1) -> list[Window]:
+    records = make(sorted(spans))
+    low = min([int(records["start"].min()), *(step.start for step in steps)])
+    high = max([int(records["end"].max()), *(step.end for step in steps)])
+    blocks = [records[part] for part in np.array_split(np.arange(len(records)), num_blocks)]
+    return list(cut_windows(blocks, arrange_steps(steps), low, high))
+
+
+@given(
+    spans=SPANS,
+    steps=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 30)), max_size=4),
+    num_blocks=st.integers(1, 6),
+)
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_windows_follow_each_other_and_hold_every_event_where_it_runs(
+    spans: list[tuple[int, int]], steps: list[tuple[int, int]], num_blocks: int
+) -> None:
+    given_steps = [Step(number, start, start + length) for number, (start, length) in enumerate(steps)]
+    windows = cut(spans, given_steps, num_blocks)
+    for window, following in pairwise(windows):
+        assert window.end == following.start
+    begun = np.concatenate([window.records for window in windows])
+    assert sorted(begun["name"].tolist()) == list(range(len(spans)))
+    for record in begun:
+        for window in windows:
+            runs = record["start"] < window.end and record["end"] > window.start
+            assert not runs or record["name"] in window.all_records["name"]
+    arranged = arrange_steps(given_steps)
+    for window in windows:
+        for time in range(window.start, window.end):
+            inside = [step.number for step in arranged if step.start <= time < step.end]
+            assert inside == ([] if window.step is None else [window.step])
+
+
+def test_the_last_event_belongs_to_all_steps_that_follow() -> None:
+    windows = cut([(10, 90)], [Step(0, 0, 50), Step(1, 50, 100)])
+    assert [(w.start, w.end, w.step, len(w.all_records)) for w in windows] == [
+        (0, 10, 0, 0),
+        (10, 50, 0, 1),
+        (50, 100, 1, 1),
+    ]
+
+
+def test_a_step_on_several_streams_is_one() -> None:
+    assert arrange_steps([Step(3, 10, 20), Step(3, 5, 15), Step(4, 18, 30)]) == [Step(3, 5, 18), Step(4, 18, 30)]
+
+
+def test_a_trace_of_nothing_is_an_empty_window() -> None:
+    (window,) = cut_windows([], [], 0, 0)
+    assert (window.start, window.end, window.step, len(window.all_records)) == (0, 0, None, 0)
