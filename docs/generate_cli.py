@@ -19,6 +19,7 @@ from pathlib import Path
 
 from scalelab.cli.app import VERBS, run_verb
 from scalelab.cli.data import VERBS as DATA_VERBS
+from scalelab.cli.trace import DIFF
 from scalelab.studies.catalogue import STUDIES
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -92,17 +93,24 @@ def list_commands() -> Iterator[tuple[str, ...]]:
         yield (verb,)
         if verb == "run":
             yield from ((verb, study) for study in STUDIES)
+        if verb == "trace":
+            yield (verb, DIFF)
         if verb == "data":
             yield from ((verb, command) for command in DATA_VERBS)
 
 
 def shorten(command: tuple[str, ...], text: str) -> str:
-    """The help of a study without the flags that all have: those stand once, with the first study."""
+    """The help of a study without the flags that all have: those stand once, with the first study.
+
+    A study that trains nothing has none of them.
+    """
     first, *others = STUDIES
     if command[0:1] != ("run",) or command[1:] not in [(name,) for name in others]:
         return text
     lines = text.splitlines()
-    shared = next(number for number, line in enumerate(lines) if "job options" in line)
+    shared = next((number for number, line in enumerate(lines) if "job options" in line), None)
+    if shared is None:
+        return text
     return "\n".join([*lines[:shared], f" and all other options of scalelab run {first}, with those of its --workload"])
 
 

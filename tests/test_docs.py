@@ -34,15 +34,24 @@ from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import parse_kind, parse_study, print_studies
 from scalelab.cli.show import Show
+from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.samples import COLUMNS
+from scalelab.samples import COLUMNS, TRANSFER_COLUMNS
 from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.collectives import Collectives
+from scalelab.studies.traced import describe_traces
+from scalelab.studies.traced_diff import compare_traces
+from scalelab.studies.traced_hta import describe_hta
+from scalelab.studies.traced_view import TraceView, make_counters
 from scalelab.studies.train import Train
+from scalelab.trace.hta import HtaBreakdown
+from scalelab.trace.ranks import read_ranks
 from scalelab.trial import Status, StepKind
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
 from tests.measure.trials import launch, make_trial
+from tests.studies.traces import build_rank
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -53,6 +62,7 @@ VERB_FLAGS: dict[str, type[Any]] = {
     "list": ListRuns,
     "show": Show,
     "compare": Compare,
+    "trace": Trace,
     "resume": Resume,
     "doctor": Doctor,
     "completion": Completion,
@@ -137,10 +147,16 @@ def _parse(arguments: list[str]) -> None:
         train, execution = parse_kind(Train, arguments[1:], verb)
         assert train.plan()
         execution.output.check()
+    elif verb == "collectives":
+        study, execution = parse_kind(Collectives, arguments[1:], verb)
+        assert study.plan()
+        execution.output.check()
     elif verb == "data":
         assert arguments[1] in DATA_VERBS
         if arguments[2:]:
             parse_flags(Tokenize, arguments[2:], " ".join(arguments[:2]))
+    elif arguments[:2] == ["trace", DIFF]:
+        parse_flags(TraceDiff, arguments[2:], " ".join(arguments[:2])).reading.check()
     else:
         parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
 
@@ -183,7 +199,7 @@ def test_every_command_parses(
 
 
 def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
-    assert set(VERB_FLAGS) | {"run", "train", "data"} == set(VERBS)
+    assert set(VERB_FLAGS) | {"run", "train", "collectives", "data"} == set(VERBS)
     shown = {command.split()[0] for _, command in COMMANDS if command}
     assert set(VERBS) <= shown
 
@@ -372,6 +388,21 @@ def test_every_flag_of_the_tokenizer_stands_with_its_default() -> None:
     assert listed == found | {f"--{name}": "" for name in required}
 
 
+def test_every_flag_of_a_trace_stands_with_its_default() -> None:
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", (ROOT / "docs" / "trace.md").read_text(), re.MULTILINE))
+    fields = [*dataclasses.fields(Reading), *(field for field in dataclasses.fields(Trace) if field.name == "hta")]
+    assert listed == {f"--{f.name.replace('_', '-')}": describe_default(f.default) for f in fields}
+
+
+def test_every_column_of_a_trace_is_explained_on_its_page(tmp_path: Path) -> None:
+    files = [build_rank(rank).write(tmp_path / f"rank{rank}.json") for rank in range(2)]
+    view = TraceView(job=read_ranks(files, counters=make_counters(None)))
+    documents = [describe_traces(view), compare_traces(view, view, ("a", "b")), describe_hta({0: HtaBreakdown()})]
+    text = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+    for column in (column for document in documents for table in document.tables for column in table.columns):
+        assert f"| {column.header} " in text, f"trace.md does not explain {column.header!r}"
+
+
 def test_what_build_may_take_is_listed() -> None:
     text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
     table = text.split("### What build may take")[1].split("###")[0]
@@ -381,7 +412,7 @@ def test_what_build_may_take_is_listed() -> None:
 def test_every_column_kind_and_status_of_a_run_is_listed() -> None:
     text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert listed == [*COLUMNS, *map(str, StepKind), *map(str, Status)]
+    assert listed == [*COLUMNS, *map(str, StepKind), *TRANSFER_COLUMNS, *map(str, Status)]
 
 
 def test_the_constants_of_the_statistics_are_those_of_the_code() -> None:

@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun
-from scalelab.samples import COLUMNS, FIRST_COLUMNS, parse_samples, read_samples, render_samples, sha256_of
+from scalelab.observations import Transfer
+from scalelab.samples import (
+    COLUMNS,
+    FIRST_COLUMNS,
+    parse_samples,
+    parse_transfers,
+    read_partial_transfers,
+    read_samples,
+    read_transfers,
+    render_samples,
+    render_transfers,
+    sha256_of,
+)
 from scalelab.trial import StepKind, StepSample
 from tests.records import draw_samples
 
@@ -130,3 +142,44 @@ def test_a_file_from_before_the_last_gradient_was_timed_is_read() -> None:
     header = ",".join(FIRST_COLUMNS)
     (sample,) = parse_samples(f"{header}\n0,3,phases,1.0,0.5,0.1,0.1,0.2,0.1,2.5\n")
     assert (sample.loss, sample.ready_seconds) == (2.5, None)
+
+
+TRANSFERS = [Transfer(0, "all_reduce", 64, 0, 10, 12.5, 1 / 3), Transfer(1, "all_reduce", 64, 0, 10, 12.6, 5e-324)]
+
+
+def test_transfers_read_back_are_the_ones_written_to_the_last_bit() -> None:
+    assert parse_transfers(render_transfers(TRANSFERS)) == TRANSFERS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the header is None"),
+        (render_samples([]), "the header is"),
+        ("HEADER0,all_reduce,64,0,1,0.0\n", "a line has 6 fields, not 7"),
+        ("HEADER0,all_reduce,64,0,1,0.0,nan\n", "a timing has no time"),
+        ("HEADER0,all_reduce,64,0,0,0.0,1.0\n", "a timing has no time"),
+        ("HEADER0,all_reduce,many,0,1,0.0,1.0\n", "many"),
+    ],
+)
+def test_a_line_that_is_no_timing_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_transfers(text.replace("HEADER", render_transfers([])))
+
+
+def test_transfers_whose_file_was_changed_are_refused(tmp_path: Path) -> None:
+    path, text = tmp_path / "transfers.csv", render_transfers(TRANSFERS)
+    path.write_text(text)
+    assert read_transfers(path, sha256_of(text.encode()), 2) == TRANSFERS
+    with pytest.raises(DamagedRun, match=r"transfers\.csv holds 2 transfers, its result says 3"):
+        read_transfers(path, sha256_of(text.encode()), 3)
+    path.write_text(text[:-3])
+    with pytest.raises(DamagedRun, match=r"transfers\.csv is not the file its result was written with"):
+        read_transfers(path, sha256_of(text.encode()), 2)
+
+
+def test_a_timing_that_was_cut_by_the_end_of_its_rank_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.transfers.csv"
+    path.write_text(render_transfers(TRANSFERS)[:-3])
+    assert read_partial_transfers(path) == TRANSFERS[:1]
+    assert read_partial_transfers(tmp_path / "none") == []

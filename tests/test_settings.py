@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.settings import Course, Optimization, Spreading
+from scalelab.settings import Course, Exchange, Optimization, Spreading
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,11 @@ from scalelab.settings import Course, Optimization, Spreading
         ),
         (Course, {"profile_wait": 0}, "--profile-wait 0 is not read without --profile-active: add it"),
         (Course, {"profile_name": "mine"}, "--profile-name mine is not read without --profile-active: add it"),
-        (Course, {"profile_active": 1, "profile_name": "a/b"}, "--profile-name 'a/b' cannot name a file: use letters, digits and ._-"),
+        (
+            Course,
+            {"profile_active": 1, "profile_name": "a/b"},
+            "--profile-name 'a/b' cannot name a file: use letters, digits and ._-",
+        ),
         (Course, {"profile_warmup": 3}, "--profile-warmup 3 is not read without --profile-active: add it"),
     ],
 )
@@ -47,3 +51,20 @@ def test_a_number_that_nothing_reads_is_refused(
 )
 def test_a_number_that_is_read_or_stays_as_it_was_is_taken(make: Callable[..., object], fields: dict[str, Any]) -> None:
     make(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sizes": ()}, "an exchange by all_reduce needs at least one size"),
+        ({"sizes": (4, 6)}, "a message of 6 bytes is no whole number of float32: use a multiple of 4"),
+        ({"sizes": (0,)}, "a message of 0 bytes is no whole number of float32: use a multiple of 4"),
+        ({"repeats": 0}, "--repeats 0 is too small: use 1 or more"),
+        ({"warmup_calls": -1}, "--warmup-calls -1 is too small: use 0 or more"),
+        ({"budget_seconds": 0.0}, "--budget 0 cannot be: use a finite number above 0"),
+    ],
+)
+def test_an_exchange_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    defaults: dict[str, Any] = {"operation": "all_reduce", "sizes": (4,)}
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        Exchange(**(defaults | fields))

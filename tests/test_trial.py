@@ -28,6 +28,7 @@ from scalelab.trial import (
     to_builtins,
     with_samples,
 )
+from tests.exchanges import make_exchange_trial
 from tests.records import draw_plans, draw_results, draw_trials, make_record, make_result
 
 CLEAN, COMM_FREE = StepKind.CLEAN, StepKind.COMM_FREE
@@ -158,18 +159,18 @@ def test_blocks_hold_as_many_steps_as_were_asked_for(plan: StepPlan) -> None:
 @given(draw_plans())
 @settings(deadline=None)
 def test_a_step_settles_after_every_block_that_leaves_the_machine_in_another_state(plan: StepPlan) -> None:
-    disturbing = (StepKind.COMM_FREE, StepKind.PROFILED)
     blocks = plan.blocks
-    after = [second for first, second in pairwise(blocks) if first.kind in disturbing]
-    assert after == [Block(StepKind.SETTLE, 1)] * sum(block.kind in disturbing for block in blocks)
-    assert blocks[-1].kind not in disturbing
+    after = [second for first, second in pairwise(blocks) if first.kind is COMM_FREE]
+    assert after == [Block(StepKind.SETTLE, 1)] * sum(block.kind is COMM_FREE for block in blocks)
+    assert blocks[-1].kind is not COMM_FREE
 
 
 @given(draw_plans())
 @settings(deadline=None)
-def test_the_profiled_steps_are_one_block(plan: StepPlan) -> None:
+def test_the_profiled_steps_are_one_block_and_the_last(plan: StepPlan) -> None:
     profiled = [block for block in plan.blocks if block.kind is StepKind.PROFILED]
     assert profiled == ([Block(StepKind.PROFILED, plan.profiled_steps)] if plan.profiled_steps else [])
+    assert not profiled or plan.blocks[-1] == profiled[0]
 
 
 @given(draw_plans())
@@ -187,8 +188,9 @@ def test_kinds_take_turns() -> None:
     names = [(block.kind.value, block.num_steps) for block in plan.blocks]
     assert names == [
         ("clean", 3),
-        *(("clean", 3), ("phases", 1), ("comm_free", 2), ("settle", 1), ("profiled", 4), ("settle", 1)),
+        *(("clean", 3), ("phases", 1), ("comm_free", 2), ("settle", 1)),
         *(("clean", 2), ("phases", 1), ("comm_free", 1), ("settle", 1)),
+        ("profiled", 4),
     ]
 
 
@@ -266,3 +268,15 @@ def test_a_record_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         trial.num_ranks = 2  # type: ignore[misc]
     assert replace(trial, seed=1).seed == 1
+
+
+@pytest.mark.parametrize("fields", [{"workload": "mlp"}, {"strategy": "ddp"}])
+def test_an_exchange_trains_nothing(fields: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="an exchange trains nothing: leave the workload empty"):
+        make_exchange_trial("all_reduce", 2, (8,), **fields)
+
+
+def test_an_exchange_survives_json() -> None:
+    trial = make_exchange_trial("all_to_all", 4, (16, 64), backend="gloo")
+    assert from_builtins(json.loads(json.dumps(to_builtins(trial))), Trial) == trial
+    assert trial.num_processes == 4

@@ -11,8 +11,8 @@ from typing import Any
 from scalelab import __version__
 from scalelab.environment import Environment, read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UsageError
+from scalelab.measure.launchers.hosts import choose_launcher
 from scalelab.measure.launchers.launcher import Launcher
-from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
 from scalelab.measure.scheduler import Event, Guidance, Listener, run_trials
@@ -36,7 +36,7 @@ def run_study(
 ) -> tuple[RunStore, Document]:
     """Measure a study into a new run and answer its question."""
     store = start_run(study, runs_dir, sys.argv)
-    return store, execute_run(store, launcher or LocalLauncher(), listener or ignore_event)
+    return store, execute_run(store, launcher or choose_launcher(store.trials()), listener or ignore_event)
 
 
 def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
@@ -142,9 +142,12 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore) ->
     first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
     file, colon, function = first.trial.workload.rpartition(":")
     label = f"{Path(file).name}:{function}" if colon else function
+    workload = f" of --workload {label}" if label else ""
+    is_told = first.trial.exchange is not None and first.status is Status.INVALID  # it names the flag itself
+    advice = "" if is_told else f": {first.status.advice}"
     error = NothingMeasured(
-        f"no trial completed; {first.trial.configuration} of --workload {label} was {first.status.words}:"
-        f" {first.reason}: {first.status.advice} (logs: {store.trial_directory(first.trial.name)})"
+        f"no trial completed; {first.trial.configuration}{workload} was {first.status.words}:"
+        f" {first.reason}{advice} (logs: {store.trial_directory(first.trial.name)})"
     )
     if first.status is Status.TIMED_OUT:
         error.exit_code = 124

@@ -160,6 +160,18 @@ class TracedStep:
     """Of the collectives that all ranks' traces hold: the shortest time that any rank spent in each, added up."""
     waiting_ns: int | None = None
     """What this rank spent in them beyond that: it was early."""
+    messages: tuple[Message, ...] = ()
+    """Its collectives by kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedOperator:
+    """All calls of one operator on the host during the profiled steps."""
+
+    name: str
+    count: int
+    self_ns: int
+    """Without what it called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +207,8 @@ class RankReport:
     counters: DdpCounters | None = None
     traced_steps: tuple[TracedStep, ...] = ()
     """What the trace of the profiled steps says, one by one; see `trace/`."""
+    traced_operators: tuple[TracedOperator, ...] = ()
+    """The operators of all of them together; of rank 0 only, for ranks run the same."""
 
 
 class Transfer(NamedTuple):

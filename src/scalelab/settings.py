@@ -196,9 +196,9 @@ class Course:
     """Steps that it records: a trace and a table of key averages for every rank. 0: no profiler."""
     profile_repeat: int = 1
     """How often it waits, warms up and records."""
-    profile_name: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    profile_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """What traces are called: NAME-RANK-of-RANKS.json, in a directory whose name says nodes, epochs, ranks and time.
-    Empty: rank0.json.gz …"""
+    None: rank0.json.gz …"""
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "evaluate_every", "checkpoint_every"):
@@ -212,7 +212,7 @@ class Course:
         if not self.profile_active:
             unread = ("profile_wait", "profile_warmup", "profile_repeat", "profile_name")
             refuse_unread(self, unread, "--profile-active")
-        if not re.fullmatch(r"[A-Za-z0-9._-]*", self.profile_name):
+        if not re.fullmatch(r"[A-Za-z0-9._-]*", self.profile_name or ""):
             raise UsageError(f"--profile-name {self.profile_name!r} cannot name a file: use letters, digits and ._-")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one")
@@ -225,7 +225,7 @@ class Exchange:
     operation: Operation
     sizes: tuple[int, ...]
     """Bytes of the whole message, as `analysis/bandwidth.py` defines it: whole float32 numbers."""
-    repeats: int = 40
+    repeats: int = 50
     """Timings of every size, at the most."""
     warmup_calls: int = 3
     """Calls of every size before its first timing."""

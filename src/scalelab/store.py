@@ -7,10 +7,10 @@
       document.json       what every renderer reads
 
 `result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
-checksum of `samples.csv`, so that a file that was cut or changed afterwards is noticed. Plain files, because compute
-nodes share file systems where a database's locks do not work. Two runs at once never touch each other: the directory
-is claimed by creating it. Two processes on one run are kept apart by `running.json`, which appears whole or not
-at all.
+checksum of `samples.csv` (of an exchange, of `transfers.csv` too), so that a file that was cut or changed afterwards
+is noticed. Plain files, because compute nodes share file systems where a database's locks do not work. Two runs at
+once never touch each other: the directory is claimed by creating it. Two processes on one run are kept apart by
+`running.json`, which appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ import psutil
 from scalelab.environment import Environment
 from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageError
 from scalelab.files import read_json, storage_errors, write_atomically, write_json
-from scalelab.samples import read_samples, render_samples, sha256_of
+from scalelab.samples import read_samples, read_transfers, render_samples, render_transfers, sha256_of
 from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
 
 RUNS_DIR = Path("runs")
 """Where runs are kept unless told otherwise."""
+RAW_FILES = ("samples", "transfers")
+"""What stands beside `result.json`, as CSV: every trial has samples, an exchange transfers too."""
 
 T = TypeVar("T")
 
@@ -151,28 +153,32 @@ class RunStore:
     def save_result(self, result: TrialResult) -> None:
         """Write the samples, then `result.json`; after this the trial is never run again."""
         directory = self.trial_directory(result.trial.name)
-        text = render_samples(result.samples)
+        texts = {"samples": render_samples(result.samples)}
         header = to_builtins(with_samples(result, ()))
-        del header["samples"]
-        header |= {
-            "samples_sha256": sha256_of(text.encode()),
-            "num_samples": len(result.samples),
-            "schema_version": SCHEMA_VERSION,
-        }
+        del header["samples"], header["transfers"]
+        header |= {"num_samples": len(result.samples), "schema_version": SCHEMA_VERSION}
+        if result.trial.exchange is not None:
+            texts["transfers"] = render_transfers(result.transfers)
+            header["num_transfers"] = len(result.transfers)
+        header |= {f"{name}_sha256": sha256_of(text.encode()) for name, text in texts.items()}
         with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / "samples.csv", text)
+            for name, text in texts.items():
+                write_atomically(directory / f"{name}.csv", text)
             write_json(directory / "result.json", header)
 
     def result(self, trial_name: str) -> TrialResult:
-        """A stored result with its samples; raises `DamagedRun` when a file is not what was written."""
+        """A stored result with its samples and transfers; raises `DamagedRun` when a file is not what was written."""
         directory = self.trial_directory(trial_name)
         header = read_json(directory / "result.json")
         check_schema(directory / "result.json", header)
-        checksum, count = header.pop("samples_sha256", None), header.pop("num_samples", None)
+        known = {name: (header.pop(f"{name}_sha256", None), header.pop(f"num_{name}", None)) for name in RAW_FILES}
         header.pop("schema_version")
         bare = _convert(directory / "result.json", header, TrialResult)
-        return with_samples(bare, read_samples(directory / "samples.csv", checksum, count))
+        samples = read_samples(directory / "samples.csv", *known["samples"])
+        if bare.trial.exchange is None:
+            return with_samples(bare, samples)
+        return with_samples(bare, samples, read_transfers(directory / "transfers.csv", *known["transfers"]))
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
         """All readable results in the order of the plan, and what could not be read."""

@@ -25,8 +25,8 @@ import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
-from scalelab.observations import CurvePoint, DeviceLoad, Instrument, RankReport
-from scalelab.settings import Course, Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.observations import CurvePoint, DeviceLoad, Instrument, RankReport, Transfer
+from scalelab.settings import Course, Dtype, Exchange, Optimization, Perturbation, Spreading, StepShape
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of an older version would be misread."""
@@ -39,6 +39,8 @@ DEVICES = ("cpu", "cuda")
 ALLOCATORS = ("system", "keep", "pages")
 SINGLE_PROCESS = ("single", "dp")
 """Strategies that have no process group."""
+NO_STRATEGY = "none"
+"""What a trial has in place of a strategy that exchanges messages and trains nothing."""
 
 
 class Status(StrEnum):
@@ -98,7 +100,7 @@ class StepPlan:
     """Which steps one launch runs: a lead-in of clean steps, then blocks of all kinds, interleaved.
 
     The counts are totals per launch; `cycles` says over how many turns they are spread. The profiled steps are one
-    block, so that they make one trace.
+    block, so that they make one trace, and the last: for a few steps after it the rank is slower.
     """
 
     lead_in_steps: int = 10
@@ -124,8 +126,7 @@ class StepPlan:
             comm_free = _share(self.comm_free_steps, self.cycles, cycle)
             if comm_free:
                 found += [Block(StepKind.COMM_FREE, comm_free), Block(StepKind.SETTLE, 1)]
-            if self.profiled_steps and cycle == 0:
-                found += [Block(StepKind.PROFILED, self.profiled_steps), Block(StepKind.SETTLE, 1)]
+        found.append(Block(StepKind.PROFILED, self.profiled_steps))
         return tuple(block for block in found if block.num_steps)
 
     @property
@@ -146,7 +147,7 @@ class Trial:
     configuration: str
     """What is compared: trials that differ only in their round share it, for example `ddp-2`."""
     workload: str
-    """The name of a built-in workload, or `file.py:build`."""
+    """The name of a built-in workload, or `file.py:build`; empty for an exchange, which trains nothing."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """The workload's own options."""
     strategy: str = "single"
@@ -170,6 +171,8 @@ class Trial:
     plan: StepPlan = field(default_factory=StepPlan)
     course: Course | None = None
     """A training run instead of a measurement by `plan`."""
+    exchange: Exchange | None = None
+    """Communication alone instead of a training: no workload, and `NO_STRATEGY`."""
     instruments: tuple[Instrument, ...] = ()
     """What is looked at besides time."""
     label: str = ""
@@ -182,13 +185,16 @@ class Trial:
     own (glibc, CPU)."""
     port: int = 0
     """The rendezvous port on loopback; 0: any free one."""
+    link: str = ""
+    """What joins the hosts that ranks are spread over, as `ranks/links.py` reads it; empty: all are on one host."""
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.configuration):
             raise UsageError(
                 f"configuration {self.configuration!r} cannot name a directory: use letters, digits, '.', '_' and '-'"
             )
-        for name in ("num_ranks", "global_batch", "round", "threads_per_rank"):
+        for name in ("num_ranks", "global_batch", "round", "threads_per_rank", "ranks_per_host"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("seed", self.seed, 0)
         check_at_least("spare_cores_per_rank", self.spare_cores_per_rank, 0)
@@ -206,6 +212,11 @@ class Trial:
             raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+        if self.exchange is not None and (self.workload or self.strategy != NO_STRATEGY):
+            raise UsageError(
+                f"an exchange trains nothing: leave the workload empty, not {self.workload!r}, and use strategy"
+                f" {NO_STRATEGY!r}, not {self.strategy!r}"
+            )
         self._check_shape()
 
     def _check_shape(self) -> None:
@@ -231,6 +242,11 @@ class Trial:
     def num_processes(self) -> int:
         """One per rank; the replicas of `dp` are threads of one process, and a forecast needs no ranks."""
         return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
+
+    @property
+    def num_hosts(self) -> int:
+        """One unless a link joins several."""
+        return -(-self.num_processes // self.ranks_per_host) if self.link else 1
 
     @property
     def is_forecast(self) -> bool:
@@ -299,6 +315,8 @@ class TrialResult:
     traceback: str = ""
     """The user's own frames, where the user's code raised the error."""
     samples: tuple[StepSample, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    """The timings of an exchange, of every rank; empty for a training."""
     ranks: tuple[RankReport, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     """The lines of a training run; empty for a measurement."""
@@ -339,9 +357,9 @@ class TrialResult:
         return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
 
 
-def with_samples(result: TrialResult, samples: Iterable[StepSample]) -> TrialResult:
-    """The same result with other samples: they are kept in a file of their own."""
-    return replace(result, samples=tuple(samples))
+def with_samples(result: TrialResult, samples: Iterable[StepSample], transfers: Iterable[Transfer] = ()) -> TrialResult:
+    """The same result with other samples and transfers: they are kept in files of their own."""
+    return replace(result, samples=tuple(samples), transfers=tuple(transfers))
 
 
 def not_run(trial: Trial, reason: str) -> TrialResult:

@@ -31,9 +31,11 @@ from typing import Literal, Protocol
 from scalelab.errors import UsageError
 
 Quantity = Literal[
-    "text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "accuracy", "epochs"
+    "text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "accuracy", "epochs", "latency",
+    "bandwidth"
 ]  # fmt: skip
-"""What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit."""
+"""What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit. Latency and
+bandwidth are seconds and bytes per second in the units that tables of communication have everywhere: µs and GB/s."""
 
 UNKNOWN = "–"
 PLUS_MINUS = " ± "
@@ -86,6 +88,8 @@ _SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
     "rate": (("", 1.0, 0.0), ("k", 1e3, 1e5), ("M", 1e6, 1e6), ("G", 1e9, 1e9), ("T", 1e12, 1e12)),
     "share": (("%", 0.01, 0.0),),
     "accuracy": (("%", 0.01, 0.0),),
+    "latency": (("µs", 1e-6, 0.0),),
+    "bandwidth": (("GB/s", 1e9, 0.0),),
 }  # fmt: skip
 """Symbol, factor and the magnitude from which on it is used, ascending."""
 
@@ -300,3 +304,12 @@ def parse_seconds(text: str) -> float:
     if not parts or _SECONDS.sub("", stripped):
         raise UsageError(f"{text!r} is no time: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)")
     return float(sum(Fraction(number) * _SECONDS_PER[symbol] for number, symbol in parts))
+
+
+def parse_bit_rate(text: str) -> float:
+    """Bits per second as tc takes them: 1gbit, 100mbit, 2.5gbit, 64kbit; a trailing /s is allowed."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,24})?) ?([kmgt]?)bit(?:/s)?", text.strip().lower())
+    rate = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0.0
+    if rate < 1:
+        raise UsageError(f"{text!r} is no rate: use a form such as 1gbit, 100mbit or 64kbit")
+    return rate

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport
+from scalelab.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
 from scalelab.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import make_options
 
@@ -39,6 +39,8 @@ class PlayedLauncher(FakeLauncher):
             self.launched.append(trial.name)
             return TrialResult(trial=trial, status=status, reason="it was played so")
         result = super().launch(trial, directory)
+        if trial.exchange is not None:
+            return result
         samples = () if "memory_forecast" in trial.instruments else result.samples
         return replace(result, samples=samples, ranks=play_ranks(trial), curve=play_curve(trial))
 
@@ -79,9 +81,28 @@ def play_ranks(trial: Trial) -> tuple[RankReport, ...]:
             memory=memory,
             messages=messages,
             counters=PLAYED_COUNTERS if "counters" in trial.instruments else None,
+            traced_steps=play_trace(trial),
         )
         for rank in range(trial.num_processes)
     )
+
+
+def play_trace(trial: Trial) -> tuple[TracedStep, ...]:
+    """Steps of 40 ms with communication that a link makes five times as long."""
+    communication = 4_000_000 * (5 if trial.num_hosts > 1 else 1)
+    step = TracedStep(
+        span_ns=40_000_000,
+        compute_ns=40_000_000 - communication,
+        overlapped_ns=0,
+        exposed_ns=communication,
+        copy_ns=0,
+        idle_ns=0,
+        num_collectives=2,
+        payload_bytes=4_000_000,
+        transfer_ns=communication - 1_000_000,
+        waiting_ns=1_000_000,
+    )
+    return (step,) * trial.plan.profiled_steps if trial.num_ranks > 1 else ()
 
 
 def play_curve(trial: Trial) -> tuple[CurvePoint, ...]:

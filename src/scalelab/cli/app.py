@@ -24,6 +24,10 @@ VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
     "reproduce": ("scalelab.cli.reproduce", "A published assignment: its experiments here, beside its numbers."),
     "train": ("scalelab.cli.train", "Train for real: lines, evaluation, checkpoints; alone or under torchrun."),
+    "collectives": (
+        "scalelab.cli.collectives",
+        "Communication alone: latency and bandwidth by size. A study, shorter.",
+    ),
     "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),
     "compare": (
@@ -31,6 +35,7 @@ VERBS = {
         "Two runs side by side: faster, slower, no difference or unresolved.",
     ),
     "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
+    "trace": ("scalelab.cli.trace", "Read profiler traces: what communication costs, who waits, what ran."),
     "data": ("scalelab.cli.data", "Prepare data: text to token shards."),
     "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),

@@ -19,9 +19,11 @@ from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
-from scalelab.cli.run import make_command_class
+from scalelab.cli.run import is_training, make_command_class
 from scalelab.cli.show import Show
+from scalelab.cli.trace import Trace
 from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.collectives import Collectives
 from scalelab.studies.train import Train
 from scalelab.workloads.catalogue import BUILT_IN
 
@@ -55,18 +57,22 @@ def make_script(shell: str) -> str:
 def make_full_parser() -> Any:
     """Every command as one union of subcommands; a study offers the options of all built-in workloads."""
     studies = [
-        Annotated[make_command_class(kind, make_all_options(), "…"), tyro.conf.subcommand(name)]
+        Annotated[
+            make_command_class(kind, make_all_options() if is_training(kind) else None, "…"), tyro.conf.subcommand(name)
+        ]
         for name, kind in STUDIES.items()
     ]
     run = dataclasses.make_dataclass("Run", [("study", Union[tuple(studies)])])  # noqa: UP007
     verbs = {
         "run": run,
         "train": make_command_class(Train, make_all_options(), "…"),
+        "collectives": make_command_class(Collectives, None, ""),
         "reproduce": Command,
         "list": ListRuns,
         "show": Show,
         "compare": Compare,
         "resume": Resume,
+        "trace": Trace,
         "data": make_data_class(),
         "doctor": Doctor,
         "completion": Completion,

@@ -12,7 +12,8 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.run import Execution
 from scalelab.errors import DamagedRun
 from scalelab.experiment import read_study, start_run
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.hosts import choose_launcher
+from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.store import RunStore, find_runs
@@ -46,7 +47,8 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.writelines(f"{row} not run, or not whole: {reason}\n" for row, reason in reproduce.reasons.items())
         return 0
     execution.output.check()
-    launcher = LocalLauncher()
+    # Rows that need several hosts say so where there can be none; the others are run.
+    launcher = choose_launcher(() if find_host_obstacle() else trials)
     launcher.check()
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:

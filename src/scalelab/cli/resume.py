@@ -16,8 +16,8 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.environment import read_environment
 from scalelab.errors import DamagedRun, UsageError
+from scalelab.measure.launchers.hosts import choose_launcher
 from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
-from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.studies.train import Train
 from scalelab.trial import Status
@@ -42,7 +42,8 @@ def main(args: Sequence[str]) -> int:
         return run_member("-", store.trials()[0].device)
     warn_of_changes(store)
     reopen_training(store)
-    return measure_and_report(store, join_launcher(store, member) if member else LocalLauncher(), resume.output)
+    launcher = join_launcher(store, member) if member else choose_launcher(store.trials())
+    return measure_and_report(store, launcher, resume.output)
 
 
 def join_launcher(store: RunStore, member: Membership) -> JoinedLauncher:

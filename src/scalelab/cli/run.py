@@ -25,7 +25,7 @@ from scalelab.cli.options import (
 from scalelab.cli.output import Output, RunsDir
 from scalelab.errors import UsageError
 from scalelab.experiment import start_run
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.hosts import choose_launcher
 from scalelab.store import RUNS_DIR, find_runs
 from scalelab.studies.catalogue import STUDIES, find_runnable
 from scalelab.studies.expectation import expect_seconds, render_plan
@@ -49,15 +49,20 @@ def main(args: Sequence[str]) -> int:
     if args[0].startswith("-"):
         raise UsageError(f"the study comes first: scalelab run STUDY {args[0]} …; studies: {', '.join(STUDIES)}")
     study, execution = parse_study(args[0], args[1:])
+    return measure_study(study, execution, ["scalelab", "run", *args])
+
+
+def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
+    """Plan, run, conclude, save and print; gives the exit code."""
     trials = study.plan()
     if execution.dry_run:
         expected = expect_seconds(trials, find_runs(execution.runs_dir))
         sys.stdout.write(render_plan(trials, expected))
         return 0
     execution.output.check()
-    launcher = LocalLauncher()
+    launcher = choose_launcher(trials)
     launcher.check()
-    store = start_run(study, execution.runs_dir, ["scalelab", "run", *args])
+    store = start_run(study, execution.runs_dir, command)
     return measure_and_report(store, launcher, execution.output)
 
 
@@ -68,6 +73,8 @@ def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
 
 def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
     """The study with its workload's options, and how to execute it, from the flags."""
+    if not is_training(kind):
+        return parse_plain(kind, args, verb)
     default: str = kind().job.workload
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
@@ -84,6 +91,20 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     options = read_options(answer.options, extra)
     job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
     return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def is_training(kind: type[Any]) -> bool:
+    """Whether a study has a workload, and so the options of one."""
+    return any(one.name == "job" for one in dataclasses.fields(kind))
+
+
+def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
+    """A study that trains nothing, and how to execute it."""
+    command = make_command_class(kind, None, "")
+    answer, extra = parse_known_flags(command, args, verb, f"{kind.question}\n\n{kind.__doc__}")
+    if extra:
+        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --help"))
+    return answer.study, answer.execution
 
 
 def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
@@ -113,19 +134,14 @@ def route_options(job: Job, names: Sequence[str]) -> Job:
     return dataclasses.replace(job, options={**job.options, **given}, optimization=optimization)
 
 
-def make_command_class(kind: type[Any], options_class: type[Any], workload: str) -> type[Any]:
-    """The flags of one command: the study's, its workload's and those of the execution."""
+def make_command_class(kind: type[Any], options_class: type[Any] | None, workload: str) -> type[Any]:
+    """The flags of one command: the study's, its workload's if it has one, and those of the execution."""
     options_help = f"Options of the workload {Path(workload).name}."
-    return dataclasses.make_dataclass(
-        "Command",
-        [
-            ("study", Annotated[kind, tyro.conf.arg(name="", help="")]),
-            ("options", Annotated[options_class, tyro.conf.arg(name="workload", help=options_help)]),
-            ("execution", Annotated[Execution, tyro.conf.arg(name="")]),
-        ],
-        frozen=True,
-        kw_only=True,
-    )
+    fields: list[tuple[str, Any]] = [("study", Annotated[kind, tyro.conf.arg(name="", help="")])]
+    if options_class is not None:
+        fields.append(("options", Annotated[options_class, tyro.conf.arg(name="workload", help=options_help)]))
+    fields.append(("execution", Annotated[Execution, tyro.conf.arg(name="")]))
+    return dataclasses.make_dataclass("Command", fields, frozen=True, kw_only=True)
 
 
 def print_studies() -> None:

@@ -14,8 +14,8 @@ from scalelab.cli.run import parse_kind
 from scalelab.errors import UsageError
 from scalelab.experiment import start_run
 from scalelab.files import storage_errors
+from scalelab.measure.launchers.hosts import choose_launcher
 from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
-from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RunStore, find_runs
 from scalelab.studies.train import Train
 from scalelab.trial import SINGLE_PROCESS
@@ -34,7 +34,7 @@ def main(args: Sequence[str]) -> int:
     if member and member.rank > 0:
         return run_member("-", trial.device)
     execution.output.check()
-    launcher = JoinedLauncher() if member else LocalLauncher()
+    launcher = JoinedLauncher() if member else choose_launcher([trial])
     launcher.check()
     command = ["scalelab", "train", *args]
     store = find_earlier(command, execution.runs_dir) if member and member.num_restarts else None

@@ -35,9 +35,24 @@ def samples_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.csv"
 
 
+def transfers_file(directory: Path, rank: int) -> Path:
+    """The rank's timings of an exchange so far, extended after each; becomes part of `transfers.csv`."""
+    return directory / f"rank{rank}.transfers.csv"
+
+
 def outcome_file(directory: Path, rank: int) -> Path:
     """How the rank ended, written last; becomes part of `result.json`."""
     return directory / f"rank{rank}.json"
+
+
+def host_file(directory: Path, number: int) -> Path:
+    """How the ranks of an emulated host ended that failed, as its torchrun saw it; a scratch file."""
+    return directory / f"host{number}.json"
+
+
+def host_log(directory: Path, number: int) -> Path:
+    """What the torchrun of an emulated host printed; stays with the trial."""
+    return directory / f"host{number}.log"
 
 
 def trace_file(directory: Path, rank: int) -> Path:
@@ -92,6 +107,6 @@ def kill_group(pid: int) -> bool:
 
 def remove_scratch(directory: Path) -> None:
     """Remove what the result replaces."""
-    for pattern in ("rank*.csv", "rank*.json", "curve.jsonl"):
+    for pattern in ("rank*.csv", "rank*.json", "host*.json", "curve.jsonl"):
         for file in directory.glob(pattern):
             file.unlink()

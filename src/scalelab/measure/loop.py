@@ -2,7 +2,7 @@
 
 Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step
 times. The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's
-noise falls on all alike:
+noise falls on all alike; only the profiled ones come last, for they leave the rank slower for a few steps:
 
     phases      a clock reading after input, forward, backward and optimizer, and at the last gradient
     comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored

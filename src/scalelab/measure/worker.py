@@ -36,6 +36,7 @@ from scalelab.measure.agreement import (
     trace_file,
 )
 from scalelab.measure.course import CourseRun
+from scalelab.measure.exchange import name_backend, run_exchange
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.instruments import look
 from scalelab.measure.loop import run_block
@@ -44,7 +45,7 @@ from scalelab.measure.memory_limit import LimitWatch, give_pages, limit_memory
 from scalelab.measure.optimizer_state import count_state_bytes
 from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.training import Training, build_training
-from scalelab.observations import RankReport
+from scalelab.observations import RankReport, Transfer
 from scalelab.ranks.affinity import assign_cores
 from scalelab.samples import render_samples
 from scalelab.strategies.dp import own_cores
@@ -69,6 +70,10 @@ class Assignment:
     port: int = 0
     listen_fd: int | None = None
     """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
+    host: str = ""
+    """Where the rank is; empty: on the machine that says so itself."""
+    is_joined: bool = False
+    """Whether torchrun has started the rank, and its variables say where the others are."""
 
 
 def run_rank(assignment: Assignment) -> int:
@@ -76,15 +81,17 @@ def run_rank(assignment: Assignment) -> int:
     directory, rank = Path(assignment.directory), assignment.rank
     faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
     samples: list[StepSample] = []
-    report = RankReport(rank=rank, host=socket.gethostname(), cores=assignment.cores)
+    transfers: list[Transfer] = []
+    report = RankReport(rank=rank, host=assignment.host or socket.gethostname(), cores=assignment.cores)
     trial = from_builtins(read_json(directory / "trial.json"), Trial)
     failure: Failure | None = None
     try:
-        report = _measure(trial, assignment, directory, report, samples)
+        report = _measure(trial, assignment, directory, report, samples, transfers)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EXIT_STORAGE
-        failure = classify(error, rank=rank, num_steps_done=len(samples), workload=trial.workload)
+        num_done = len(samples) or len(transfers)
+        failure = classify(error, rank=rank, num_steps_done=num_done, workload=trial.workload)
         with contextlib.suppress(OSError):
             traceback.print_exc()
     try:
@@ -95,13 +102,23 @@ def run_rank(assignment: Assignment) -> int:
 
 
 def _measure(
-    trial: Trial, assignment: Assignment, directory: Path, report: RankReport, samples: list[StepSample]
+    trial: Trial,
+    assignment: Assignment,
+    directory: Path,
+    report: RankReport,
+    samples: list[StepSample],
+    transfers: list[Transfer],
 ) -> RankReport:
-    """Set the process up, build the training, run every block; extends `samples` as it goes."""
+    """Set the process up, build the training, run every block; extends `samples`, or `transfers`, as it goes."""
     if trial.is_forecast:
         return forecast_memory(trial, report)
     rank = assignment.rank
     device = prepare_process(trial, assignment)
+    if trial.exchange is not None:
+        report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+        run_exchange(trial, rank, device, directory, transfers)
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return replace(report, involuntary_switches=switches, peak_memory_bytes=read_peak_memory(device))
     limit_memory(trial, device)
     watch = LimitWatch(trial, device)
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
@@ -178,18 +195,26 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
     if trial.strategy not in SINGLE_PROCESS and not dist.is_initialized():
-        timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
-        store = TCPStore(
-            "127.0.0.1",
-            assignment.port,
-            trial.num_ranks,
-            assignment.rank == 0,
-            timeout=timeout,
-            master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
-        )
-        backend = "nccl" if trial.device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
+        join_group(trial, assignment)
     return device
+
+
+def join_group(trial: Trial, assignment: Assignment) -> None:
+    """Meet the other ranks: where torchrun's variables say, or at the socket that the forkserver has opened."""
+    backend = name_backend(trial)
+    timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
+    if assignment.is_joined:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = TCPStore(
+        "127.0.0.1",
+        assignment.port,
+        trial.num_ranks,
+        assignment.rank == 0,
+        timeout=timeout,
+        master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
+    )
+    dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
 
 
 def share_cores(trial: Trial, assignment: Assignment) -> tuple[tuple[int, ...], ...]:

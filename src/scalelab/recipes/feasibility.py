@@ -19,9 +19,10 @@ import psutil
 
 from scalelab.environment import find_gpus
 from scalelab.errors import UsageError
+from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.studies.memory import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
-from scalelab.studies.study import Study
+from scalelab.studies.study import Sampling, Study
 from scalelab.trial import Trial
 from scalelab.units import format_bytes
 from scalelab.workloads.catalogue import BUILT_IN, make_options
@@ -39,18 +40,26 @@ def find_obstacle(study: Study) -> str | None:
     except UsageError as error:
         return str(error)
     is_possible = any(find_trial_obstacle(study, trial) is None for trial in trials)
-    return None if is_possible else find_lack_of_memory(trials)
+    return None if is_possible else find_lack_of_memory(trials) or find_trial_obstacle(study, trials[0])
 
 
 def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
     """Why one trial of a study cannot be run, though others may."""
+    obstacle = find_host_obstacle() if trial.num_hosts > 1 else None
+    if obstacle:
+        return obstacle
     # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
     return None if isinstance(study, Memory) else find_lack_of_memory([trial])
 
 
 def limit_memory(study: Study) -> Study:
-    """The study with a limit for every rank on a CPU, if it has none: the machine must outlive it."""
-    if study.job.found_device != "cpu" or study.job.memory_limit is not None:
+    """The study with a limit for every rank on a CPU, if it has none: the machine must outlive it.
+
+    One that profiles its steps has none: the profiler takes as much as it records, and nothing is profiled in a limit.
+    """
+    sampling = getattr(study, "sampling", None)
+    is_profiled = isinstance(sampling, Sampling) and sampling.profile_steps > 0
+    if study.job.found_device != "cpu" or study.job.memory_limit is not None or is_profiled:
         return study
     try:
         most = max(trial.num_processes for trial in study.plan())

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from scalelab.recipes.gpt2_checks import make_checks
 from scalelab.recipes.gpt2_single import make_g1, make_g2, make_g3, make_g4
-from scalelab.recipes.gpt2_spread import make_g5, make_g6
+from scalelab.recipes.gpt2_spread import make_g5
+from scalelab.recipes.gpt2_traces import make_g6
 from scalelab.recipes.recipe import Recipe, Row, Size
 
 
 def make_rows(size: Size) -> Sequence[Row]:
-    return (make_g1(size), make_g2(size), make_g3(size), make_g4(size), make_g5(size), make_g6())
+    return (make_g1(size), make_g2(size), make_g3(size), make_g4(size), make_g5(size), make_g6(size))
 
 
 GPT2 = Recipe(

@@ -1,4 +1,4 @@
-"""G5 and G6: the same training on one GPU, with DDP and with FSDP; and what their traces say."""
+"""G5: the same training on one GPU, with DDP and with FSDP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scalelab.units import format_learning_rate, format_loss
 
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: cards of 80 GB do."""
-STRATEGIES = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
+STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
 
 
 def make_training(size: Size, strategy: Strategy) -> Train:
@@ -151,12 +151,3 @@ def describe_rates(outcomes: Outcomes) -> list[str]:
         for step, rate in published.LEARNING_RATES.items()
     ]
     return [f"The learning rate is {', '.join(found)}."]
-
-
-def make_g6() -> Row:
-    return Row(
-        id="G6",
-        title="Trace comparison",
-        reason="breakdown, overlap, operators and collectives by type are read from traces, which comes with trace"
-        " analysis; G5's trainings record one with --profile-active 2",
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalelab.recipes.polaris_checks import make_checks
-from scalelab.recipes.polaris_speed import make_p1, make_p2, make_p4, make_p5, make_p10
+from scalelab.recipes.polaris_links import make_p4
+from scalelab.recipes.polaris_speed import make_p1, make_p2, make_p5, make_p10
 from scalelab.recipes.polaris_sweeps import make_p3, make_p6, make_p7, make_p8, make_p9
 from scalelab.recipes.recipe import Recipe, Row, Size
 

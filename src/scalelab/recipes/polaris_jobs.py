@@ -64,7 +64,7 @@ def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: i
             log_every=8,
             keep=0,
             profile_active=profile_active,
-            profile_name=published.PROFILE_NAME if profile_active else "",
+            profile_name=published.PROFILE_NAME if profile_active else None,
         ),
         job=make_job(size, optimization=SCALED_BY_RANKS),
     )

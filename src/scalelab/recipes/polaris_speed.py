@@ -1,4 +1,4 @@
-"""P1, P2, P4, P5 and P10: one rank, more ranks, the link between them, the profiler, the compiler."""
+"""P1, P2, P5 and P10: one rank, more ranks, the profiler, the compiler."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import communication_by_ablation
-from scalelab.analysis.stats import estimate_median, judge
+from scalelab.analysis.stats import judge
 from scalelab.recipes import polaris_published as published
 from scalelab.recipes.evidence import (
     Compared,
@@ -23,14 +21,12 @@ from scalelab.recipes.evidence import (
     scale,
     sum_training,
 )
-from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training, print_seconds, print_share
+from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training, print_seconds
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
 from scalelab.report.document import Column, Table, make_row
-from scalelab.studies.arms import Arm
 from scalelab.studies.compile import Compile
 from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.workloads.catalogue import make_options
 
 
 def make_p1(size: Size) -> Row:
@@ -180,75 +176,6 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
     hosts = len({report.host for report in result.ranks})
     how = "no core is shared" if is_disjoint and all(cores) else "cores are shared"
     yield f"{len(result.ranks)} ranks on {hosts} host{'s'[: hosts > 1]}, numbered by the launcher itself: {how}."
-
-
-def make_p4(size: Size) -> Row:
-    study = WeakScaling(
-        ranks=(1, published.LINK_RANKS),
-        batch_per_rank=published.BATCH_PER_RANK,
-        job=make_job(size),
-        sampling=make_sampling(size, comm_free=True, profile_steps=2),
-    )
-    return Row(
-        id="P4",
-        title="Link cost",
-        parts={"node": study},
-        conclude=partial(find_p4, size),
-        reason="two ranks on two nodes are not run: this is one machine, and its row comes with the cluster launchers",
-    )
-
-
-def find_p4(size: Size, outcomes: Outcomes) -> Finding:
-    arm = find_arm(outcomes.get("node"), num_ranks=published.LINK_RANKS)
-    if arm is None or not any(arm.comm_free):
-        return Finding()
-    exposed = communication_by_ablation(arm.clean, arm.comm_free)
-    whole = measure_exchange(arm)
-    share = None if whole is None else scale(whole, 1 / arm.step.value)
-    table = make_beside_table(
-        "share",
-        [
-            Compared("one node, all of it", share, published.ONE_NODE.share, print_share(published.ONE_NODE.share)),
-            Compared("one node, what is not hidden", exposed.share, None),
-            Compared("two nodes, all of it", None, published.TWO_NODES.share, print_share(published.TWO_NODES.share)),
-        ],
-        title="Communication, share of the step",
-        size=size,
-        notes=(
-            "all of it: by DDP's own clocks, first bucket to last; published: from a profile, of the time on the GPU",
-            "what is not hidden: what a step saves without the exchange",
-        ),
-    )
-    answers = [
-        f"Inside one node {say('seconds', exposed.seconds)} of a step wait for the exchange,"
-        f" {say('share', exposed.share)} of it."
-    ]
-    if whole is not None:
-        answers += predict_two_nodes(arm, whole)
-    return Finding(tables=keep_tables(table), answers=tuple(answers))
-
-
-def measure_exchange(arm: Arm) -> Estimate | None:
-    """The time of a step's exchange, hidden or not, by the counters of DDP on rank 0; None without them."""
-    watched = [rank.counters for result in arm.completed for rank in result.ranks if rank.rank == 0]
-    rounds = [counters.communication_seconds for counters in watched if counters is not None]
-    return estimate_median(rounds) if any(rounds) else None
-
-
-def predict_two_nodes(arm: Arm, seconds: Estimate) -> Iterator[str]:
-    """Bandwidth, and what a slower link alone would make of it."""
-    num_parameters = make_options(arm.trial.workload, arm.trial.options).count_parameters()
-    payload = published.BYTES_PER_FLOAT * num_parameters
-    bandwidth = seconds.map(lambda taken: payload / taken)
-    links = published.NODE_LINK_BYTES_PER_SECOND / published.NETWORK_BYTES_PER_SECOND
-    yield (
-        f"All of the exchange takes {say('seconds', seconds)}: for {say('bytes', payload)} of gradients a bus bandwidth"
-        f" of {say('bytes', bandwidth)}/s, the waiting for the slower rank counted as transfer."
-    )
-    yield (
-        f"Prediction, not measured: over a link {links:.0f} times slower, as published, the same exchange would take"
-        f" {say('seconds', scale(seconds, links))} per step."
-    )
 
 
 def make_p5(size: Size) -> Row:

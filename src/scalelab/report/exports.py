@@ -21,7 +21,9 @@ from scalelab.units import Quantity
 
 CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
 
-_UNITS: Mapping[Quantity, str] = {"text": "", "seconds": "s", "bytes": "B", "rate": "1/s"}
+_UNITS: Mapping[Quantity, str] = {
+    "text": "", "seconds": "s", "bytes": "B", "rate": "1/s", "latency": "s", "bandwidth": "B/s"
+}  # fmt: skip
 """The base units; everything else is a pure number, "1"."""
 
 

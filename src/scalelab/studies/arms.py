@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.rounds import Rounds
 from scalelab.analysis.stats import estimate_median
+from scalelab.analysis.transfers import group_transfers
 from scalelab.analysis.warmup import Warmup, find_warmup
 from scalelab.trial import Status, StepKind, Trial, TrialResult
+from scalelab.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ def name_configuration(trial: Trial) -> str:
         return "control"
     if trial.strategy == "single":
         return "plain loop"
-    return f"{trial.strategy} × {trial.num_ranks}{' (emulated)' if trial.is_emulated else ''}"
+    over = f" over {trial.link}" if trial.num_hosts > 1 else ""
+    return f"{trial.strategy} × {trial.num_ranks}{' (emulated)' if trial.is_emulated else ''}{over}"
 
 
 def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dict[str, Arm]:
@@ -108,6 +111,23 @@ def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dic
         name: replace(arm, clean=[steps[shared:] for steps in arm.clean], num_dropped=shared)
         for name, arm in arms.items()
     }
+
+
+def make_transfer_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
+    """One arm per exchange and size of its messages, whose steps are calls."""
+    arms: dict[str, Arm] = {}
+    for name, series in group_transfers(results).items():
+        for size, rounds in series.seconds.items():
+            arms[f"{name}-{size}"] = Arm(
+                trial=replace(series.trial, label=f"{series.trial.label}, {format_bytes(size)}"),
+                results=series.results,
+                clean=rounds,
+                comm_free=[[] for _ in rounds],
+                warmup=Warmup(num_steps=0, is_settled=True),
+                num_dropped=0,
+                num_clean_steps=max(map(len, rounds)),
+            )
+    return arms
 
 
 def share_warmup(found: Sequence[Warmup]) -> int:

@@ -7,12 +7,14 @@ from typing import Any
 from scalelab.errors import UnknownName
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.batch_size import BatchSize
+from scalelab.studies.collectives import Collectives
 from scalelab.studies.compile import Compile
 from scalelab.studies.delay import Delay
 from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.imbalance import Imbalance
 from scalelab.studies.large_batch import LargeBatch
+from scalelab.studies.links import Links
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.max_batch import MaxBatch
 from scalelab.studies.memory import Memory
@@ -35,8 +37,10 @@ STUDIES: dict[str, type[Any]] = {
         ModelSize,
         Delay,
         Imbalance,
+        Links,
         Strategies,
         Messages,
+        Collectives,
         Memory,
         LargeBatch,
         LoaderWorkers,

@@ -217,7 +217,7 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
             next_step=f"close other programs, or raise --steps{_suggest_allocator(arms)}",
         )
     yield from _name_few_launches(arms)
-    yield from _name_load(results)
+    yield from warn_of_load(results)
 
 
 def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
@@ -236,7 +236,8 @@ def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
     yield Caution(message=message, next_step="use --rounds 12")
 
 
-def _name_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
+def warn_of_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
+    """What else ran on the host, before and meanwhile."""
     launched = [result for result in results if result.started_at]
     first = min(launched, key=lambda result: result.started_at, default=None)
     if first is not None and first.load_before is not None and first.load_before > 1.0:

@@ -3,10 +3,12 @@
     ablation       a step less a step without the gradient exchange, from the same launch
     phases         from the last gradient of the last rank to the end of backward
     DDP counters   the same by DDP's own clocks: communication less its overlap with backward, of the last rank
+    trace          communication in profiled steps while nothing is computed, of the rank that has least of it
     subtraction    the step less its ideal on as many ranks
 
-The first three ask what the exchange costs. Ablation also saves waiting for a slower rank and what the exchange costs
-backward while it overlaps, such as memory bandwidth. Phases and counters see only what comes after backward.
+The first four ask what the exchange costs. Ablation also saves waiting for a slower rank and what the exchange costs
+backward while it overlaps, such as memory bandwidth. Phases and counters see only what comes after backward. The trace
+also sees gaps between operators, which are no computing, and its steps are slowed down by the profiler.
 Subtraction needs no instrument and counts everything that keeps ranks from the ideal.
 """
 
@@ -23,6 +25,7 @@ from scalelab.observations import DdpCounters
 from scalelab.report.document import Column, Table, make_row
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import explain_arm, tabulate_launches
+from scalelab.studies.profiled import estimate_traced_exposed
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.sweep import INTERVAL_NOTE
 from scalelab.units import format_quantity
@@ -77,6 +80,11 @@ def list_methods(answer: ScalingAnswer, arm: Arm) -> list[Method]:
         ),
         Method(name="phases", seconds=estimate_exposed(arm), counts="from the last rank's last gradient on"),
         Method(name="DDP counters", seconds=estimate_counted(arm), counts="the same by DDP's clocks, in one launch"),
+        Method(
+            name="trace",
+            seconds=estimate_traced_exposed(arm),
+            counts="collectives beside which nothing is computed, in profiled steps",
+        ),
         Method(name="subtraction", seconds=answer.excess(arm), counts=f"{ideal}: all that keeps ranks from the ideal"),
     ]
 
@@ -126,6 +134,29 @@ def compare_ways(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
             f"Seen from the clocks it is {clocks}: more than by ablation, so that a step without exchange loses"
             " elsewhere a part of what it saves, as ranks do that then compute at the same time."
         )
+
+
+def compare_trace(arm: Arm, ablation: Estimate | None) -> Iterator[str]:
+    """Whether the trace agrees with ablation and with DDP's counters, and what lies between them."""
+    traced = estimate_traced_exposed(arm)
+    others = {"ablation": ablation, "DDP's counters": estimate_counted(arm)}
+    known = {name: seconds for name, seconds in others.items() if seconds is not None}
+    if traced is None or not known:
+        return
+    verdicts = {name: _judge_trace(traced, seconds) for name, seconds in known.items()}
+    said = [f"{name} {format_quantity('seconds', known[name])}, {verdict}" for name, verdict in verdicts.items()]
+    words = f"Against that exposed communication of the trace: {'; '.join(said)}"
+    if "the trace has more" in verdicts.values():
+        words += ". The profiler slows down what runs between collectives, and gaps in it are not computing"
+    elif "the trace has less" in verdicts.values():
+        words += ". What the exchange takes from backward while they overlap is not in a trace"
+    yield f"{words}."
+
+
+def _judge_trace(traced: Estimate, other: Estimate) -> str:
+    if do_overlap(traced, other):
+        return "no contradiction"
+    return "the trace has less" if traced.value < other.value else "the trace has more"
 
 
 def do_overlap(left: Estimate, right: Estimate) -> bool:

@@ -19,14 +19,17 @@ import numpy as np
 from scalelab.environment import count_cores
 from scalelab.errors import StoreError
 from scalelab.files import read_json
+from scalelab.ranks.links import parse_link
 from scalelab.trial import Status, Trial, to_builtins
-from scalelab.units import format_duration
+from scalelab.units import format_bytes, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 START_SECONDS = 4.0
 """Loading torch, once per study."""
 LAUNCH_SECONDS = 0.2
 """Starting and ending the ranks of one trial."""
+HOSTS_SECONDS = 6.0
+"""The same on emulated hosts, where every rank and every torchrun loads torch."""
 RUNS_LOOKED_AT = 20
 MATRIX_SIZE = 512
 
@@ -45,7 +48,10 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     if all(trial.configuration in known for trial in trials):
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="as earlier runs of the same trials took")
-    works = [count_operations(trial) for trial in trials]
+    if all(trial.exchange for trial in trials):
+        total = START_SECONDS + sum(LAUNCH_SECONDS + bound_exchange(trial) for trial in trials)
+        return Expectation(seconds=total, source="if every size takes its whole --budget")
+    works = [0.0 if trial.exchange else count_operations(trial) for trial in trials]
     if any(work is None for work in works) or any(trial.device != "cpu" for trial in trials):
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
@@ -56,8 +62,24 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     total = START_SECONDS
     for trial, work in zip(trials, works, strict=True):
         crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
-        total += LAUNCH_SECONDS + crowding * (work or 0.0) / (speed * trial.threads_per_rank)
+        total += HOSTS_SECONDS if trial.num_hosts > 1 else LAUNCH_SECONDS
+        total += crowding * (work or 0.0) / (speed * trial.threads_per_rank) + bound_exchange(trial)
+        total += expect_transfer(trial)
     return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
+
+
+def expect_transfer(trial: Trial) -> float:
+    """What the link between hosts takes for the gradients of all steps; 0 where it has no rate, or there is none."""
+    rate = parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None
+    if rate is None or trial.workload not in BUILT_IN:
+        return 0.0
+    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps or 0
+    return num_steps * 4 * make_options(trial.workload, trial.options).count_parameters() / rate
+
+
+def bound_exchange(trial: Trial) -> float:
+    """What the timings of an exchange may take, but for messages so long that three of them take longer."""
+    return 0.0 if trial.exchange is None else len(trial.exchange.sizes) * trial.exchange.budget_seconds
 
 
 def count_operations(trial: Trial) -> float | None:
@@ -104,15 +126,21 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
     lines = []
     for number, trial in enumerate(trials, start=1):
         crowded = ", oversubscribed" if trial.is_oversubscribed else ""
-        lines.append(
-            f"{number:4}  {trial.name:<{width}}  {trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]},"
-            f" batch {trial.batch_per_rank} per rank, {_describe_length(trial)}{crowded}"
-        )
+        lines.append(f"{number:4}  {trial.name:<{width}}  {_describe_trial(trial)}{crowded}")
     lines += [
         "",
         f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _describe_trial(trial: Trial) -> str:
+    ranks = f"{trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
+    ranks += f" on {trial.num_hosts} hosts over {trial.link}" if trial.num_hosts > 1 else ""
+    if trial.exchange is None:
+        return f"{trial.strategy}, {ranks}, batch {trial.batch_per_rank} per rank, {_describe_length(trial)}"
+    sizes = trial.exchange.sizes
+    return f"{ranks}, {len(sizes)} sizes, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
 
 
 def _describe_length(trial: Trial) -> str:

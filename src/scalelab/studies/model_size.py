@@ -26,6 +26,7 @@ from scalelab.studies.model_size_answer import (
     make_work_table,
     summarise_sizes,
 )
+from scalelab.studies.profiled import FEW_STEPS, has_traces, make_traced_table
 from scalelab.studies.study import Configuration, Job, Sampling, check_ranks
 from scalelab.studies.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.variations import parse_options
@@ -48,7 +49,7 @@ class ModelSize:
     strategy: Spread = "ddp"
     """How the training is spread."""
     job: Job = field(default_factory=lambda: Job(workload="mlp"))
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("global_batch", self.global_batch, 1)
@@ -95,7 +96,9 @@ class ModelSize:
             Section(heading="Bytes and operations", tables=(make_work_table(answer),)),
         ]
         if parts:
-            sections.append(Section(heading="Where the time goes", tables=(make_part_table(answer), *parts)))
+            traced = make_traced_table([arm for arm in largest if has_traces(arm)])
+            tables = (make_part_table(answer), *parts, *((traced,) if traced else ()))
+            sections.append(Section(heading="Where the time goes", tables=tables))
         return Document(
             title="Model size",
             question=self.question,

@@ -18,7 +18,8 @@ from scalelab.analysis.speedup import ExposedCommunication, communication_by_abl
 from scalelab.report.document import Column, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import HEADERS, break_arm
-from scalelab.studies.communication import estimate_counted, estimate_exposed
+from scalelab.studies.communication import compare_trace, estimate_counted, estimate_exposed
+from scalelab.studies.profiled import describe_traced, estimate_traced_exposed
 from scalelab.studies.sweep import (
     INTERVAL_NOTE,
     SweepColumn,
@@ -164,6 +165,7 @@ def make_part_table(answer: SizeAnswer) -> Table:
         Column(key="dominant", header="largest part", align="left"),
         Column(key="phases_seconds", header="comm by phases", quantity="seconds"),
         Column(key="counted_seconds", header="comm by DDP counters", quantity="seconds"),
+        Column(key="traced_exposed_seconds", header="comm by trace", quantity="seconds"),
     )
     rows = []
     for arm in answer.spread:
@@ -177,6 +179,7 @@ def make_part_table(answer: SizeAnswer) -> Table:
                 WORDS[dominant[0]] if dominant else None,
                 estimate_exposed(arm),
                 estimate_counted(arm),
+                estimate_traced_exposed(arm),
             )
         )
     notes = (INTERVAL_NOTE, "shares of the step are means over ranks", *explain_marks(answer.spread))
@@ -194,6 +197,9 @@ def summarise_sizes(answer: SizeAnswer) -> Iterator[str]:
     largest = [arm for arm in answer.spread if arm.trial.num_ranks == most]
     for arm in largest:
         yield from _name_dominant(arm)
+        yield from describe_traced(arm)
+        exposed = answer.exposed(arm)
+        yield from compare_trace(arm, exposed.seconds if exposed else None)
     yield from _compare_shares(answer, largest)
     yield from _name_intensity(largest)
     for arm in largest:

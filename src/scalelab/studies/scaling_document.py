@@ -6,6 +6,7 @@ from scalelab.report.document import Caution, Document, Section, Table
 from scalelab.studies.breakdown_table import make_breakdown_table, warn_of_rest
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.communication import make_communication_table
+from scalelab.studies.profiled import make_traced_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
 from scalelab.studies.scaling_words import summarise_scaling
@@ -42,10 +43,17 @@ def conclude_scaling(
 def _break_down_largest(answer: ScalingAnswer) -> tuple[Table, ...]:
     """Every rank of the largest fair row, and its communication by every way to it."""
     arm = answer.largest
-    if arm is None or not arm.trial.plan.phase_steps:
+    if arm is None:
         return ()
-    parts = make_breakdown_table(arm, title=f"Every rank of {arm.label}")
-    return (parts, make_communication_table(answer, arm)) if arm.trial.strategy == "ddp" else (parts,)
+    tables = []
+    if arm.trial.plan.phase_steps:
+        tables.append(make_breakdown_table(arm, title=f"Every rank of {arm.label}"))
+    traced = make_traced_table([arm], title=f"Communication in the profiled steps of {arm.label}")
+    if traced is not None:
+        tables.append(traced)
+    if arm.trial.strategy == "ddp" and tables:
+        tables.append(make_communication_table(answer, arm))
+    return tuple(tables)
 
 
 def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:

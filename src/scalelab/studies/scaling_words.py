@@ -10,7 +10,8 @@ from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import break_arm
-from scalelab.studies.communication import compare_ways
+from scalelab.studies.communication import compare_trace, compare_ways
+from scalelab.studies.profiled import describe_traced
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.units import Quantity, format_interval, format_quantity, format_share
 
@@ -34,6 +35,9 @@ def _find_sentences(answer: ScalingAnswer) -> Iterator[str]:
             yield from _explain_loss(answer, arm)
             yield from _compare_methods(answer, arm)
             yield from compare_ways(answer, arm)
+            yield from describe_traced(arm)
+            exposed = answer.exposed(arm)
+            yield from compare_trace(arm, exposed.seconds if exposed else None)
             yield from _name_waiting(arm)
     yield from _describe_law(answer)
     yield from _describe_machinery(answer)

@@ -19,6 +19,7 @@ from scalelab.report.document import Document, Section
 from scalelab.settings import Spreading
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.profiled import FEW_STEPS, make_traced_table
 from scalelab.studies.strategies_devices import warn_of_devices
 from scalelab.studies.strategies_losses import make_loss_table
 from scalelab.studies.strategies_tables import make_device_table, make_main_table, make_time_table
@@ -42,7 +43,7 @@ class Strategies:
     global_batch: int = 64
     """Samples per step, over all ranks."""
     job: Job = field(default_factory=Job)
-    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
+    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0, profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("ranks", self.ranks, 1)
@@ -88,6 +89,9 @@ def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) 
             Section(heading="Utilisation over time", tables=(make_time_table(measured),)),
             Section(heading="Losses", tables=(make_loss_table(measured, reference),)),
         ]
+        traced = make_traced_table(measured, title="")
+        if traced is not None:
+            sections.append(Section(heading="Communication in the profiled steps", tables=(traced,)))
     return tuple(sections)
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import tyro
 
-from scalelab.checks import check_at_least, check_divisible, check_positive, read_flag
+from scalelab.checks import check_at_least, check_divisible, check_positive, flag, read_flag
 from scalelab.environment import count_cores, find_gpus, installed_version
 from scalelab.errors import UsageError
 from scalelab.observations import Instrument
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.ranks.links import UNSHAPED, parse_link
 from scalelab.report.document import Document
 from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
 from scalelab.strategies.catalogue import check_strategy
@@ -98,6 +99,13 @@ class Job:
     """Of the weights, the data and the dropout."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free one."""
+    launcher: Literal["local", "hosts"] = "local"
+    """local: all ranks on this host. hosts: those of a trial with several are spread over hosts that are emulated
+    here (Linux, root)."""
+    link: str = UNSHAPED
+    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
+    ranks_per_host: int = 1
+    """With --launcher hosts."""
     sees_failure: Annotated[bool, tyro.conf.Suppress, tyro.conf.Fixed] = False
     """Launch also options that cannot work together: a study that wants to show how they fail says so."""
 
@@ -108,6 +116,17 @@ class Job:
         check_positive("timeout", self.timeout_seconds)
         if self.memory_limit is not None:
             check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
+        self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        check_at_least("ranks_per_host", self.ranks_per_host, 1)
+        link = read_flag("link", self.link, parse_link)
+        if link.is_inside:
+            raise UsageError(f"--link {self.link} is what ranks on one host have: leave --launcher hosts out")
+        for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
+            value = getattr(self, name)
+            if self.launcher == "local" and value != default:
+                raise UsageError(f"{flag(name)} {value} is not read without --launcher hosts: add it")
 
     @property
     def timeout_seconds(self) -> float:
@@ -173,7 +192,7 @@ class Sampling:
     comm_free_steps: int = 8
     """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
     profile_steps: int = 0
-    """Further steps of one launch under torch's profiler; traces are kept."""
+    """Last steps of one launch, under torch's profiler; traces are kept. None under --memory-limit."""
     control: bool = True
     """The control: the reference measured twice, as if it were two configurations; they must not differ."""
 
@@ -240,7 +259,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             round=number,
             threads_per_rank=threads,
             is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
-            plan=plan_steps(sampling, configuration.strategy),
+            plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
             **alike[configuration.name],
@@ -253,11 +272,13 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     return trials
 
 
-def plan_steps(sampling: Sampling, strategy: str) -> StepPlan:
-    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none."""
-    if strategy in ("single", "ddp"):
-        return sampling.plan
-    return replace(sampling.plan, comm_free_steps=0)
+def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
+    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none.
+
+    Under a limit nothing is profiled: the profiler's own memory must not be what a trial runs out of memory by.
+    """
+    plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
+    return plan if strategy in ("single", "ddp") else replace(plan, comm_free_steps=0)
 
 
 def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
@@ -279,6 +300,8 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "timeout_seconds": job.timeout_seconds,
         "memory_limit_bytes": job.memory_limit_bytes,
         "port": job.port,
+        "link": job.link if job.launcher == "hosts" else "",
+        "ranks_per_host": job.ranks_per_host,
     }
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 from scalelab.checks import check_at_least
 from scalelab.report.document import Document
 from scalelab.strategies.catalogue import Spread
+from scalelab.studies.profiled import FEW_STEPS
 from scalelab.studies.scaling import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling_document import conclude_scaling
 from scalelab.studies.study import Job, Sampling, check_ranks
@@ -32,7 +33,7 @@ class WeakScaling:
     strategy: Spread = "ddp"
     """How the training is spread."""
     job: Job = field(default_factory=Job)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("batch_per_rank", self.batch_per_rank, 1)

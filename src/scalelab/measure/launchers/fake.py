@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scalelab.observations import RankReport, TracedStep, Transfer
 from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
 
 WARMUP_FACTORS = (3.5, 1.6, 1.2)
@@ -18,7 +19,7 @@ class FakeLauncher:
 
     Noise is what a shared machine shows: a shift per launch, a skewed spread per step and rare spikes, from the
     trial's own seed, so that the same trial gives the same samples. `failures` maps a configuration to the status
-    that it ends with.
+    that it ends with. An exchange takes `transfer_seconds(trial, payload_bytes)` per call.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class FakeLauncher:
         step_seconds: Callable[[Trial], float],
         *,
         comm_seconds: Callable[[Trial], float] = lambda _: 0.0,
+        transfer_seconds: Callable[[Trial, int], float] = lambda _, payload_bytes: 5e-5 + payload_bytes / 1e9,
         noise: float = 0.0,
         failures: Mapping[str, Status] | None = None,
         seed: int = 0,
     ) -> None:
         self._step_seconds = step_seconds
         self._comm_seconds = comm_seconds
+        self._transfer_seconds = transfer_seconds
         self._noise = noise
         self._failures = dict(failures or {})
         self._seed = seed
@@ -45,16 +48,45 @@ class FakeLauncher:
             return not_run(trial, "the fake launcher was told to")
         if status is not Status.COMPLETED:
             return TrialResult(trial=trial, status=status, reason=f"the fake launcher was told to: {status}")
+        if trial.exchange is not None:
+            return TrialResult(trial=trial, status=status, transfers=tuple(self._play_exchange(trial)))
         samples = self._play(trial)
-        return TrialResult(trial=trial, status=status, samples=tuple(samples), wall_seconds=samples[-1].start_seconds)
+        return TrialResult(
+            trial=trial,
+            status=status,
+            samples=tuple(samples),
+            ranks=self._play_traces(trial, samples),
+            wall_seconds=samples[-1].start_seconds,
+        )
 
     def close(self) -> None:
         """There is nothing to end."""
 
-    def _play(self, trial: Trial) -> list[StepSample]:
+    def _seed_trial(self, trial: Trial) -> tuple[np.random.Generator, float]:
+        """The trial's own random numbers, and by how much its whole launch is slower."""
         name_seed = [ord(character) for character in trial.name]
         rng = np.random.default_rng([self._seed, trial.seed, *name_seed])
-        launch_shift = float(np.exp(self._noise * 0.5 * rng.standard_normal()))
+        return rng, float(np.exp(self._noise * 0.5 * rng.standard_normal()))
+
+    def _play_exchange(self, trial: Trial) -> list[Transfer]:
+        assert trial.exchange is not None
+        exchange = trial.exchange
+        rng, launch_shift = self._seed_trial(trial)
+        found: list[Transfer] = []
+        clock = 0.0
+        for repeat in range(exchange.repeats):
+            for size in exchange.sizes:
+                skewed = launch_shift * float(np.exp(self._noise * rng.standard_normal()))
+                seconds = self._transfer_seconds(trial, size) * skewed
+                found += [
+                    Transfer(rank, exchange.operation, size, repeat, 1, clock, seconds)
+                    for rank in range(trial.num_ranks)
+                ]
+                clock += seconds
+        return found
+
+    def _play(self, trial: Trial) -> list[StepSample]:
+        rng, launch_shift = self._seed_trial(trial)
         samples: list[StepSample] = []
         clock, step = 0.0, 0
         for kind, num_steps in trial.plan.blocks:
@@ -66,6 +98,29 @@ class FakeLauncher:
                 ]
                 clock, step = clock + seconds, step + 1
         return samples
+
+    def _play_traces(self, trial: Trial, samples: list[StepSample]) -> tuple[RankReport, ...]:
+        """What the traces of the profiled steps would say: all ranks come at once, all communication is exposed."""
+        if not trial.plan.profiled_steps:
+            return ()
+        exposed = round(1e9 * self._comm_seconds(trial))
+        steps: dict[int, list[TracedStep]] = {rank: [] for rank in range(trial.num_processes)}
+        for sample in samples:
+            if sample.kind is StepKind.PROFILED:
+                span = round(1e9 * sample.step_seconds)
+                whole = TracedStep(
+                    span_ns=span,
+                    compute_ns=max(0, span - exposed),
+                    overlapped_ns=0,
+                    exposed_ns=min(span, exposed),
+                    copy_ns=0,
+                    idle_ns=0,
+                    num_collectives=int(exposed > 0),
+                    transfer_ns=exposed,
+                    waiting_ns=0,
+                )
+                steps[sample.rank].append(whole)
+        return tuple(RankReport(rank=rank, traced_steps=tuple(found)) for rank, found in steps.items())
 
     def _find_ready(self, trial: Trial, seconds: float) -> float | None:
         """The last gradient comes as long before the end of backward as communication is exposed."""

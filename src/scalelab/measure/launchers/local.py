@@ -88,7 +88,7 @@ class LocalLauncher:
             launched=launched,
             wall_seconds=wall_seconds,
             load_before=load,
-            steal_ratio=_steal_ratio(stolen, read_stolen_seconds()),
+            steal_ratio=find_steal_ratio(stolen, read_stolen_seconds()),
             has_oom_kill=oom_kills is not None and (count_oom_kills() or 0) > oom_kills,
         )
 
@@ -147,7 +147,7 @@ def clear_previous(trial: Trial, directory: Path) -> None:
     """
     if trial.course is None:
         remove_scratch(directory)
-    for pattern in ("rank*.log", "rank*.json"):
+    for pattern in ("rank*.log", "rank*.json", "host*.log", "host*.json"):
         for file in directory.glob(pattern):
             file.unlink()
 
@@ -179,7 +179,8 @@ def _send_signal(pid: int, number: signal.Signals) -> None:
         return
 
 
-def _steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+def find_steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    """The share of processor time that a hypervisor gave to others between two readings; None where none is known."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])

@@ -11,9 +11,17 @@ from typing import Any
 
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json
-from scalelab.measure.agreement import curve_file, log_file, outcome_file, remove_scratch, samples_file
+from scalelab.measure.agreement import (
+    curve_file,
+    log_file,
+    outcome_file,
+    remove_scratch,
+    samples_file,
+    transfers_file,
+)
+from scalelab.measure.traces import add_traced_steps
 from scalelab.observations import CurvePoint, RankReport
-from scalelab.samples import read_partial_samples
+from scalelab.samples import read_partial_samples, read_partial_transfers
 from scalelab.trial import Status, Trial, TrialResult, from_builtins
 
 DUMP_MARK = "most recent call first"
@@ -53,15 +61,20 @@ def conclude_trial(
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
     files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
     samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
+    transfers = [
+        t for rank in range(trial.num_processes) for t in read_partial_transfers(transfers_file(directory, rank))
+    ]
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
     first_start = min((s.start_seconds for s in samples if s.start_seconds >= launched), default=None)
+    reports = [_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))]
     result = TrialResult(
         trial=trial,
         status=blame.status if blame else Status.COMPLETED,
         reason=blame.reason if blame else "",
         traceback=blame.traceback if blame else "",
         samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
-        ranks=tuple(_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))),
+        transfers=tuple(transfers),
+        ranks=add_traced_steps(reports, directory),
         curve=read_curve(curve_file(directory)),
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,

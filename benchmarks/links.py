@@ -1,0 +1,65 @@
+"""Whether an emulated link is the link that it is said to be, and whether a training feels it.
+
+The study `links` is run over unshaped, 1gbit and 100mbit cables between two emulated hosts. The bar: the bus bandwidth
+of the largest all-reduce alone lies within 10 % of the shaped rate, and the share of a step that communication takes
+rises from every link to the next slower one. It needs root, and says so where it is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from scalelab.environment import read_load_average
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.hosts import HostsLauncher
+from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.report.terminal import render_terminal
+from scalelab.studies.links import Links
+from scalelab.studies.links_answer import LinksAnswer, read_answer, read_share
+from scalelab.studies.study import Job, Sampling
+from scalelab.units import format_quantity
+
+STUDY = Links(
+    links=("unshaped", "1gbit", "100mbit"),
+    batch_per_rank=8,
+    job=Job(workload="mlp", options={"dim": 512, "depth": 4}, device="cpu", threads_per_rank=1),
+    sampling=Sampling(rounds=3, steps=12, phase_steps=0, comm_free_steps=4, profile_steps=4, control=False),
+)
+MOST_ERROR = 0.10
+
+
+def list_shares(answer: LinksAnswer) -> list[float | None]:
+    """Of communication in a step, link by link: as profiled, by leaving the exchange out where nothing was."""
+    profiled = [row.estimate(read_share) for row in answer.rows]
+    left_out = [row.exposed.share if row.exposed else None for row in answer.rows]
+    found = profiled if all(profiled) else left_out
+    return [share.value if share else None for share in found]
+
+
+def main() -> int:
+    obstacle = find_host_obstacle()
+    if obstacle:
+        print(f"links: skipped: {obstacle}")
+        return 0
+    with tempfile.TemporaryDirectory() as directory:
+        store, document = run_study(STUDY, runs_dir=Path(directory), launcher=HostsLauncher())
+        answer = read_answer(STUDY.read_links(), store.results()[0], STUDY.sampling.warmup)
+    render_terminal(document, Console(width=120))
+    held = [row.nominal_share for row in answer.rows if row.link.bits_per_second]
+    worst = max(abs(share.value - 1) if share else 1.0 for share in held)
+    shares = list_shares(answer)
+    is_rising = all(a is not None and b is not None and a < b for a, b in itertools.pairwise(shares))
+    told = [f"{row.link.name} {format_quantity('share', s)}" for row, s in zip(answer.rows, shares, strict=True)]
+    verdict = "rising" if is_rising else "NOT rising"
+    print(f"\nload {read_load_average():.1f}; communication share of a step: {', '.join(told)} ({verdict})")
+    print(f"links: worst |bus/nominal − 1| {worst:.3f} (bar {MOST_ERROR:.2f})")
+    return 0 if worst <= MOST_ERROR and is_rising else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

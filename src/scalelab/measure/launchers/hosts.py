@@ -1,0 +1,245 @@
+"""`HostsLauncher`: ranks spread over hosts that are emulated on this machine, joined by a link whose rate is known.
+
+Every host is a network namespace (`ranks/namespaces.py`) with a torchrun of its own, as on a cluster: they find each
+other by a rendezvous over the link, and everything that ranks send each other goes over it. Cores are handed out as
+for ranks on one host, so that a rank computes as fast here as there, and only the link differs.
+
+A trial that is on one host is left to the `LocalLauncher`. Whatever ends a launch, no process and no namespace
+outlives it, but for one case: a launcher that is killed. Then the kernel ends its processes, and the next launcher
+removes the namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from scalelab.environment import count_oom_kills, read_load_average, read_stolen_seconds, usable_cores
+from scalelab.errors import DamagedRun, LaunchFailed, StorageFull
+from scalelab.files import read_json
+from scalelab.measure.agreement import EXIT_STORAGE, host_file, host_log, log_file, outcome_file
+from scalelab.measure.launchers.local import (
+    GRACE_SECONDS,
+    LocalLauncher,
+    clear_previous,
+    dump_stacks,
+    find_steal_ratio,
+)
+from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
+from scalelab.ranks.affinity import assign_cores
+from scalelab.ranks.links import parse_link
+from scalelab.ranks.namespaces import (
+    INTERFACE,
+    EmulatedHost,
+    emulate_hosts,
+    find_host_obstacle,
+    list_pids,
+    remove_stale,
+)
+from scalelab.trial import Trial, TrialResult
+
+PORT = 29500
+"""Of the rendezvous; nothing else listens on an emulated host."""
+
+
+class HostsLauncher:
+    """Runs trials on emulated hosts. Close it, or use it as a context manager, to end what it started."""
+
+    def __init__(self) -> None:
+        self._local = LocalLauncher()
+        self._is_clean = False
+        self.sent_bytes: tuple[int, ...] = ()
+        """What each host of the last trial has sent over its link, headers included."""
+
+    def __enter__(self) -> HostsLauncher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Refuse at once where no host can be emulated, and remove what a killed launcher left behind."""
+        self._local.check()
+        obstacle = find_host_obstacle()
+        if obstacle:
+            raise LaunchFailed(obstacle)
+        if not self._is_clean:
+            remove_stale()
+            self._is_clean = True
+
+    def close(self) -> None:
+        self._local.close()
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        """Run the trial on hosts of its own, which end with this call."""
+        if trial.num_hosts == 1:
+            return self._local.launch(trial, directory)
+        self.check()
+        clear_previous(trial, directory)
+        started_at, load, oom_kills = datetime.now(UTC).isoformat(), read_load_average(), count_oom_kills()
+        stolen, launched = read_stolen_seconds(), time.perf_counter()
+        ends = self._run(trial, directory.resolve(), launched + trial.timeout_seconds)
+        wall_seconds = time.perf_counter() - launched
+        if any(end.code == EXIT_STORAGE for end in ends):
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+        return conclude_trial(
+            trial,
+            directory,
+            ends,
+            started_at=started_at,
+            launched=launched,
+            wall_seconds=wall_seconds,
+            load_before=load,
+            steal_ratio=find_steal_ratio(stolen, read_stolen_seconds()),
+            has_oom_kill=oom_kills is not None and (count_oom_kills() or 0) > oom_kills,
+        )
+
+    def _run(self, trial: Trial, directory: Path, deadline: float) -> list[RankEnd]:
+        """How every rank ended; its host is gone by then."""
+        agents: list[subprocess.Popen[bytes]] = []
+        # torchrun makes a directory for logs wherever it is told to, and never removes it.
+        with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:
+            try:
+                with emulate_hosts(trial.num_hosts, parse_link(trial.link)) as hosts:
+                    agents += [start_agent(trial, directory, hosts, number, scratch) for number in range(len(hosts))]
+                    is_timed_out = _wait(trial, directory, hosts, agents, deadline)
+                    codes = [agent.poll() for agent in agents]
+                    self.sent_bytes = tuple(host.count_sent_bytes() for host in hosts)
+            finally:  # what was on the hosts has been killed
+                for agent in agents:
+                    agent.wait()
+        hosts_ends = [HostEnd(number, code, is_timed_out) for number, code in enumerate(codes)]
+        _check_started(trial, directory, hosts_ends)
+        return [end for host_end in hosts_ends for end in _read_ends(trial, directory, host_end)]
+
+
+def choose_launcher(trials: Sequence[Trial]) -> LocalLauncher | HostsLauncher:
+    """Hosts where some trial has several, otherwise this machine alone."""
+    return HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
+
+
+class HostEnd(NamedTuple):
+    """How the torchrun of a host ended."""
+
+    number: int
+    code: int | None
+    """None: it had to be ended by us."""
+    is_timed_out: bool
+
+
+def start_agent(
+    trial: Trial, directory: Path, hosts: Sequence[EmulatedHost], number: int, scratch: str
+) -> subprocess.Popen[bytes]:
+    """Start the torchrun of one host, in a session of its own: Ctrl-C reaches only the parent."""
+    cores = assign_cores(trial.num_processes, trial.threads_per_rank + trial.spare_cores_per_rank, usable_cores())
+    ranks = _list_ranks(trial, number)
+    torchrun = [
+        f"--nnodes={len(hosts)}",
+        f"--node-rank={number}",
+        f"--nproc-per-node={len(ranks)}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={trial.port or PORT}",
+        f"--log-dir={scratch}",
+        *("-m", "scalelab.measure.host_rank", str(directory), f"host{number}", json.dumps(cores)),
+    ]
+    agent = [sys.executable, "-m", "scalelab.measure.host_agent", str(os.getpid()), str(directory), str(number)]
+    with host_log(directory, number).open("wb") as log:
+        return subprocess.Popen(
+            [*hosts[number].prefix(), *agent, *torchrun],
+            env=os.environ | describe_host(hosts[number]),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def describe_host(host: EmulatedHost) -> dict[str, str]:
+    """What libraries must be told, so that they take the link although the ranks share a machine."""
+    return {
+        "PYTHONSAFEPATH": "1",  # a file in the working directory must not take the place of a module
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "NCCL_HOSTID": host.name,
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1",
+    }
+
+
+def _wait(
+    trial: Trial,
+    directory: Path,
+    hosts: Sequence[EmulatedHost],
+    agents: Sequence[subprocess.Popen[bytes]],
+    deadline: float,
+) -> bool:
+    """Wait until every torchrun has ended, or shortly after one has failed; gives whether time was up before."""
+    poll = select.poll()
+    handles = {os.pidfd_open(agent.pid): agent for agent in agents}
+    try:
+        for handle in handles:
+            poll.register(handle, select.POLLIN)
+        waiting, has_failed = set(handles), False
+        while waiting:
+            ended = poll.poll(1e3 * max(0.0, deadline - time.perf_counter()))
+            if not ended and not has_failed:
+                pids = [pid for host in hosts for pid in list_pids(host.name) if pid not in {a.pid for a in agents}]
+                dump_stacks(pids, [log_file(directory, rank) for rank in range(trial.num_processes)])
+                return True
+            if not ended:
+                return False
+            for handle, _ in ended:
+                poll.unregister(handle)
+                waiting.discard(handle)
+                if handles[handle].wait() and not has_failed:
+                    has_failed, deadline = True, min(deadline, time.perf_counter() + GRACE_SECONDS)
+        return False
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _check_started(trial: Trial, directory: Path, ends: Sequence[HostEnd]) -> None:
+    """A torchrun that failed before any of its ranks began is no result of the trial."""
+    outcomes = [outcome_file(directory, rank) for rank in range(trial.num_processes)]
+    failed = [end for end in ends if end.code and end.code > 0]
+    files = [*outcomes, *(host_file(directory, end.number) for end in ends)]
+    if failed and not any(file.is_file() for file in files):
+        log = host_log(directory, failed[0].number)
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+        number, code = failed[0].number, failed[0].code
+        raise LaunchFailed(f"torchrun on host {number} ended with {code}: {words}; its log is {log}")
+
+
+def _read_ends(trial: Trial, directory: Path, end: HostEnd) -> list[RankEnd]:
+    """How the ranks of one host ended, as far as its torchrun could tell."""
+    ranks = _list_ranks(trial, end.number)
+    if end.code == 0:
+        return [RankEnd(code=0, was_killed=False) for _ in ranks]
+    if end.code is None:
+        return [RankEnd(code=None, was_killed=True, is_timed_out=end.is_timed_out) for _ in ranks]
+    if end.code < 0:
+        return [RankEnd(code=None, was_killed=False) for _ in ranks]
+    try:
+        codes = read_json(host_file(directory, end.number))["exit_codes"]
+    except DamagedRun:
+        codes = {}
+    # A rank without a code was ended by its torchrun, because of another one.
+    return [RankEnd(code=codes.get(str(rank)), was_killed=str(rank) not in codes) for rank in ranks]
+
+
+def _list_ranks(trial: Trial, number: int) -> range:
+    """The ranks of one host; the last host may have fewer."""
+    first = number * trial.ranks_per_host
+    return range(first, min(first + trial.ranks_per_host, trial.num_processes))

@@ -1,0 +1,98 @@
+"""The links study in words, and what to be careful about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.report.document import Caution
+from scalelab.studies.links_answer import (
+    LinkRow,
+    LinksAnswer,
+    read_communication,
+    read_share,
+    read_transfer,
+    read_waiting,
+)
+from scalelab.studies.sweep import compare_steps
+from scalelab.units import format_bytes, format_quantity
+
+TOLERANCE = 0.1
+"""How far a link may be from its nominal rate before there is a warning."""
+MUCH_WAITING = 0.2
+"""Share of the time in collectives from which on waiting is worth a word."""
+
+
+def summarise_links(answer: LinksAnswer) -> Iterator[str]:
+    """What every link costs, whether it is what it is said to be, and what of it is waiting."""
+    for row in answer.rows:
+        yield from _tell_cost(answer, row)
+    for row in answer.rows:
+        yield from _tell_bandwidth(row)
+    for row in answer.rows:
+        yield from _tell_waiting(row)
+
+
+def _tell_cost(answer: LinksAnswer, row: LinkRow) -> Iterator[str]:
+    if row.arm is None or not row.is_measured or row.link.is_inside:
+        return
+    words = []
+    inside = answer.reference.arm if answer.reference else None
+    ratio = compare_steps(row.arm, inside)
+    if isinstance(ratio, Estimate):
+        words.append(f"a step takes {format_quantity('ratio', ratio)} times as long as inside one host")
+    share = row.exposed.share if row.exposed else None
+    if share is not None:
+        words.append(f"{format_quantity('share', share)} of a step waits for the exchange")
+    total, part = row.estimate(read_communication), row.estimate(read_share)
+    if total is not None and part is not None:
+        times = answer.compare_communication(row)
+        more = f", {format_quantity('ratio', times)} times that inside" if isinstance(times, Estimate) else ""
+        words.append(f"communication is {format_quantity('share', part)} of a profiled step{more}")
+    if words:
+        yield f"{row.link.name}: {'; '.join(words)}."
+
+
+def _tell_bandwidth(row: LinkRow) -> Iterator[str]:
+    found = row.bandwidth
+    if found is None or row.series is None:
+        return
+    size = format_bytes(max(row.series.seconds))
+    said = f"{row.link.name}: an all-reduce of {size} alone has a bus bandwidth of {format_quantity('bytes', found)}/s"
+    nominal = row.link.bytes_per_second
+    if nominal is None or row.nominal_share is None:
+        yield f"{said}."
+    else:
+        share = format_quantity("share", row.nominal_share)
+        yield f"{said}, {share} of the nominal {format_bytes(nominal)}/s."
+
+
+def _tell_waiting(row: LinkRow) -> Iterator[str]:
+    transfer, waiting = row.estimate(read_transfer), row.estimate(read_waiting)
+    if transfer is None or waiting is None or transfer.value + waiting.value <= 0:
+        return
+    share = waiting.value / (transfer.value + waiting.value)
+    if share >= MUCH_WAITING:
+        yield (
+            f"{row.link.name}: {format_quantity('share', share)} of the time in collectives is waiting for a later"
+            " rank, which no faster link would save."
+        )
+
+
+def warn_of_links(answer: LinksAnswer) -> Iterator[Caution]:
+    """A link that is not what it is said to be, or whose exchanges failed."""
+    for row in answer.rows:
+        share = row.nominal_share
+        if share is not None and row.bandwidth is not None and abs(share.value - 1) > TOLERANCE:
+            how = "could not be filled" if share.value < 1 else "let more through than it should"
+            yield Caution(
+                message=f"{row.link.name} {how}: the largest all-reduce had {format_quantity('share', share)} of the"
+                " nominal rate, so that its row is of another link",
+                next_step="measure again on an idle machine, or with a slower link: a CPU must carry what it emulates",
+            )
+        failed = [result for result in (row.series.results if row.series else ()) if result.reason]
+        if failed:
+            yield Caution(
+                message=f"{row.link.name}: the all-reduces alone were {failed[0].status.words}: {failed[0].reason}",
+                next_step="look at the last lines of the logs",
+            )

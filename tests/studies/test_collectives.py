@@ -1,0 +1,264 @@
+"""The study of collectives, with links whose latency and bandwidth are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from scalelab.cli.compare import read_side
+from scalelab.errors import NothingMeasured, UsageError
+from scalelab.experiment import find_failed, run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.report.document import Document, Table
+from scalelab.settings import LACKED, Operation
+from scalelab.store import RunStore
+from scalelab.studies.collectives import Collectives
+from scalelab.studies.comparison import compare_runs
+from scalelab.studies.expectation import expect_seconds, render_plan
+from scalelab.trial import Status, Trial, TrialResult
+from tests.studies.answers import AlteredLauncher, set_machine
+
+ALPHA, BETA = 5e-5, 1e-9
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+    monkeypatch.setattr("scalelab.studies.collectives.count_cores", lambda: 2)
+    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 16_000_000_000)
+
+
+def take(_: Trial, payload_bytes: int) -> float:
+    return ALPHA + BETA * payload_bytes
+
+
+def measure(runs_dir: Path, launcher: FakeLauncher | None = None, **fields: Any) -> tuple[RunStore, Document]:
+    study = Collectives(**({"operations": ("all_reduce",), "repeats": 5} | fields))
+    return run_study(study, runs_dir=runs_dir, launcher=launcher or FakeLauncher(lambda _: 0.1, transfer_seconds=take))
+
+
+def read_row(table: Table, label: object) -> dict[str, Any]:
+    (row,) = (row for row in table.rows if row[0].value == label)
+    return {column.key: cell.value for column, cell in zip(table.columns, row, strict=True)}
+
+
+def warn_all(document: Document) -> str:
+    return "\n".join(f"{caution.message} → {caution.next_step}" for caution in document.cautions)
+
+
+def test_every_operation_runs_on_every_number_of_ranks_and_a_pair_on_two() -> None:
+    trials = [trial for trial in Collectives(ranks=(2, 4)).plan() if trial.round == 1]
+    names = [trial.configuration for trial in trials]
+    assert names == [
+        *(f"{operation}-{n}" for operation in get_args(Operation) if operation != "point_to_point" for n in (2, 4)),
+        "point_to_point-2",
+    ]
+    assert all(trial.workload == "" and trial.num_processes == trial.num_ranks for trial in trials)
+    assert {trial.num_ranks: trial.is_oversubscribed for trial in trials} == {2: False, 4: True}
+
+
+def test_every_other_round_runs_backwards() -> None:
+    trials = Collectives(operations=("all_reduce", "broadcast"), rounds=2).plan()
+    assert [trial.name for trial in trials] == [
+        "all_reduce-2-r1", "broadcast-2-r1", "broadcast-2-r2", "all_reduce-2-r2",
+    ]  # fmt: skip
+
+
+def test_sizes_grow_by_four_to_the_largest_and_are_whole_numbers_on_every_rank() -> None:
+    study = Collectives(min_size="4B", max_size="1kB")
+    assert study.list_sizes("all_reduce", 3) == (4, 16, 64, 256, 1000)
+    assert study.list_sizes("all_gather", 3) == (12, 24, 72, 264, 1008)
+    assert Collectives(min_size="1kB", max_size="1kB").list_sizes("broadcast", 2) == (1000,)
+
+
+def test_the_largest_message_is_a_gigabyte_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Collectives().largest == 64_000_000
+    assert Collectives(device="cuda").largest == 1_000_000_000
+    assert Collectives(max_size="1GB").list_sizes("all_reduce", 2)[-1] == 1_000_000_000
+
+
+def test_sizes_that_memory_has_no_room_for_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 1_000_000_000)
+    _, document = measure(tmp_path, max_size="1GB")
+    assert "did not fit into the memory that was free were left out: all-reduce × 2 268 MB, 1 GB" in warn_all(document)
+    assert max(row[0].value for row in document.tables[1].rows) == 67_108_864  # type: ignore[type-var]
+
+
+def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 1_000_000)
+    with pytest.raises(UsageError, match="all_reduce needs 2 MB on each of 2 ranks, and 500 kB are free for each"):
+        Collectives(min_size="1MB").plan()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ranks": (1,)}, "--ranks 1 is too small: use 2 or more"),
+        ({"ranks": (2, 2)}, "names a number twice"),
+        ({"operations": ()}, "must name at least one, and each once"),
+        ({"operations": ("broadcast", "broadcast")}, "must name at least one, and each once"),
+        ({"min_size": "2kB", "max_size": "1kB"}, "--max-size 1kB is less than --min-size 2kB"),
+        ({"min_size": "many"}, "--min-size 'many' is no number of bytes"),
+        ({"budget": "0s"}, "--budget 0 cannot be"),
+        ({"repeats": 0}, "--repeats 0 is too small"),
+        ({"timeout": "never"}, "--timeout 'never' is no time"),
+        ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
+    ],
+)
+def test_fields_that_cannot_work_are_refused_by_their_flag(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Collectives(**fields)
+
+
+def test_nccl_without_gpus_is_refused() -> None:
+    with pytest.raises(UsageError, match="--backend nccl needs GPUs: use --backend gloo"):
+        Collectives(backend="nccl", device="cpu").plan()
+
+
+def test_latency_and_bandwidth_are_those_of_the_link(tmp_path: Path) -> None:
+    _, document = measure(tmp_path, ranks=(2, 4))
+    row = read_row(document.tables[0], "all-reduce × 4")
+    assert row["latency_seconds"] == pytest.approx(ALPHA)
+    assert row["bandwidth"] == pytest.approx(1 / BETA)
+    assert row["bus_bandwidth"] == pytest.approx(1.5 / BETA)
+    assert row["half_bytes"] == pytest.approx(ALPHA / BETA)
+    assert document.summary[1].startswith("all-reduce on 4 ranks: 50")
+    assert "half of that from 50.0 kB on" in document.summary[1] or "half of that from 50 kB on" in document.summary[1]
+
+
+def test_every_size_has_its_time_and_bandwidths(tmp_path: Path) -> None:
+    _, document = measure(tmp_path, operations=("reduce_scatter",), ranks=(2,))
+    (section,) = document.sections[1:]
+    assert section.heading == "reduce-scatter × 2"
+    row = read_row(section.tables[0], 16_384)
+    assert row["call_seconds"] == pytest.approx(take(None, 16_384))  # type: ignore[arg-type]
+    assert row["bandwidth"] == pytest.approx(16_384 / row["call_seconds"])
+    assert row["bus_bandwidth"] == pytest.approx(row["bandwidth"] / 2)
+    assert row["num_timings"] == 30
+    assert row["line_ratio"] == pytest.approx(1)
+    assert any("gloo carries a reduce-scatter out as an all-reduce" in note for note in section.tables[0].notes)
+
+
+def test_a_size_that_is_off_the_line_is_warned_of(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=lambda _, n: take(_, n) * (2 if n == 16_384 else 1))
+    _, document = measure(tmp_path, launcher)
+    assert "one line does not describe all sizes, off by over 25 %: all-reduce × 2 at 16.4 kB 1.98×" in warn_all(
+        document
+    )
+
+
+def test_stalls_are_warned_of_where_they_move_the_mean(tmp_path: Path) -> None:
+    def stall(result: TrialResult) -> TrialResult:
+        lines = tuple(
+            line._replace(seconds=line.seconds * 50) if line.repeat == 0 else line for line in result.transfers
+        )
+        return replace(result, transfers=lines)
+
+    launcher = AlteredLauncher(stall, transfer_seconds=take)
+    _, document = measure(tmp_path, launcher)
+    assert "mean over median: all-reduce × 2 up to 10.8×" in warn_all(document)
+    assert read_row(document.tables[0], "all-reduce × 2")["latency_seconds"] == pytest.approx(ALPHA)
+
+
+def test_a_quiet_link_has_no_warning_but_that_of_crowding(tmp_path: Path) -> None:
+    _, document = measure(tmp_path)
+    assert document.cautions == ()
+    _, crowded = measure(tmp_path, ranks=(4,))
+    assert "ranks share cores in all-reduce × 4" in warn_all(crowded)
+    assert crowded.tables[0].rows[0][0].mark == "†"
+
+
+def test_launches_that_differ_and_few_launches_are_warned_of(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=take, noise=0.3)
+    _, document = measure(tmp_path, launcher, rounds=3)
+    assert "noisy host: launches of all-reduce × 2 differ by" in warn_all(document)
+    assert "all-reduce × 2 was launched 3 times" in warn_all(document)
+
+
+def lack(result: TrialResult) -> TrialResult:
+    if result.trial.configuration != "all_to_all-2":
+        return result
+    return TrialResult(trial=result.trial, status=Status.INVALID, reason=f"gloo {LACKED} (no alltoall)")
+
+
+def test_an_operation_that_a_backend_lacks_is_a_row_and_no_failure(tmp_path: Path) -> None:
+    launcher = AlteredLauncher(lack, transfer_seconds=take)
+    store, document = measure(tmp_path, launcher, operations=("all_reduce", "all_to_all"), rounds=3)
+    assert read_row(document.tables[0], "all-to-all × 2")["latency_seconds"] == "lacking in gloo"
+    assert "all-to-all on 2 ranks: gloo has no such operation for these messages." in document.summary
+    assert "all-to-all" not in warn_all(document)
+    assert find_failed(store) == []
+    assert launcher.launched.count("all_to_all-2-r1") == 1
+    assert "all_to_all-2-r2" not in launcher.launched
+
+
+def test_a_crash_is_a_warning_and_what_was_timed_stays(tmp_path: Path) -> None:
+    def crash(result: TrialResult) -> TrialResult:
+        if result.trial.round != 2:
+            return result
+        kept = tuple(line for line in result.transfers if line.repeat < 2)
+        return replace(result, status=Status.CRASHED, reason="rank 1 was killed by SIGKILL", transfers=kept)
+
+    store, document = measure(tmp_path, AlteredLauncher(crash, transfer_seconds=take))
+    words = warn_all(document)
+    assert "all-reduce × 2 crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; what was timed before" in words
+    assert read_row(document.tables[1], 64)["num_timings"] == 27
+    assert len(find_failed(store)) == 1
+
+
+def test_a_row_that_gave_nothing_has_its_status(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=take, failures={"broadcast-2": Status.TIMED_OUT})
+    _, document = measure(tmp_path, launcher, operations=("all_reduce", "broadcast"))
+    assert read_row(document.tables[0], "broadcast × 2")["latency_seconds"] == "timed out"
+    assert "broadcast on 2 ranks: nothing was measured." in document.summary
+    assert len(document.sections) == 2
+
+
+def test_where_nothing_was_measured_the_error_names_no_workload(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: 0.1, failures={"all_reduce-2": Status.INVALID})
+    with pytest.raises(NothingMeasured, match=r"no trial completed; all_reduce-2 was invalid: the fake launcher") as e:
+        measure(tmp_path, launcher)
+    assert "workload" not in str(e.value)
+
+
+def test_few_sizes_have_times_and_no_fit(tmp_path: Path) -> None:
+    _, document = measure(tmp_path, min_size="1kB", max_size="4kB")
+    assert "too few sizes for latency and bandwidth" in document.summary[0]
+    assert len(document.tables[1].rows) == 2
+    assert read_row(document.tables[1], 1000)["line_ratio"] is None
+
+
+def test_a_run_read_back_gives_the_same_document(tmp_path: Path) -> None:
+    store, _ = measure(tmp_path)
+    again = RunStore.open(store.path)
+    results, damaged = again.results()
+    assert not damaged
+    assert all(result.transfers for result in results)
+    file = store.trial_directory("all_reduce-2-r1") / "transfers.csv"
+    file.write_text(file.read_text().replace("all_reduce,64,", "all_reduce,65,", 1))
+    assert [str(error) for error in again.results()[1]] == [
+        f"{file} is not the file its result was written with: truncated or changed"
+    ]
+
+
+def test_two_runs_are_compared_size_by_size(tmp_path: Path) -> None:
+    before, _ = measure(tmp_path, max_size="1kB")
+    slower = FakeLauncher(lambda _: 0.1, transfer_seconds=lambda _, n: 2 * take(_, n))
+    after, _ = measure(tmp_path, slower, max_size="1kB")
+    document = compare_runs(read_side(before), read_side(after))
+    row = read_row(document.tables[0], "all-reduce × 2, 64 B")
+    assert row["ratio"] == pytest.approx(2)
+    assert row["verdict"] == "slower"
+    assert len(document.tables[0].rows) == 5
+
+
+def test_the_plan_says_what_is_exchanged_and_how_long_it_may_take() -> None:
+    trials = Collectives(operations=("all_reduce",), max_size="1kB", rounds=2).plan()
+    expected = expect_seconds(trials, [])
+    assert expected.seconds == pytest.approx(4 + 2 * (0.2 + 5 * 0.5))
+    assert "all_reduce-2-r1  2 ranks, 5 sizes, 4 B to 1 kB" in render_plan(trials, expected)

@@ -1,0 +1,237 @@
+"""The study of links, with links whose cost is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import Message, RankReport, TracedStep
+from scalelab.ranks.links import parse_link
+from scalelab.report.document import Document
+from scalelab.studies.links import Links, choose_sizes
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import NO_STRATEGY, Status, Trial, TrialResult
+from tests.studies.answers import AlteredLauncher, covers, find_row, say_all, set_machine, warn_all
+
+JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
+SAMPLING = Sampling(rounds=5, steps=12, phase_steps=0, comm_free_steps=2, profile_steps=2, control=False)
+COMPUTE_SECONDS = 0.1
+PAYLOAD_BYTES = 1_000_000
+RATES = {"": 1e9, "unshaped": 5e8, "1gbit": 1.25e8, "100mbit": 1.25e7}
+"""Bytes per second of every link, inside first."""
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 2)
+
+
+def make_links(**fields: Any) -> Links:
+    return Links(**({"job": JOB, "sampling": SAMPLING} | fields))
+
+
+def find_comm_seconds(trial: Trial) -> float:
+    return PAYLOAD_BYTES / RATES[trial.link] if trial.num_ranks > 1 else 0.0
+
+
+def trace(result: TrialResult, *, waiting_ns: int = 1_000_000) -> TrialResult:
+    """Two collectives, none of them hidden; rank 1 comes late, so that rank 0 waits for it."""
+    trial = result.trial
+    if trial.exchange is not None:
+        return result
+    transfer = round(1e9 * find_comm_seconds(trial))
+    steps = [
+        TracedStep(
+            span_ns=round(1e9 * COMPUTE_SECONDS) + transfer + waiting_ns,
+            compute_ns=round(1e9 * COMPUTE_SECONDS),
+            overlapped_ns=0,
+            exposed_ns=transfer + waited,
+            copy_ns=0,
+            idle_ns=waiting_ns - waited,
+            num_collectives=2,
+            payload_bytes=PAYLOAD_BYTES,
+            transfer_ns=transfer,
+            waiting_ns=waited,
+        )
+        for waited in (waiting_ns, 0)
+    ]
+    message = Message(kind="all_reduce", count=2, payload_bytes=PAYLOAD_BYTES)
+    reports = tuple(
+        RankReport(rank=rank, messages=(message,) if "messages" in trial.instruments else (), traced_steps=(step,) * 2)
+        for rank, step in enumerate(steps[: trial.num_processes])
+    )
+    return replace(result, ranks=reports)
+
+
+def play(change: Any = trace, **fields: Any) -> AlteredLauncher:
+    return AlteredLauncher(
+        change,
+        step_seconds=lambda trial: COMPUTE_SECONDS + find_comm_seconds(trial),
+        comm_seconds=find_comm_seconds,
+        transfer_seconds=lambda trial, size: 1e-4 + size / RATES[trial.link],
+        **fields,
+    )
+
+
+def conclude(runs_dir: Path, launcher: FakeLauncher, **fields: Any) -> Document:
+    return run_study(make_links(**fields), runs_dir=runs_dir, launcher=launcher)[1]
+
+
+def test_one_rank_is_the_base_and_every_link_has_a_training_and_an_exchange() -> None:
+    trials = [trial for trial in make_links().plan() if trial.round == 1]
+    assert [(trial.configuration, trial.num_ranks, trial.num_hosts) for trial in trials] == [
+        ("single", 1, 1),
+        ("inside", 2, 1),
+        ("inside-alone", 2, 1),
+        ("unshaped", 2, 2),
+        ("unshaped-alone", 2, 2),
+        ("1gbit", 2, 2),
+        ("1gbit-alone", 2, 2),
+        ("100mbit", 2, 2),
+        ("100mbit-alone", 2, 2),
+    ]
+    assert {trial.link for trial in trials if trial.num_hosts == 2} == {"unshaped", "1gbit", "100mbit"}
+    assert {trial.strategy for trial in trials if trial.exchange} == {NO_STRATEGY}
+    assert {trial.plan.profiled_steps for trial in trials if not trial.exchange} == {2}
+    assert {trial.threads_per_rank for trial in trials} == {1}
+    assert not any(trial.exchange for trial in make_links(exchange=False).plan())
+
+
+def test_ranks_may_share_hosts() -> None:
+    job = replace(JOB, launcher="hosts", ranks_per_host=2)
+    found = {trial.configuration: trial for trial in make_links(ranks=4, job=job, links=("inside", "1gbit")).plan()}
+    assert (found["1gbit"].num_hosts, found["1gbit-alone"].num_hosts, found["inside"].num_hosts) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"links": ()}, "--links .* must name at least one link, each once"),
+        ({"links": ("1gbit", "1GBIT")}, "--links 1gbit 1GBIT must name at least one link, each once"),
+        ({"links": ("fast",)}, "--links 'fast' is no link: use inside, unshaped, or a rate"),
+        ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' asks for more than a rate: .* netem"),
+        ({"ranks": 1}, "--ranks 1 is too small"),
+        ({"job": replace(JOB, launcher="hosts", link="1gbit")}, "--link 1gbit is one link of many here: use --links"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_links(**fields)
+
+
+def test_messages_fill_a_link_for_about_a_quarter_of_a_second() -> None:
+    for text in ("100mbit", "1gbit", "2.5gbit"):
+        link = parse_link(text)
+        small, medium, large = choose_sizes(link)
+        assert (small, medium) == (4, large // 4)
+        assert 0.1 < large / (link.bytes_per_second or 0) <= 0.25
+    assert choose_sizes(parse_link("unshaped"))[-1] == choose_sizes(parse_link("400gbit"))[-1] == 1 << 26
+    assert choose_sizes(parse_link("1mbit"))[-1] == 1 << 18
+
+
+def test_a_slower_link_has_longer_steps_and_more_of_them_exposed(tmp_path: Path) -> None:
+    table = conclude(tmp_path, play()).tables[0]
+    assert [row[0].value for row in table.rows] == ["1 rank, no link", "inside", "unshaped", "1gbit", "100mbit"]
+    for name, link in (("unshaped", "unshaped"), ("1gbit", "1gbit"), ("100mbit", "100mbit")):
+        seconds = PAYLOAD_BYTES / RATES[link]
+        row = find_row(table, name)
+        assert row["exposed_seconds"].value == pytest.approx(seconds)
+        assert row["exposed_share"].value == pytest.approx(seconds / (COMPUTE_SECONDS + seconds))
+        assert row["step_ratio"].value == pytest.approx((COMPUTE_SECONDS + seconds) / (COMPUTE_SECONDS + 0.001))
+    assert find_row(table, "inside")["step_ratio"].value == 1.0
+
+
+def test_profiles_give_the_total_the_share_the_mean_the_ratio_and_tell_waiting_from_transfer(tmp_path: Path) -> None:
+    table = conclude(tmp_path, play()).tables[1]
+    row = find_row(table, "1gbit")
+    assert row["communication_seconds"].value == pytest.approx(0.0085)  # 8 ms on rank 1, 9 on rank 0
+    assert row["communication_share"].value == pytest.approx(0.0085 / 0.109)
+    assert row["communication_ratio"].value == pytest.approx(0.0085 / 0.0015)
+    assert row["latency_seconds"].value == pytest.approx(0.0085 / 2)
+    assert row["transfer_seconds"].value == pytest.approx(0.008)
+    assert row["waiting_seconds"].value == pytest.approx(0.0005)
+    assert find_row(table, "inside")["communication_ratio"].value == 1.0
+
+
+def test_bandwidth_stands_beside_the_nominal_rate(tmp_path: Path) -> None:
+    table = conclude(tmp_path, play(noise=0.02)).tables[2]
+    row = find_row(table, "100mbit")
+    assert row["payload_bytes"].value == PAYLOAD_BYTES
+    assert row["nominal_bytes_per_second"].value == 1.25e7
+    assert covers(row["nominal_share"], 1.0)
+    assert row["trained_bytes_per_second"].value == pytest.approx(PAYLOAD_BYTES / 0.0805)
+    assert row["latency_seconds"].value == pytest.approx(1e-4, rel=0.2)
+    inside = find_row(table, "inside")
+    assert inside["nominal_bytes_per_second"].value is inside["nominal_share"].value is None
+
+
+def test_without_traces_and_exchanges_the_tables_have_dashes_and_steps_still_speak(tmp_path: Path) -> None:
+    document = conclude(tmp_path, play(lambda result: replace(result, ranks=())), exchange=False)
+    _, profile, bandwidth = document.tables
+    assert {cell.value for row in profile.rows for cell in row[1:]} == {None}
+    assert {cell.value for row in bandwidth.rows for cell in (*row[1:4], *row[5:])} == {None}
+    assert "1gbit: a step takes" in say_all(document)
+
+
+def test_the_training_is_held_against_the_nominal_rate_where_no_exchange_was_measured(tmp_path: Path) -> None:
+    table = conclude(tmp_path, play(), exchange=False).tables[2]
+    assert find_row(table, "100mbit")["nominal_share"].value == pytest.approx(0.08 / 0.0805)
+
+
+def test_words_say_what_a_link_costs_whether_it_is_one_and_what_is_waiting(tmp_path: Path) -> None:
+    document = conclude(tmp_path, play(lambda result: trace(result, waiting_ns=50_000_000)))
+    words = say_all(document)
+    assert "100mbit: a step takes" in words
+    assert "of a step waits for the exchange; communication is" in words
+    assert "100mbit: an all-reduce of 2.10 MB alone has a bus bandwidth of 12.5" in words
+    assert "of the nominal 12.5 MB/s." in words
+    assert "1gbit: 76 % of the time in collectives is waiting for a later rank" in words
+
+
+def test_a_link_that_is_not_what_it_is_said_to_be_is_warned_of(tmp_path: Path) -> None:
+    slow = play()
+    slow._transfer_seconds = lambda trial, size: 1e-4 + size / (0.5 * RATES[trial.link])
+    assert "1gbit could not be filled: the largest all-reduce had 50" in warn_all(conclude(tmp_path, slow))
+
+
+def test_a_link_that_failed_is_a_row_with_its_status(tmp_path: Path) -> None:
+    launcher = play(failures={"1gbit": Status.CRASHED, "1gbit-alone": Status.CRASHED})
+    document = conclude(tmp_path, launcher)
+    assert find_row(document.tables[0], "1gbit")["step_seconds"].value == "crashed"
+    assert "1gbit: the all-reduces alone were crashed" in warn_all(document)
+    assert find_row(document.tables[2], "1gbit")["bytes_per_second"].value is None
+
+
+def test_nothing_measured_is_a_document_too() -> None:
+    document = make_links().conclude([])
+    assert len(document.tables) == 3
+    assert document.summary == ()
+
+
+def test_any_study_can_be_spread_over_hosts_and_the_link_is_kept_with_the_run() -> None:
+    job = replace(JOB, launcher="hosts", link="100mbit")
+    trials = StrongScaling(job=job, ranks=(1, 2), sampling=SAMPLING).plan()
+    assert {(trial.num_ranks, trial.num_hosts) for trial in trials} == {(1, 1), (2, 2)}
+    assert {trial.link for trial in trials} == {"100mbit"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts: add it"),
+        ({"ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts: add it"),
+        ({"launcher": "hosts", "link": "inside"}, "--link inside is what ranks on one host have"),
+        ({"launcher": "hosts", "link": "quick"}, "--link 'quick' is no link"),
+        ({"launcher": "hosts", "ranks_per_host": 0}, "--ranks-per-host 0 is too small"),
+    ],
+)
+def test_a_job_refuses_links_that_cannot_be(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        replace(JOB, **fields)

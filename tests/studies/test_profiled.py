@@ -1,0 +1,184 @@
+"""What profiled steps say of communication, in the documents of the studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import RankReport, TracedStep
+from scalelab.report.document import Document, Table
+from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.communication import compare_trace
+from scalelab.studies.model_size import ModelSize
+from scalelab.studies.profiled import (
+    FEW_STEPS,
+    count_bytes,
+    describe_traced,
+    estimate_traced,
+    estimate_traced_exposed,
+    has_traces,
+    make_traced_table,
+)
+from scalelab.studies.strategies import Strategies
+from scalelab.studies.study import Job, Sampling
+from tests.records import make_record, make_result
+from tests.studies.answers import find_row, make_strong, make_weak, say_all, set_machine
+
+SAMPLING = Sampling(rounds=4, steps=12, phase_steps=4, comm_free_steps=4, profile_steps=FEW_STEPS)
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+
+
+def make_step(*, exposed_ms: float, waiting_ms: float | None = 0.0, compute_ms: float = 60.0) -> TracedStep:
+    exposed, compute = round(1e6 * exposed_ms), round(1e6 * compute_ms)
+    return TracedStep(
+        span_ns=exposed + compute,
+        compute_ns=compute,
+        overlapped_ns=0,
+        exposed_ns=exposed,
+        copy_ns=0,
+        idle_ns=0,
+        num_collectives=1,
+        payload_bytes=1000,
+        transfer_ns=None if waiting_ms is None else exposed - round(1e6 * waiting_ms),
+        waiting_ns=None if waiting_ms is None else round(1e6 * waiting_ms),
+    )
+
+
+def make_arm(launches: Sequence[Sequence[Sequence[TracedStep]]]) -> Arm:
+    """An arm from the steps of every rank of every launch."""
+    results = []
+    for number, ranks in enumerate(launches, start=1):
+        trial = make_record(configuration="ddp-2", strategy="ddp", num_ranks=2, round=number)
+        reports = tuple(RankReport(rank=rank, traced_steps=tuple(steps)) for rank, steps in enumerate(ranks))
+        results.append(make_result(trial, ranks=reports))
+    return group_arms(results, 0)["ddp-2"]
+
+
+def find_table(document: Document, key: str) -> Table:
+    (table,) = (table for table in document.tables if any(column.key == key for column in table.columns))
+    return table
+
+
+def play(launcher: FakeLauncher, study: object, directory: Path) -> Document:
+    return run_study(study, runs_dir=directory, launcher=launcher)[1]  # type: ignore[arg-type]
+
+
+def test_the_number_of_a_launch_is_the_median_of_its_steps_so_that_a_cold_one_does_not_count() -> None:
+    steps = [make_step(exposed_ms=90), make_step(exposed_ms=10), make_step(exposed_ms=12)]
+    arm = make_arm([[steps, steps]] * 3)
+    exposed = estimate_traced(arm, 0, "traced_exposed_seconds")
+    assert exposed is not None
+    assert exposed.value == pytest.approx(0.012)
+    assert (exposed.low, exposed.high) == (pytest.approx(0.012), pytest.approx(0.012))
+
+
+def test_the_rank_that_waits_least_says_what_is_exposed() -> None:
+    early = [make_step(exposed_ms=30, waiting_ms=20)]
+    late = [make_step(exposed_ms=10)]
+    arm = make_arm([[early, late], [late, early]])
+    exposed = estimate_traced_exposed(arm)
+    assert exposed is not None
+    assert exposed.value == pytest.approx(0.010)
+
+
+def test_one_launch_has_no_interval() -> None:
+    exposed = estimate_traced_exposed(make_arm([[[make_step(exposed_ms=1)]] * 2]))
+    assert exposed is not None
+    assert (exposed.low, exposed.high) == (None, None)
+
+
+@pytest.mark.parametrize("ranks", [[[], []], [[make_step(exposed_ms=1)], []], [[make_step(exposed_ms=1)]]])
+def test_launches_in_which_a_rank_has_no_trace_are_left_out(ranks: list[list[TracedStep]]) -> None:
+    arm = make_arm([ranks])
+    assert not has_traces(arm)
+    assert make_traced_table([arm]) is None
+    assert estimate_traced_exposed(arm) is None
+    assert list(describe_traced(arm)) == []
+    assert list(compare_trace(arm, None)) == []
+
+
+def test_the_waiting_rank_is_named_where_it_is_worth_a_word() -> None:
+    early, late = [make_step(exposed_ms=30, waiting_ms=20)], [make_step(exposed_ms=10)]
+    (said,) = describe_traced(make_arm([[early, late]] * 3))
+    assert "rank 0 waits 20.0 ± 0.0 ms in them for others" in said
+    (said,) = describe_traced(make_arm([[late, late]] * 3))
+    assert "waits" not in said
+
+
+def test_collectives_that_were_not_matched_have_neither_transfer_nor_waiting() -> None:
+    arm = make_arm([[[make_step(exposed_ms=10, waiting_ms=None)]] * 2] * 2)
+    table = make_traced_table([arm])
+    assert table is not None
+    row = find_row(table, "rank 0")
+    assert (row["traced_transfer_seconds"].value, row["traced_waiting_seconds"].value) == (None, None)
+    assert row["traced_exposed_seconds"].value == pytest.approx(0.010)
+    assert count_bytes(arm, 0) == 1000
+
+
+@pytest.mark.parametrize(("ablation_ms", "verdict"), [(10, "no contradiction"), (30, "has less"), (2, "has more")])
+def test_the_trace_is_held_against_ablation(ablation_ms: float, verdict: str) -> None:
+    arm = make_arm([[[make_step(exposed_ms=10)]] * 2] * 3)
+    exposed = estimate_traced_exposed(arm)
+    assert exposed is not None
+    (said,) = compare_trace(arm, exposed.map(lambda seconds: seconds * ablation_ms / 10))
+    assert verdict in said
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
+def test_scaling_has_the_table_and_the_way(tmp_path: Path, strategy: str) -> None:
+    launcher = FakeLauncher(lambda trial: 0.1 / trial.num_ranks + 0.01, comm_seconds=lambda _: 0.01)
+    for make in (make_strong, make_weak):
+        document = play(launcher, make(sampling=SAMPLING, strategy=strategy, ranks=(1, 2)), tmp_path)
+        table = find_table(document, "traced_waiting_seconds")
+        row = find_row(table, "rank 1")
+        assert row["traced_exposed_seconds"].value == pytest.approx(0.01)
+        assert row["traced_transfer_seconds"].value == pytest.approx(0.01)
+        assert "In the profiled steps" in say_all(document)
+        if strategy == "ddp":
+            (ways,) = (table for table in document.tables if "every way" in table.title)
+            assert find_row(ways, "trace")["seconds"].value == pytest.approx(0.01)
+            assert "ablation 10.0" in say_all(document)
+
+
+def test_sizes_have_communication_by_trace_beside_the_other_ways(tmp_path: Path) -> None:
+    study = ModelSize(sizes=("dim=16", "dim=32"), sampling=SAMPLING, job=Job(workload="mlp", device="cpu"))
+    document = play(FakeLauncher(lambda _: 0.1, comm_seconds=lambda _: 0.02), study, tmp_path)
+    ways = find_table(document, "counted_seconds")
+    row = find_row(ways, "dim=16 × 2")
+    assert row["phases_seconds"].value == pytest.approx(0.02)
+    assert row["traced_exposed_seconds"].value == pytest.approx(0.02)
+    assert find_row(find_table(document, "traced_waiting_seconds"), "dim=32 × 2, rank 1")
+
+
+def test_strategies_have_every_rank_of_those_with_several(tmp_path: Path) -> None:
+    sampling = replace(SAMPLING, comm_free_steps=0)
+    study = Strategies(strategies=("single", "dp", "ddp", "fsdp2"), sampling=sampling, job=Job(device="cpu"))
+    document = play(FakeLauncher(lambda _: 0.1, comm_seconds=lambda _: 0.02), study, tmp_path)
+    table = find_table(document, "traced_waiting_seconds")
+    names = [str(row[0].value) for row in table.rows]
+    assert names == [f"{name} × 2, rank {rank}" for name in ("ddp", "fsdp2") for rank in (0, 1)]
+
+
+def test_a_few_steps_are_profiled_unless_told_otherwise_and_none_under_a_limit() -> None:
+    for study in (make_strong(sampling=SAMPLING), Strategies(job=Job(device="cpu")), ModelSize()):
+        assert {trial.plan.profiled_steps for trial in study.plan()} == {FEW_STEPS}
+    limited = make_strong(sampling=SAMPLING, job=Job(device="cpu", memory_limit="2GB"))
+    assert {trial.plan.profiled_steps for trial in limited.plan()} == {0}
+    off = make_strong(sampling=replace(SAMPLING, profile_steps=0))
+    assert {trial.plan.profiled_steps for trial in off.plan()} == {0}
+
+
+def test_without_profiled_steps_there_is_no_table(tmp_path: Path) -> None:
+    study = make_strong(sampling=replace(SAMPLING, profile_steps=0), ranks=(1, 2))
+    document = play(FakeLauncher(lambda trial: 0.1 / trial.num_ranks, comm_seconds=lambda _: 0.01), study, tmp_path)
+    assert not any(column.key == "traced_waiting_seconds" for table in document.tables for column in table.columns)
+    assert "profiled" not in say_all(document)
