@@ -5,6 +5,7 @@ command line prints it after ``error:`` and exits with the code of its class.
 
     ScalelabError                 exit 1
     ├── UsageError                exit 2   a flag or a field has a value that cannot work
+    │   ├── RankUnknown                    who launched this process, as which rank, cannot be told
     │   └── UnknownName                    a study, workload, strategy or run that does not exist
     ├── StoreError                         the directory of a run
     │   ├── DamagedRun                     a file in it is corrupt, truncated or of a newer schema
@@ -43,6 +44,10 @@ class UnknownName(UsageError):
         guess = f" Did you mean {close[0]!r}?" if close else ""
         listed = ", ".join(names) if names else "none yet"
         super().__init__(f"unknown {what} {name!r}.{guess} Known: {listed}.{' ' + hint if hint else ''}")
+
+
+class RankUnknown(UsageError):
+    """Which rank of how many this process is cannot be told, or what launchers say contradicts itself."""
 
 
 class StoreError(ScalelabError):

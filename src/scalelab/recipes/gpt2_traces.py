@@ -1,0 +1,171 @@
+"""G6: where a step goes under the baseline, DDP and the forms of FSDP, from the traces of profiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.observations import Message, RankReport
+from scalelab.recipes import gpt2_published as published
+from scalelab.recipes.evidence import find_arm, keep_tables, say
+from scalelab.recipes.gpt2_checks import SCHEDULE
+from scalelab.recipes.gpt2_single import make_job
+from scalelab.recipes.gpt2_spread import STRATEGIES
+from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.sizes import make_sampling
+from scalelab.report.document import Column, Table, make_row
+from scalelab.settings import StepShape
+from scalelab.studies.arms import Arm
+from scalelab.studies.profiled import FEW_STEPS, estimate_traced, list_traced
+from scalelab.studies.strategies import Strategies
+from scalelab.studies.sweep import INTERVAL_NOTE
+from scalelab.trace.diff import Amount, Change, Comparison, Side, compare_operators
+from scalelab.units import format_share
+
+BASELINE = "single"
+MOST_NAMES = 2
+"""Operators that are named of each strategy, added or removed."""
+
+
+def make_g6(size: Size) -> Row:
+    study = Strategies(
+        strategies=STRATEGIES,
+        ranks=published.TRAIN_RANKS,
+        global_batch=published.TRAIN_BATCH,
+        job=make_job(
+            size,
+            model="large",
+            optimization=SCHEDULE,
+            seed=published.TRAIN_SEED,
+            shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
+        ),
+        sampling=make_sampling(size, rounds=3, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
+    )
+    return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=find_g6, num_tables=0)
+
+
+def find_g6(outcomes: Outcomes) -> Finding:
+    found = {name: find_arm(outcomes.get("traces"), strategy=name) for name in STRATEGIES}
+    arms: dict[str, Arm] = {name: arm for name, arm in found.items() if arm is not None and list_traced(arm)}
+    comparisons = compare_with_baseline(arms)
+    tables = keep_tables(make_parts_table(arms), make_kinds_table(arms), make_operators_table(comparisons))
+    return Finding(tables=tables, answers=(*describe_parts(arms), *describe_operators(comparisons)))
+
+
+def read_report(arm: Arm) -> RankReport:
+    """Rank 0 of the first launch whose traces are known."""
+    return list_traced(arm)[0].ranks[0]
+
+
+def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
+    """Rank 0's profiled step in parts, and how much of communication is hidden."""
+    if not arms:
+        return None
+    columns = (
+        Column(key="strategy", header="strategy", align="left"),
+        Column(key="traced_step_seconds", header="profiled step", quantity="seconds"),
+        Column(key="traced_compute_seconds", header="compute", quantity="seconds"),
+        Column(key="traced_exposed_seconds", header="exposed comm", quantity="seconds"),
+        Column(key="traced_overlapped_seconds", header="overlapped", quantity="seconds"),
+        Column(key="overlap_share", header="of all comm", quantity="share"),
+        Column(key="traced_idle_seconds", header="idle, copies", quantity="seconds"),
+    )
+    rows = []
+    for name, arm in arms.items():
+        parts = {column.key: estimate_traced(arm, 0, column.key) for column in columns[1:] if "traced" in column.key}
+        parts["overlap_share"] = find_overlap(arm)
+        rows.append(make_row(name, *(parts[column.key] for column in columns[1:])))
+    notes = (INTERVAL_NOTE, "of rank 0; profiled step = compute + exposed comm + idle, copies")
+    return Table(title="Where a profiled step goes", columns=columns, rows=tuple(rows), notes=notes)
+
+
+def find_overlap(arm: Arm) -> Estimate | None:
+    """The part of rank 0's communication beside which something is computed; None where it has none."""
+    exposed = estimate_traced(arm, 0, "traced_exposed_seconds")
+    overlapped = estimate_traced(arm, 0, "traced_overlapped_seconds")
+    if exposed is None or overlapped is None or exposed.value + overlapped.value <= 0:
+        return None
+    return Estimate(value=overlapped.value / (exposed.value + overlapped.value))
+
+
+def read_messages(arm: Arm) -> Sequence[Message]:
+    """Of the last profiled step of rank 0."""
+    return read_report(arm).traced_steps[-1].messages
+
+
+def make_kinds_table(arms: Mapping[str, Arm]) -> Table | None:
+    """The collectives of one step, by type."""
+    rows = [
+        make_row(name, message.kind.replace("_", "-"), message.count, message.payload_bytes)
+        for name, arm in arms.items()
+        for message in sorted(read_messages(arm), key=lambda message: message.kind)
+    ]
+    columns = (
+        Column(key="strategy", header="strategy", align="left"),
+        Column(key="kind", header="collective", align="left"),
+        Column(key="count", header="a step", quantity="count"),
+        Column(key="payload_bytes", header="bytes a step", quantity="bytes"),
+    )
+    return Table(title="Collectives by type", columns=columns, rows=tuple(rows)) if rows else None
+
+
+def compare_with_baseline(arms: Mapping[str, Arm]) -> dict[str, Comparison]:
+    """The operators of every strategy against those of the baseline, per step, on rank 0."""
+    sides = {name: _take_operators(read_report(arm)) for name, arm in arms.items()}
+    known = {name: side for name, side in sides.items() if side.amounts}
+    if BASELINE not in known:
+        return {}
+    return {name: compare_operators(known[BASELINE], side) for name, side in known.items() if name != BASELINE}
+
+
+def _take_operators(report: RankReport) -> Side:
+    amounts = [Amount(name=one.name, count=one.count, total_ns=one.self_ns) for one in report.traced_operators]
+    return Side(amounts=amounts, num_ranks=1, num_steps=len(report.traced_steps) or None)
+
+
+def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
+    """What a strategy runs that the baseline does not, and the other way round: the longest of each."""
+    columns = (
+        Column(key="strategy", header="strategy", align="left"),
+        Column(key="change", header="change", align="left"),
+        Column(key="operator", header="operator", align="left"),
+        Column(key="count", header="calls a step", quantity="number"),
+        Column(key="seconds", header="a step", quantity="seconds"),
+    )
+    rows = [
+        make_row(
+            name,
+            str(change),
+            one.name,
+            max(one.count_a, one.count_b),
+            max(one.seconds_a, one.seconds_b),
+        )
+        for name, comparison in comparisons.items()
+        for change in (Change.ADDED, Change.REMOVED)
+        for one in comparison.list_changed(change)[:MOST_NAMES]
+    ]
+    notes = (f"of rank 0, against the baseline: the {MOST_NAMES} of each that take longest themselves",)
+    title = "Operators added and removed"
+    return Table(title=title, columns=columns, rows=tuple(rows), notes=notes) if rows else None
+
+
+def describe_parts(arms: Mapping[str, Arm]) -> list[str]:
+    """Exposed communication and overlap, strategy by strategy."""
+    said = []
+    for name, arm in arms.items():
+        exposed, step = (estimate_traced(arm, 0, f"traced_{part}_seconds") for part in ("exposed", "step"))
+        if name == BASELINE or exposed is None or step is None or step.value <= 0:
+            continue
+        overlap = find_overlap(arm)
+        hidden = f", {format_share(overlap.value)} of its communication is hidden" if overlap is not None else ""
+        said.append(f"{name} {say('seconds', exposed)} ({format_share(exposed.value / step.value)}){hidden}")
+    return [f"Exposed communication of a profiled step, and its share: {'; '.join(said)}."] if said else []
+
+
+def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
+    said = [
+        f"{name} adds {len(comparison.list_changed(Change.ADDED))} and removes"
+        f" {len(comparison.list_changed(Change.REMOVED))}"
+        for name, comparison in comparisons.items()
+    ]
+    return [f"Of the names of operators that the baseline runs, {'; '.join(said)}."] if said else []
