@@ -94,6 +94,7 @@ def test_the_definitions_of_hta_can_be_asked_for(traces: Path, capsys: pytest.Ca
         (("{traces}", "--hta", "--step", "1"), 2, "--step has no meaning with --hta"),
         (("{traces}", "--hta", "--time-unit", "ns"), 2, "--time-unit has no meaning with --hta"),
         (("{traces}", "{traces}/rank0.copy.json"), 1, "are both of rank 0"),
+        (("{traces}", "{traces}/rank0.copy.json", "--hta"), 1, "are both of rank 0"),
         (("{traces}/empty",), 2, "holds no trace"),
         (("{traces}/broken.txt",), 1, "it ends too early"),
         (("diff", "{traces}"), 2, "see scalelab trace diff --help"),

@@ -106,13 +106,16 @@ def test_a_trace_without_a_device_leaves_its_tables_out_and_says_so(tmp_path: Pa
 
 
 def test_steps_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> None:
-    builders = build_rank(0), build_rank(1)
+    builders = build_rank(0), build_rank(1, late_us=50)
     document = describe_traces(view_traces(tmp_path, *builders, steps=frozenset({2})))
     (row, _) = read_table(find_table(document, "Every rank"))
     assert row["span_seconds"] == pytest.approx(1e-3)
     assert len(find_table(document, "Every step").rows) == 2
     (kinds,) = read_table(find_table(document, "Collectives by kind"))
     assert kinds["num_collectives"] == 2
+    assert [row["num_collectives"] for row in read_table(find_table(document, "Who waits for whom"))] == [1, 1]
+    assert [row["num_collectives"] for row in read_table(find_table(document, "The same, matched"))] == [1]
+    assert any("comes last in 1 of 1 collectives" in line for line in document.summary)
     with pytest.raises(UsageError, match=r"--step 7 is in no trace: they have steps 1, 2"):
         view_traces(tmp_path, *builders, steps=frozenset({2, 7})).check()
 
@@ -191,3 +194,16 @@ def test_the_numbers_of_hta_have_a_document_of_their_own() -> None:
     assert (first["compute_share"], first["overlap_share"]) == (0.5, 0.25)
     assert empty["compute_share"] is None
     assert "rank 1: no kernel is left" in document.cautions[0].message
+
+
+def test_streams_of_several_devices_are_told_apart(tmp_path: Path) -> None:
+    first, second = (TraceBuilder(rank=rank, num_ranks=1).kernel("a", 0, 5).kernel("b", 9, 5) for rank in (0, 1))
+    first.events += second.events
+    rows = read_table(find_table(describe_traces(view_traces(tmp_path, first)), "Idle streams"))
+    assert sorted(str(row["stream"]) for row in rows) == ["0/7", "1/7"]
+
+
+def test_a_barrier_is_not_said_to_lack_a_size(tmp_path: Path) -> None:
+    builder = TraceBuilder().collective("barrier", 0, 5).collective("allreduce", 10, 5, dtype="?")
+    notes = find_table(describe_traces(view_traces(tmp_path, builder)), "Collectives by kind").notes
+    assert [note for note in notes if "unknown" in note] == ["size unknown: 1 of 1 all_reduce"]

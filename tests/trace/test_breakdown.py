@@ -106,3 +106,41 @@ def test_times_of_the_far_past_and_future_do_not_overflow(tmp_path: Path) -> Non
     builder = TraceBuilder().kernel("a", -2.9e15, 2.9e15).kernel("b", 0, 2.9e15).kernel("c", 2.9e15, 2.9e15)
     whole = read_rank(builder.write(tmp_path / "t.json")).breakdown.whole
     assert whole.span_ns == whole.compute_ns == 8_700_000_000_000_000_000
+
+
+def test_what_a_thread_computes_inside_a_collective_is_part_of_it(tmp_path: Path) -> None:
+    builder = TraceBuilder(backend="gloo").annotation("gloo:all_gather", 10, 20, tid=2).step(0, 0, 15).step(1, 15, 25)
+    builder.operator("aten::copy_", 10, 5, tid=2).operator("aten::copy_", 12, 18, tid=2)
+    builder.operator("aten::mm", 25, 10).operator("aten::mm", 28, 7, tid=2)
+    breakdown = read_rank(builder.write(tmp_path / "t.json")).breakdown
+    expected = {"span_ns": 25_000, "compute_ns": 10_000, "overlapped_ns": 5_000, "exposed_ns": 15_000}
+    assert breakdown.whole == Parts(**expected)
+    assert breakdown.by_step[0] == Parts(span_ns=15_000, exposed_ns=5_000, idle_ns=10_000)
+    assert breakdown.by_step[1].overlapped_ns == 5_000
+
+
+HOST_SPANS = st.lists(
+    st.tuples(st.booleans(), st.integers(1, 3), st.integers(0, 40), st.integers(0, 25)), min_size=1, max_size=20
+)
+
+
+@given(spans=HOST_SPANS, is_tiny=st.booleans())
+@ALIKE
+def test_parts_of_collectives_are_found_on_every_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: list[tuple[bool, int, int, int]], is_tiny: bool
+) -> None:
+    monkeypatch.setattr(spool, "PIECE_RECORDS", 3 if is_tiny else 1 << 17)
+    builder, kept = TraceBuilder(backend="gloo"), []
+    for is_collective, thread, start, length in spans:
+        add = builder.annotation if is_collective else builder.operator
+        add("gloo:all_reduce" if is_collective else "aten::mm", start, length, tid=thread)
+        is_part = not is_collective and any(
+            other and thread == tid and begin <= start and start + length <= begin + lasts
+            for other, tid, begin, lasts in spans
+        )
+        if not is_part:
+            kind = "communication" if is_collective else "compute"
+            kept.append(Span(kind, 1000 * start, 1000 * (start + length)))
+    whole = read_rank(builder.write(tmp_path / "t.json")).breakdown.whole
+    low, high = min(span.start for span in kept), max(span.end for span in kept)
+    assert whole == reckon(kept, low, high)

@@ -166,6 +166,32 @@ def test_annotations_whose_group_is_unknown_are_not_matched(tmp_path: Path) -> N
     assert (matching.num_matched, matching.num_unmatched) == (0, {0: 1, 1: 1})
 
 
+def test_exchanges_of_unequal_sizes_are_matched_by_their_order(tmp_path: Path) -> None:
+    builders = [TraceBuilder(rank=rank) for rank in range(2)]
+    for rank, builder in enumerate(builders):
+        for number in range(4):
+            builder.collective("all_to_allv", 100 * number, 10, in_elements=100 + 7 * rank + number)
+    matching = match(write_job(tmp_path, builders))
+    assert matching.num_matched == 4
+    assert matching.num_unmatched == {0: 0, 1: 0}
+
+
+def test_several_groups_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
+    builders = [GroupedBuilder(rank=rank, num_ranks=4) for rank in range(4)]
+    for builder in builders:
+        builder.groups = {"": ()}
+        builder.collective("allreduce", 0, 10, **{"Group size": 2, "Process Group Name": "1"})
+    matching = match(write_job(tmp_path, builders))
+    assert (matching.num_matched, matching.num_unmatched) == (0, dict.fromkeys(range(4), 1))
+
+
+def test_a_group_of_one_rank_has_no_counterpart_to_miss(tmp_path: Path) -> None:
+    builders = reduce_on_time([(0, 10), (5, 0)], with_sequence=False)
+    builders[0].collective("allreduce", 50, 5, **{"Group size": 1, "Process Group Name": "alone"})
+    matching = match(write_job(tmp_path, builders))
+    assert (matching.num_matched, matching.num_unmatched) == (2, {0: 0, 1: 0})
+
+
 def test_point_to_point_is_counted_and_left_out(tmp_path: Path) -> None:
     builders = reduce_on_time([(0, 10)])
     builders[0].collective("send", 500, 10, Seq=1)

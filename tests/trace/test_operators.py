@@ -87,3 +87,21 @@ def test_times_themselves_are_exact_however_calls_nest_and_windows_cut(
     found = count(builder, tmp_path)
     assert {name: operator.self_ns for name, operator in found.items()} == {n: 1000 * us for n, us in own.items()}
     assert all(operator.self_ns <= operator.total_ns for operator in found.values())
+
+
+def test_steps_of_operators_are_those_of_the_host_which_runs_ahead(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for step in (1, 2):
+        builder.step(step, 100 * step, 100).device_annotation(f"ProfilerStep#{step}", 1000 * step, 500)
+        builder.operator(f"aten::op{step}", 100 * step + 10, 50).kernel(f"k{step}", 1000 * step, 500)
+    path = builder.write(tmp_path / "t.json")
+    (found,) = read_rank(path, counters=[partial(OperatorCounter, steps=frozenset({2}))]).counted
+    assert [(one.name, one.count, one.self_ns) for one in found] == [("aten::op2", 1, 50_000)]
+
+
+def test_an_operator_that_reaches_into_a_chosen_step_has_its_time_there(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1, backend="gloo").step(1, 0, 100).step(2, 100, 100)
+    builder.operator("aten::mm", 0, 10).operator("aten::mm", 90, 30).operator("aten::mm", 195, 30)
+    path = builder.write(tmp_path / "t.json")
+    (found,) = read_rank(path, counters=[partial(OperatorCounter, steps=frozenset({2}))]).counted
+    assert [(one.count, one.total_ns, one.self_ns) for one in found] == [(1, 30_000, 25_000)]

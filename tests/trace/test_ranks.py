@@ -10,7 +10,7 @@ import pytest
 from scalelab.errors import TraceUnreadable, UsageError
 from scalelab.trace.ranks import find_match_doubts, find_trace_files, read_ranks
 from tests.trace.build import TraceBuilder
-from tests.trace.jobs import reduce_on_time, write_job
+from tests.trace.jobs import GroupedBuilder, reduce_on_time, write_job
 
 
 def write_trace(path: Path, rank: int = 0, num_ranks: int = 2) -> Path:
@@ -35,8 +35,9 @@ def test_the_directory_of_a_trial_and_of_a_run_with_one_of_them_will_do(tmp_path
         (tmp_path / name).write_text("{}")
     trial = tmp_path / "trials" / "ddp-2-r1"
     files = [write_trace(trial / "trace" / f"rank{rank}.json.gz", rank) for rank in range(2)]
-    for name in ("trial.json", "result.json"):
+    for name in ("trial.json", "result.json", "start.json"):
         (trial / name).write_text("{}")
+    assert find_trace_files([trial.parent]) == files
     assert find_trace_files([trial]) == find_trace_files([tmp_path]) == find_trace_files([trial, *files]) == files
 
 
@@ -110,6 +111,8 @@ def test_several_ranks_without_communication_are_doubted_with_the_next_step(tmp_
     (doubt,) = job.doubts
     assert "2 ranks, but no communication" in doubt.message
     assert "--communication" in doubt.next_step
+    (doubt,) = read_ranks([TraceBuilder().operator("aten::mm", 0, 5).write(tmp_path / "a.json")]).doubts
+    assert "record its devices too" in doubt.next_step
 
 
 def test_files_that_do_not_say_their_rank_follow_the_others(tmp_path: Path) -> None:
@@ -130,3 +133,55 @@ def test_collectives_without_a_counterpart_are_told(tmp_path: Path) -> None:
     assert doubt.message.startswith("3 of 10 collectives of rank 0 have no counterpart")
     assert job.arrivals is not None
     assert job.arrivals.num_matched == 7
+
+
+def test_a_named_recording_is_found_from_its_trial_and_its_run(tmp_path: Path) -> None:
+    trial = tmp_path / "trials" / "train-r1"
+    file = write_trace(trial / "trace" / "probe_1nodes_S4_R1_1" / "probe-0-of-1.json")
+    for name in (tmp_path / "run.json", trial / "trial.json", trial / "start.json"):
+        name.write_text("{}")
+    assert find_trace_files([tmp_path]) == find_trace_files([trial]) == [file]
+
+
+def test_several_devices_in_one_trace_are_doubted(tmp_path: Path) -> None:
+    first, second = TraceBuilder(rank=0).kernel("gemm", 0, 5), TraceBuilder(rank=1).collective("allreduce", 0, 5)
+    first.events += second.events
+    messages = [doubt.message for doubt in read_ranks([first.write(tmp_path / "t.json")]).doubts]
+    assert len(messages) == 1
+    assert "2 devices" in messages[0]
+
+
+def test_collectives_of_the_host_beside_a_device_are_doubted(tmp_path: Path) -> None:
+    builder = TraceBuilder(backend="gloo").kernel("gemm", 0, 5).annotation("gloo:all_reduce", 5, 5, tid=9)
+    path = builder.write(tmp_path / "rank0.json")
+    assert [doubt.message[:17] for doubt in read_ranks([path]).doubts] == ["all 1 collectives"]
+    builder.collective("allreduce", 20, 5).write(path)
+    assert not read_ranks([path]).doubts
+
+
+def test_clocks_that_a_single_collective_sets_are_doubted(tmp_path: Path) -> None:
+    job = write_job(tmp_path, reduce_on_time([(0, 10)]))
+    assert ["single collective" in doubt.message for doubt in find_match_doubts(job)] == [True]
+    assert not list(find_match_doubts(write_job(tmp_path, reduce_on_time([(0, 10), (5, 0)]))))
+
+
+def test_clocks_that_broadcasts_set_are_doubted(tmp_path: Path) -> None:
+    builders = [TraceBuilder(rank=rank) for rank in range(2)]
+    for rank, builder in enumerate(builders):
+        for number in range(9):
+            builder.collective("broadcast", 1000 * number + 100 * rank, 5 + 15 * rank)
+    (doubt,) = find_match_doubts(write_job(tmp_path, builders))
+    assert "who comes last is not sure" in doubt.message
+    for builder in builders:
+        builder.collective("allreduce", 20_000, 5).collective("allreduce", 30_000, 5)
+    assert not list(find_match_doubts(write_job(tmp_path, builders)))
+
+
+def test_collectives_whose_group_is_not_recorded_say_so(tmp_path: Path) -> None:
+    builders: list[TraceBuilder] = []
+    for rank in range(2):
+        builder = GroupedBuilder(rank=rank, num_ranks=2, backend="gloo")
+        builder.groups = {"0": (0, 1), "1": (0, 1)}
+        builders.append(builder.annotation("gloo:all_reduce", 0, 5, tid=9))
+    messages = [doubt.message for doubt in find_match_doubts(write_job(tmp_path, builders))]
+    assert ["which process group they ran in is not recorded" in message for message in messages[:2]] == [True, True]

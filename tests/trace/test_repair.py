@@ -81,6 +81,13 @@ def test_a_pair_may_begin_before_times_are_exact(tmp_path: Path, monkeypatch: py
     assert lengths == [2375]
 
 
+def test_beginnings_without_an_end_are_counted_as_unusable(tmp_path: Path) -> None:
+    builder = TraceBuilder().event({"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": 5}).operator("aten::mm", 0, 1)
+    file = TraceFile(builder.write(tmp_path / "t.json"))
+    assert [event.name for batch in file.batches() for event in batch.events] == ["aten::mm"]
+    assert file.num_unusable == 1
+
+
 def test_a_header_that_is_no_object_is_no_header() -> None:
     with pytest.raises(msgspec.DecodeError):
         read_header(b"[]")

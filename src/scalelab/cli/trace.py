@@ -22,7 +22,7 @@ from scalelab.studies.traced_hta import describe_hta
 from scalelab.studies.traced_view import TraceView, make_counters
 from scalelab.trace.hta import read_hta
 from scalelab.trace.rank import peek_rank, read_rank
-from scalelab.trace.ranks import combine_ranks, find_trace_files
+from scalelab.trace.ranks import combine_ranks, find_trace_files, number_ranks
 
 DIFF = "diff"
 NS_PER_TICK = {"us": 1000, "ns": 1}
@@ -143,11 +143,11 @@ def read_view(files: Sequence[Path], reading: Reading) -> TraceView:
 
 def read_as_hta(files: Sequence[Path]) -> Document:
     """The same files by the definitions of HolisticTraceAnalysis."""
+    ranks = number_ranks([(file, peek_rank(file)) for file in files])
     found = {}
-    for number, file in enumerate(files, start=1):
+    for number, (rank, file) in enumerate(zip(ranks, files, strict=True), start=1):
         say_progress(file, number, len(files))
-        rank = peek_rank(file)
-        found[rank if rank is not None and rank not in found else number - 1] = read_hta(file)
+        found[rank] = read_hta(file)
     return describe_hta(dict(sorted(found.items())))
 
 

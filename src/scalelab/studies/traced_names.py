@@ -13,6 +13,7 @@ from scalelab.trace.kernels import KernelTime
 from scalelab.trace.launches import LONG_CALL_NS, LONG_DELAY_NS
 from scalelab.trace.operators import OperatorTime
 from scalelab.trace.queues import LIMIT
+from scalelab.trace.rank import Lane
 
 RANK = Column(key="rank", header="rank", align="left")
 LONGEST_NEIGHBOUR = 36
@@ -131,7 +132,7 @@ def make_idle_table(view: TraceView) -> Table:
     rows = [
         make_row(
             f"rank {rank}",
-            lane.lane.thread,
+            _name_lane(view, rank, lane.lane),
             lane.num_events,
             lane.span_ns * NS,
             lane.idle_ns * NS,
@@ -207,7 +208,7 @@ def make_queues_table(view: TraceView) -> Table | None:
     rows = [
         make_row(
             f"rank {rank}",
-            queue.lane.thread,
+            _name_lane(view, rank, queue.lane),
             queue.num_launches,
             queue.longest,
             queue.mean,
@@ -243,22 +244,28 @@ def make_gaps_table(view: TraceView) -> Table | None:
     before = shorten_names([pair.before for _, pair in shown], LONGEST_NEIGHBOUR)
     after = shorten_names([pair.after for _, pair in shown], LONGEST_NEIGHBOUR)
     rows = [
-        _make_gap_row(rank, pair, (first, second), idle)
+        _make_gap_row(rank, _name_lane(view, rank, pair.lane), pair, (first, second), idle)
         for (rank, pair), first, second in zip(shown, before, after, strict=True)
     ]
     notes = [f"by what ran before and after on the same {where}; idle: of all {where}s of all ranks together"]
     return Table(title="The most costly gaps", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
-def _make_gap_row(rank: int, pair: GapPair, names: tuple[str, str], idle_ns: int) -> tuple[Cell, ...]:
+def _make_gap_row(rank: int, lane: str, pair: GapPair, names: tuple[str, str], idle_ns: int) -> tuple[Cell, ...]:
     return make_row(
         f"rank {rank}",
-        pair.lane.thread,
+        lane,
         *names,
         pair.count,
         pair.total_ns * NS,
         divide(pair.total_ns, idle_ns),
     )
+
+
+def _name_lane(view: TraceView, rank: int, lane: Lane) -> str:
+    """A stream by its number, with its device where the trace holds several."""
+    has_several = len(view.ranks[rank].tables.list_devices()) > 1
+    return f"{lane.process}/{lane.thread}" if lane.is_device and has_several else lane.thread
 
 
 def _note_more(num_all: int, num_shown: int) -> Sequence[str]:

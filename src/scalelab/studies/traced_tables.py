@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from scalelab.report.document import Cell, Column, Table, make_row
 from scalelab.studies.traced_view import TraceView
@@ -11,6 +11,8 @@ from scalelab.trace.kinds import KindSummary, summarise_kinds, summarise_transfe
 
 MOST_RANKS_PER_STEP = 4
 """With more ranks, a step has one row: the mean over ranks."""
+BARRIER = "barrier"
+"""It has no message, so that its size is not missing."""
 NS = 1e-9
 
 
@@ -150,7 +152,8 @@ def _make_kind_row(summary: KindSummary) -> tuple[Cell, ...]:
 
 
 def _note_unsized(summaries: Iterable[KindSummary]) -> list[str]:
-    unsized = [f"{s.count - s.num_sized} of {s.count} {s.kind}" for s in summaries if s.num_sized < s.count]
+    lacking = [s for s in summaries if s.num_sized < s.count and s.kind != BARRIER]
+    unsized = [f"{s.count - s.num_sized} of {s.count} {s.kind}" for s in lacking]
     return [f"size unknown: {', '.join(unsized)}"] if unsized else []
 
 
@@ -160,7 +163,7 @@ def _count_ranks(view: TraceView) -> str:
 
 def make_transfers_table(view: TraceView) -> Table | None:
     """Matched collectives by kind, each counted once; None: none was matched."""
-    matching = view.job.matching
+    matching = view.matching
     summaries = summarise_transfers(matching) if matching is not None else []
     if not summaries:
         return None
@@ -186,14 +189,12 @@ def make_transfers_table(view: TraceView) -> Table | None:
         for summary in summaries
     ]
     notes = ["transfer: the shortest time of any rank, that of the last to come; bandwidth without waiting"]
-    return Table(
-        title="The same, matched over ranks", columns=columns, rows=tuple(rows), notes=(*notes, *_note_whole(view))
-    )
+    return Table(title="The same, matched over ranks", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
 def make_arrivals_table(view: TraceView) -> Table | None:
     """Who waits and who is waited for; None: nothing was matched."""
-    arrivals = view.job.arrivals
+    arrivals = view.arrivals
     if arrivals is None:
         return None
     columns = (
@@ -224,10 +225,5 @@ def make_arrivals_table(view: TraceView) -> Table | None:
     notes = [
         "waiting: what a rank spends in a collective beyond its transfer; both: transfer + waiting",
         "last: how often it surely came last; late by: the median behind the others, of those times",
-        *_note_whole(view),
     ]
     return Table(title="Who waits for whom", columns=columns, rows=tuple(rows), notes=tuple(notes))
-
-
-def _note_whole(view: TraceView) -> Sequence[str]:
-    return ["of the whole traces, whatever --step says"] if view.steps is not None else []

@@ -13,10 +13,11 @@ from scalelab.trace.breakdown import Parts
 from scalelab.trace.collectives import Collective
 from scalelab.trace.kernels import KernelCounter, KernelTime
 from scalelab.trace.lanes import LaneCounter, LaneTimes
-from scalelab.trace.matching import find_steps
+from scalelab.trace.matching import Matching, find_steps
 from scalelab.trace.operators import OperatorCounter, OperatorTime
 from scalelab.trace.rank import MakeCounter, RankTrace
 from scalelab.trace.ranks import JobTrace
+from scalelab.trace.waiting import JobArrivals, find_arrivals, select_steps
 from scalelab.trace.windows import Steps
 
 LONGEST_NAME = 60
@@ -58,6 +59,17 @@ class TraceView:
     @cached_property
     def counted(self) -> dict[int, Counted]:
         return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items()}
+
+    @cached_property
+    def matching(self) -> Matching | None:
+        """The collectives that the ranks share and that begin in what is shown; None with one rank."""
+        whole = self.job.matching
+        return whole if whole is None or self.steps is None else select_steps(whole, self.ranks, self.steps)
+
+    @cached_property
+    def arrivals(self) -> JobArrivals | None:
+        """Who waited for whom in these; None where there are none."""
+        return find_arrivals(self.matching) if self.matching is not None and self.matching.num_matched else None
 
     def check(self) -> None:
         """Refuse steps that no trace has."""

@@ -46,20 +46,22 @@ def _summarise_exposed(parts: dict[int, Parts], everything: Parts) -> Iterator[s
 
 
 def _summarise_waiting(view: TraceView) -> Iterator[str]:
-    arrivals = view.job.arrivals
-    if arrivals is None:
+    arrivals, matching = view.arrivals, view.matching
+    if arrivals is None or matching is None:
         return
+    is_all = not matching.num_point_to_point and not any(matching.num_unmatched.values())
+    which = "collectives" if is_all else "matched collectives"
     waiting = sum(one.waiting_ns for one in arrivals.by_rank)
     both = waiting + sum(one.transfer_ns for one in arrivals.by_rank)
     if both:
         yield (
-            f"Of the time in collectives, {format_share(waiting / both)} is waiting for other ranks and"
+            f"Of the time in {which}, {format_share(waiting / both)} is waiting for other ranks and"
             f" {format_share(1 - waiting / both)} transfer."
         )
 
 
 def _summarise_last(view: TraceView) -> Iterator[str]:
-    arrivals, matching = view.job.arrivals, view.job.matching
+    arrivals, matching = view.arrivals, view.matching
     if arrivals is None or matching is None:
         return
     last = arrivals.last
@@ -85,7 +87,7 @@ def _summarise_kinds(view: TraceView) -> Iterator[str]:
         return
     longest, total = kinds[0], sum(kind.total_ns for kind in kinds)
     bus = next(
-        (k.bus_bandwidth for k in (summarise_transfers(view.job.matching) if view.job.matching else ()) if
+        (k.bus_bandwidth for k in (summarise_transfers(view.matching) if view.matching else ()) if
          k.kind == longest.kind), None
     )  # fmt: skip
     rate = "" if bus is None else f"; without waiting its bus bandwidth is {format_quantity('bandwidth', bus)}"

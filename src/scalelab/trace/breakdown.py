@@ -3,6 +3,7 @@
 On a device, compute is the union of its computing kernels, whatever their stream, communication that of its
 communication kernels. Where a trace knows no device, compute is the union of operators on the host's threads
 (those that only call others or wait do not count) and communication that of the collectives that its threads run.
+Operators inside a collective on the same thread, such as gloo's own copies, are part of it, not compute beside it.
 
     span = compute + exposed + copy + idle
     communication = exposed + overlapped
@@ -16,6 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scalelab.trace.classify import Kind
 from scalelab.trace.intervals import clip, measure
@@ -70,6 +74,8 @@ class BreakdownCounter:
 
     def take(self, window: Window) -> None:
         records = select_busy(window.all_records, has_device=self.has_device)
+        if not self.has_device:
+            records = records[~find_parts_of_collectives(records)]
         low, high = max(window.start, self.low), min(window.end, self.high)
         if low < high:
             self._whole += measure_parts(records, low, high)
@@ -90,6 +96,21 @@ def select_busy(records: Records, *, has_device: bool) -> Records:
         is_busy = (kind == Kind.OPERATOR) | (kind == Kind.COMMUNICATION)
     busy: Records = records[is_busy]
     return busy
+
+
+def find_parts_of_collectives(records: Records) -> NDArray[np.bool_]:
+    """Which operators lie within a collective that their own thread runs."""
+    is_part = np.zeros(len(records), dtype=np.bool_)
+    threads = np.unique(records["lane"][records["kind"] == Kind.COMMUNICATION])
+    own = np.flatnonzero(np.isin(records["lane"], threads))
+    is_outer, start, end = records["kind"][own] == Kind.COMMUNICATION, records["start"][own], records["end"][own]
+    order = np.lexsort((-end, ~is_outer, start, records["lane"][own]))
+    # Ends and threads by their places in order, so that the latest end of a thread so far is the highest number so far.
+    thread = np.searchsorted(threads, records["lane"][own]) * (len(own) + 1)
+    place = thread + np.searchsorted(np.sort(end), end) + 1
+    reach = np.maximum.accumulate(np.where(is_outer, place, thread)[order])
+    is_part[own[order]] = (place[order] <= reach) & ~is_outer[order]
+    return is_part
 
 
 def measure_parts(records: Records, low: int, high: int) -> Parts:

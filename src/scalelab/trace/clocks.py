@@ -46,6 +46,8 @@ class Clock:
     """Twice the robust standard deviation of the ends' differences after the correction; of a few, the largest."""
     num_collectives: int = 0
     """What it was set by."""
+    is_loose: bool = False
+    """Whether it was set by collectives that ranks need not leave together, for want of others."""
 
     def correct(self, times: Times) -> Times:
         """Times of this rank's trace on the reference's clock."""

@@ -146,6 +146,10 @@ class Collectives(Sequence[Collective]):
         return (self[place] for place in range(len(self)))
 
     @property
+    def num_on_device(self) -> int:
+        return int(self._rows.column("on_device").sum())
+
+    @property
     def start_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Of all of them."""
         return self._rows.column("start_ns")

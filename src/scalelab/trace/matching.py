@@ -18,7 +18,7 @@ does; with gloo, when one of its threads takes it up, which may be after it was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ from scalelab.trace.windows import Step
 Times = NDArray[np.int64]
 
 POINT_TO_POINT = ("send", "recv", "send_recv")
+SIZED_BY_RANK = ("all_to_all",)
+"""Collectives in which ranks may send different amounts, as experts do: sizes do not tell them apart."""
 LARGEST_BASE_NS = 2**62
 """Clocks that count from 1970 get there in 2116."""
 
@@ -59,6 +61,16 @@ class MatchedGroup:
     def __len__(self) -> int:
         return len(self.kinds)
 
+    def pick(self, rows: Sequence[int]) -> MatchedGroup:
+        """Only these of its collectives."""
+        names = ("places", "start_ns", "end_ns", "duration_ns")
+        return replace(
+            self,
+            kinds=tuple(self.kinds[row] for row in rows),
+            payload_bytes=tuple(self.payload_bytes[row] for row in rows),
+            **{name: getattr(self, name)[list(rows)] for name in names},
+        )
+
     @property
     def transfer_ns(self) -> Times:
         """The shortest time of any rank, one by one."""
@@ -79,7 +91,7 @@ class Matching:
     groups: tuple[MatchedGroup, ...] = ()
     clocks: Mapping[int, Clock]
     num_unmatched: Mapping[int, int]
-    """Collectives that not every rank's trace of the group holds, by rank."""
+    """Collectives of several ranks that not every trace of the group holds, by rank."""
     num_point_to_point: int = 0
     """Sends and receipts of all ranks, which are not matched."""
 
@@ -118,7 +130,10 @@ class _Lane:
     def list_keys(self, *, with_steps: bool) -> list[tuple[object, ...]]:
         steps = find_steps(self.trace.tables.steps, [c.start_ns for c in self.collectives]) if with_steps else None
         numbers = steps if steps is not None else [None] * len(self.collectives)
-        return [(c.kind, c.payload_bytes, step) for c, step in zip(self.collectives, numbers, strict=True)]
+        return [
+            (c.kind, None if c.kind in SIZED_BY_RANK else c.payload_bytes, step)
+            for c, step in zip(self.collectives, numbers, strict=True)
+        ]
 
 
 _Key = tuple[str, tuple[int, ...], bool]
@@ -127,7 +142,7 @@ _Key = tuple[str, tuple[int, ...], bool]
 def match_collectives(ranks: Mapping[int, RankTrace]) -> Matching:
     """Match the collectives of the traces of one job, by rank."""
     lanes, num_point_to_point = _sort_into_lanes(ranks)
-    found = [(key, lanes[key], _match_lanes(lanes[key])) for key in sorted(lanes) if len(lanes[key]) > 1]
+    found = [(key, lanes[key], _match_lanes(lanes[key])) for key in sorted(lanes) if _is_one_group(lanes[key])]
     clocks = _set_clocks(ranks, [(group, table) for _, group, table in found])
     groups = tuple(_make_group(key[0], group, table, clocks) for key, group, table in found if len(table))
     matched = dict.fromkeys(ranks, 0)
@@ -135,7 +150,7 @@ def match_collectives(ranks: Mapping[int, RankTrace]) -> Matching:
         for rank in group.ranks:
             matched[rank] += len(group)
     collective = {
-        rank: sum(c.kind not in POINT_TO_POINT for c in trace.collectives) - matched[rank]
+        rank: sum(c.kind not in POINT_TO_POINT and c.group_size != 1 for c in trace.collectives) - matched[rank]
         for rank, trace in ranks.items()
     }
     return Matching(groups=groups, clocks=clocks, num_unmatched=collective, num_point_to_point=num_point_to_point)
@@ -146,11 +161,11 @@ def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[in
     lanes: dict[_Key, dict[int, _Lane]] = {}
     num_point_to_point = 0
     for rank, trace in sorted(ranks.items()):
-        members = _list_members(trace)
+        members = list_members(trace)
         for place, collective in enumerate(trace.collectives):
             if collective.kind in POINT_TO_POINT:
                 num_point_to_point += 1
-            elif collective.group or len(members) < 2:
+            elif collective.group_size != 1 and (collective.group or len(members) < 2):
                 key = (collective.group, members.get(collective.group, ()), collective.on_device)
                 lane = lanes.setdefault(key, {}).setdefault(rank, _Lane(trace, [], []))
                 lane.places.append(place)
@@ -158,10 +173,16 @@ def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[in
     return lanes, num_point_to_point
 
 
-def _list_members(trace: RankTrace) -> dict[str, tuple[int, ...]]:
+def list_members(trace: RankTrace) -> dict[str, tuple[int, ...]]:
     """The ranks of every group, by name, as the header lists them."""
     distributed = trace.header.distributed
     return {group.pg_name: tuple(group.ranks) for group in distributed.pg_config} if distributed else {}
+
+
+def _is_one_group(lanes: Mapping[int, _Lane]) -> bool:
+    """Whether these ranks may share a group; more than it has are several groups of one name, in old traces."""
+    size = next(iter(lanes.values())).collectives[0].group_size
+    return 1 < len(lanes) <= (size or len(lanes))
 
 
 def _match_lanes(lanes: Mapping[int, _Lane]) -> Times:
@@ -233,16 +254,19 @@ def _set_clocks(
     return clocks
 
 
-def _set_against(known: Clock, rank: int, ends: Times, known_ends: Times, ranks: Mapping[int, RankTrace]) -> Clock:
+def _set_against(
+    known: Clock, rank: int, ends: Times, known_ends: Times, is_loose: bool, ranks: Mapping[int, RankTrace]
+) -> Clock:
     hosts = {ranks[one].header.host_name for one in (rank, known.rank)}
     is_same_host = len(hosts) == 1 and "" not in hosts
-    return set_clock(rank, known.reference, ends, known.correct(known_ends), is_same_host=is_same_host)
+    clock = set_clock(rank, known.reference, ends, known.correct(known_ends), is_same_host=is_same_host)
+    return replace(clock, is_loose=is_loose or known.is_loose)
 
 
 def _collect_ends(
     known: int, other: int, groups: Sequence[tuple[Mapping[int, _Lane], Times]]
-) -> tuple[Times, Times] | None:
-    """When the collectives of two ranks ended on each; those that end together on all, where there are any."""
+) -> tuple[Times, Times, bool] | None:
+    """When the collectives of two ranks ended on each: those that end together; with True others, for want of them."""
     found: dict[bool, list[tuple[Times, Times]]] = {True: [], False: []}
     for lanes, table in groups:
         if known in lanes and other in lanes and len(table):
@@ -256,7 +280,8 @@ def _collect_ends(
     chosen = found[True] or found[False]
     if not chosen:
         return None
-    return np.concatenate([ends for ends, _ in chosen]), np.concatenate([ends for _, ends in chosen])
+    others, knowns = (np.concatenate([pair[place] for pair in chosen]) for place in (0, 1))
+    return others, knowns, not found[True]
 
 
 def _make_group(name: str, lanes: Mapping[int, _Lane], table: Times, clocks: Mapping[int, Clock]) -> MatchedGroup:

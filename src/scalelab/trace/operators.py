@@ -5,6 +5,8 @@ is what is left of it without the operators and library calls that it made. At a
 innermost event that is open there, so the times themselves add up to the time in which the thread was in any, exactly.
 The total counts an operator that calls one of its own name twice, as torch's tables do.
 
+Where steps are chosen, they are those of the host: it runs ahead of its device, whose step is another stretch of time.
+
 Events of one thread nest. Where a file says otherwise, because it rounded times, the one that began last is taken to
 end first.
 """
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from scalelab.trace.classify import Kind
 from scalelab.trace.rank import Tables
 from scalelab.trace.spool import Records
-from scalelab.trace.windows import Steps, Window, is_chosen
+from scalelab.trace.windows import Steps, Window
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""
@@ -43,7 +45,7 @@ class OperatorCounter:
 
     def __init__(self, tables: Tables, steps: Steps = None) -> None:
         self._names = tables.names
-        self._steps = steps
+        self._steps = None if steps is None else [step for step in tables.host_steps if step.number in steps]
         size = len(tables.names)
         self._count = np.zeros(size, dtype=np.int64)
         self._total = np.zeros(size, dtype=np.int64)
@@ -51,16 +53,24 @@ class OperatorCounter:
         self._longest = np.zeros(size, dtype=np.int64)
 
     def take(self, window: Window) -> None:
-        if not is_chosen(window, self._steps):
+        begun = _select(window.records)
+        running = np.concatenate([_select(window.carried), begun])
+        if self._steps is None:
+            self._add(begun, running, window.start, window.end)
             return
-        begun, running = _select(window.records), _select(window.carried)
+        for step in self._steps:
+            if step.start <= window.end and step.end > window.start:
+                is_own = (begun["start"] >= step.start) & (begun["start"] < step.end)
+                self._add(begun[is_own], running, max(step.start, window.start), min(step.end, window.end))
+
+    def _add(self, begun: Records, running: Records, low: int, high: int) -> None:
+        """Count what begins, and the time between the edges of what runs."""
         length = begun["end"] - begun["start"]
         np.add.at(self._count, begun["name"], 1)
         np.add.at(self._total, begun["name"], length)
         np.maximum.at(self._longest, begun["name"], length)
-        records = np.concatenate([running, begun])
-        owners, lengths = split_by_innermost(records, window.start, window.end)
-        np.add.at(self._self, records["name"][owners], lengths)
+        owners, lengths = split_by_innermost(running, low, high)
+        np.add.at(self._self, running["name"][owners], lengths)
 
     def finish(self) -> Sequence[OperatorTime]:
         """The longest time itself first."""

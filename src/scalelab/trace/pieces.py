@@ -114,7 +114,7 @@ class Pieces(Generic[T]):
                 break
         if not buffer:
             raise self.error("it is empty")
-        raise self.error('it is no trace: there is no list "traceEvents" in it')
+        raise self.error('it is no trace: there is no list "traceEvents" in it: name files of torch\'s profiler')
 
     def _take_header(self, text: bytes) -> None:
         """Take from an object what the header does not know yet."""

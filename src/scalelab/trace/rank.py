@@ -50,6 +50,13 @@ class Tables:
     high: int
     """From the first to the last event of compute, communication or copies, in nanoseconds."""
     steps: Sequence[Step]
+    """Of the device where it has marks of its own, else of the host."""
+    host_steps: Sequence[Step]
+    """As the host marked them, which runs ahead of its device; the same where only one has marks."""
+
+    def list_devices(self) -> set[str]:
+        """The devices that ran something."""
+        return {lane.process for lane in self.lanes if lane.is_device}
 
 
 class Counter(Protocol):
@@ -184,6 +191,7 @@ def read_rank(
             low=low,
             high=high,
             steps=arrange_steps(steps),
+            host_steps=arrange_steps(collector.host_steps or steps),
         )
         breakdown = BreakdownCounter(low, high, has_device)
         further = [make(tables) for make in counters]

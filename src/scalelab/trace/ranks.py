@@ -6,17 +6,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 from scalelab.errors import TraceUnreadable, UsageError
-from scalelab.trace.matching import Matching, match_collectives
+from scalelab.trace.matching import Matching, list_members, match_collectives
 from scalelab.trace.rank import MakeCounter, RankTrace, read_rank
 from scalelab.trace.waiting import JobArrivals, find_arrivals
 
 SUFFIXES = (".json", ".json.gz")
-OTHER_FILES = ("trial.json", "result.json", "run.json", "document.json", "environment.json", "running.json")
-"""What lies in the directory of a run besides traces."""
+MARKS = ("trial.json", "run.json")
+"""A directory that holds one of these is that of a trial or a run: none of the files beside it is a trace."""
+BELOW = ("*", "trace/*", "*/trace", "*/trace/*", "trials/*/trace", "trials/*/trace/*")
+"""Where the traces of a recording, a trial or a run may lie."""
 FEWEST_UNMATCHED_SHARE = 0.01
 """A larger part of a rank's collectives that is in no other trace is worth a word."""
 
@@ -41,7 +43,7 @@ class JobTrace:
     @property
     def by_rank(self) -> dict[int, RankTrace]:
         """Files whose rank is not known have numbers after all others."""
-        return dict(zip(_number_ranks(self.ranks), self.ranks, strict=True))
+        return dict(zip(number_ranks([(trace.path, trace.rank) for trace in self.ranks]), self.ranks, strict=True))
 
     @property
     def num_ranks(self) -> int | None:
@@ -84,7 +86,7 @@ def _search(directory: Path) -> list[Path]:
         found = _list_traces(place)
         if found:
             return found
-    below = [*directory.glob("trace/*"), *directory.glob("*"), *directory.glob("trials/*/trace")]
+    below = {place for pattern in BELOW for place in directory.glob(pattern)}
     places = [place for place in sorted(below) if _list_traces(place)]
     if len(places) == 1:
         return _list_traces(places[0])
@@ -101,11 +103,13 @@ def _search(directory: Path) -> list[Path]:
 
 
 def _list_traces(directory: Path) -> list[Path]:
+    if any((directory / mark).exists() for mark in MARKS):
+        return []
     return sorted((file for file in directory.glob("*") if _is_trace(file)), key=_read_digits)
 
 
 def _is_trace(file: Path) -> bool:
-    return file.is_file() and file.name.endswith(SUFFIXES) and file.name not in OTHER_FILES
+    return file.is_file() and file.name.endswith(SUFFIXES)
 
 
 def _read_digits(file: Path) -> tuple[list[int], str]:
@@ -129,24 +133,21 @@ def read_ranks(
 
 def combine_ranks(traces: Sequence[RankTrace]) -> JobTrace:
     """The traces of one job in order of their ranks; two of the same rank are refused."""
-    known: dict[int, Path] = {}
-    for trace in traces:
-        if trace.rank is None:
-            continue
-        if trace.rank in known:
-            raise TraceUnreadable(
-                f"{known[trace.rank]} and {trace.path} are both of rank {trace.rank}: name the files of one recording"
-            )
-        known[trace.rank] = trace.path
-    ordered = [trace for _, trace in sorted(zip(_number_ranks(traces), traces, strict=True), key=lambda pair: pair[0])]
+    numbers = number_ranks([(trace.path, trace.rank) for trace in traces])
+    ordered = [trace for _, trace in sorted(zip(numbers, traces, strict=True), key=lambda pair: pair[0])]
     return JobTrace(ranks=tuple(ordered), doubts=tuple(_find_doubts(ordered)))
 
 
-def _number_ranks(traces: Sequence[RankTrace]) -> list[int]:
-    """Every trace's rank; those that do not say theirs follow the others in the order of their files."""
-    after = max((trace.rank for trace in traces if trace.rank is not None), default=-1) + 1
-    unknown = iter(range(after, after + len(traces)))
-    return [trace.rank if trace.rank is not None else next(unknown) for trace in traces]
+def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
+    """Every file's rank; those that do not say theirs follow the others in their order. Two of a rank are refused."""
+    known: dict[int, Path] = {}
+    for path, rank in files:
+        if rank in known:
+            raise TraceUnreadable(f"{known[rank]} and {path} are both of rank {rank}: name the files of one recording")
+        if rank is not None:
+            known[rank] = path
+    unknown = count(max(known, default=-1) + 1)
+    return [rank if rank is not None else next(unknown) for _, rank in files]
 
 
 def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
@@ -163,11 +164,32 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
             next_step="name the files rank0.json, rank1.json …",
         )
     yield from _find_missing(traces, sizes)
+    yield from _find_device_doubts(traces)
     num_ranks = max(sizes, default=len(traces))
     if num_ranks > 1 and not any(len(trace.collectives) for trace in traces):
         yield Doubt(
             message=f"the job has {num_ranks} ranks, but no communication was found in its traces",
-            next_step="name its kernels with --communication PATTERN, or record steps that communicate",
+            next_step="name its kernels with --communication PATTERN, or record steps that communicate"
+            if any(trace.tables.has_device for trace in traces)
+            else "record its devices too (ProfilerActivity.CUDA), or steps that communicate",
+        )
+
+
+def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
+    num_devices = max((len(trace.tables.list_devices()) for trace in traces), default=0)
+    if num_devices > 1:
+        yield Doubt(
+            message=f"a trace holds {num_devices} devices: parts are unions over them, so that compute on one of them"
+            " hides communication on another",
+            next_step="record one process per device",
+        )
+    with_device = [trace.collectives for trace in traces if trace.tables.has_device]
+    num_collectives = sum(map(len, with_device))
+    if num_collectives and not any(collectives.num_on_device for collectives in with_device):
+        yield Doubt(
+            message=f"all {num_collectives} collectives ran on threads of hosts, beside devices: the parts of a"
+            " device's time do not hold them",
+            next_step="see their time by kind, and the idle time of devices",
         )
 
 
@@ -192,11 +214,25 @@ def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
         return
     for trace, (rank, num_unmatched) in zip(job.ranks, sorted(matching.num_unmatched.items()), strict=True):
         if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
+            is_nameless = len(list_members(trace)) > 1 and any(not collective.group for collective in trace.collectives)
             yield Doubt(
                 message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
-                " the other traces",
-                next_step="record the same steps on every rank",
+                " the other traces" + ("; which process group they ran in is not recorded" if is_nameless else ""),
+                next_step="record one process group at a time, or with NCCL"
+                if is_nameless
+                else "name the traces of all ranks, recorded over the same steps",
             )
+    if any(clock.num_collectives == 1 for clock in matching.clocks.values()):
+        yield Doubt(
+            message="clocks are set by a single collective: how certain they are cannot be said",
+            next_step="record more steps before believing who comes last",
+        )
+    if any(clock.is_loose for clock in matching.clocks.values()):
+        yield Doubt(
+            message="clocks are set by broadcasts or reductions, which ranks need not leave together: who comes last is"
+            " not sure",
+            next_step="record steps with an all-reduce, or another collective that all ranks leave together",
+        )
     references = {clock.reference for clock in matching.clocks.values()}
     if len(references) > 1:
         yield Doubt(

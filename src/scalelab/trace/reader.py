@@ -55,7 +55,7 @@ class TraceFile:
         self.ns_per_tick = ns_per_tick
         """The unit of the file's times: 1000 is microseconds, 1 nanoseconds."""
         self.num_unusable = 0
-        """Events that were left out: no time, a negative duration, fields of the wrong kind."""
+        """Events that were left out: no time, no end, a negative duration, fields of the wrong kind."""
         self._pieces = Pieces(path, self._decode_batch)
         self._is_exact = False
         """Whether times are decoded as decimals."""
@@ -74,6 +74,7 @@ class TraceFile:
     def batches(self) -> Iterator[Batch]:
         """Every event that has a duration."""
         yield from self._pieces
+        self.num_unusable += sum(map(len, self._open_events.values()))
 
     def _decode_batch(self, text: bytes) -> Batch:
         events, num_odd = self._decode_events(text)

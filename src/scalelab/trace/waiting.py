@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -109,6 +109,18 @@ def _conclude(rank: int, tally: _Tally) -> Arrivals:
         max_late_ns=max(tally.late_ns, default=None),
         waited_for_ns=tally.waited_for_ns,
     )
+
+
+def select_steps(matching: Matching, ranks: Mapping[int, RankTrace], steps: Set[int]) -> Matching:
+    """The matched collectives that begin in these steps, by the first rank of each group."""
+    groups = []
+    for group in matching.groups:
+        trace = ranks[group.ranks[0]]
+        starts = [int(start) for start in trace.collectives.start_ns[group.places[:, 0]]]
+        rows = [row for row, step in enumerate(find_steps(trace.tables.steps, starts)) if step in steps]
+        if rows:
+            groups.append(group.pick(rows))
+    return replace(matching, groups=tuple(groups))
 
 
 def sum_by_step(matching: Matching, ranks: Mapping[int, RankTrace]) -> dict[int, dict[int, StepWaiting]]:
