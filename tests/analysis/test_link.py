@@ -91,7 +91,7 @@ def test_small_messages_alone_show_no_bandwidth() -> None:
     assert line is not None
     assert line.latency_seconds is not None
     assert (line.byte_seconds, line.bandwidth, line.half_bytes) == (None, None, None)
-    assert line.predict_seconds(1 << 30) == line.latency_seconds.value
+    assert line.predict_seconds(SIZES[4]) == pytest.approx(ALPHA + BETA * SIZES[4], rel=1e-3)
 
 
 def test_large_messages_alone_show_no_latency() -> None:
@@ -100,6 +100,25 @@ def test_large_messages_alone_show_no_latency() -> None:
     assert line.latency_seconds is None
     assert line.bandwidth is not None
     assert line.bandwidth.value == pytest.approx(2e9, rel=0.01)
+
+
+def test_a_coefficient_that_is_not_told_is_still_part_of_the_line() -> None:
+    """Up to half of the largest message's time: without it the line would seem to miss what it goes through."""
+    sizes = (4, 16_000, 40_000, 72_000)
+    line = fit_line(make_times(sizes))
+    assert line is not None
+    assert line.byte_seconds is None
+    for size in sizes:
+        assert line.predict_seconds(size) == pytest.approx(ALPHA + BETA * size, rel=1e-6)
+
+
+def test_ranks_of_one_host_have_no_link_whatever_joins_hosts() -> None:
+    launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=lambda _, size: ALPHA + BETA * size)
+    trials = [
+        make_exchange_trial("broadcast", num_ranks, SIZES, link="1gbit", ranks_per_host=2) for num_ranks in (2, 4)
+    ]
+    fits = fit_links([launcher.launch(trial, Path("unused")) for trial in trials])
+    assert [(fit.num_ranks, fit.link) for fit in fits] == [(2, ""), (4, "1gbit")]
 
 
 def test_two_sizes_are_no_evidence_for_a_line() -> None:

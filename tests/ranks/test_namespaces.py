@@ -91,6 +91,16 @@ def test_a_rate_is_held_at_both_ends_of_every_cable() -> None:
 
 
 @needs_hosts
+@pytest.mark.parametrize("rate", ["400gbit", "100tbit"])
+def test_a_rate_beyond_what_tc_counts_in_32_bits_is_a_link_too(rate: str) -> None:
+    with emulate_hosts(1, parse_link(rate)) as hosts:
+        shown = subprocess.run(
+            ["tc", "-n", hosts[0].name, "qdisc", "show"], capture_output=True, text=True, check=True
+        ).stdout
+    assert "qdisc tbf" in shown
+
+
+@needs_hosts
 def test_hosts_end_with_every_process_on_them() -> None:
     with emulate_hosts(2, parse_link("unshaped")) as hosts:
         sleeper = subprocess.Popen([*hosts[1].prefix(), "sleep", "600"], start_new_session=True)

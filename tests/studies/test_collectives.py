@@ -27,7 +27,7 @@ ALPHA, BETA = 5e-5, 1e-9
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 2)
-    monkeypatch.setattr("scalelab.studies.collectives.count_cores", lambda: 2)
+    monkeypatch.setattr("scalelab.studies.study.count_cores", lambda: 2)
     monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 16_000_000_000)
 
 
@@ -89,6 +89,34 @@ def test_sizes_that_memory_has_no_room_for_are_left_out_and_named(
     assert max(row[0].value for row in document.tables[1].rows) == 67_108_864  # type: ignore[type-var]
 
 
+def test_a_run_measured_on_gpus_is_shown_without_them_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was asked for follows from where it was measured: 64 MB, the largest of a CPU, was never asked for."""
+    store, _ = measure(tmp_path)
+    study = Collectives(operations=("all_reduce",), repeats=5)
+    sizes = study.list_sizes("all_reduce", 2, "cuda")
+    results = [
+        replace(r, trial=replace(r.trial, device="cuda", exchange=replace(r.trial.exchange, sizes=sizes)))  # type: ignore[type-var]
+        for r in store.results()[0]
+    ]
+    assert max(sizes) == 1_000_000_000
+    assert "left out" not in warn_all(study.conclude(results))
+
+
+def test_ranks_that_share_a_host_are_told_so() -> None:
+    study = Collectives(ranks=(2, 4), launcher="hosts", link="1gbit", ranks_per_host=2, operations=("all_reduce",))
+    assert {trial.label for trial in study.plan()} == {"all-reduce × 2, one host", "all-reduce × 4"}
+
+
+def test_long_messages_and_emulated_hosts_are_expected_to_take_longer_than_the_budget() -> None:
+    fields: dict[str, Any] = {"operations": ("all_reduce",), "rounds": 1, "min_size": "100MB", "max_size": "100MB"}
+    quick = expect_seconds(Collectives(**fields).plan(), [])
+    slow = expect_seconds(Collectives(**fields, launcher="hosts", link="100mbit").plan(), [])
+    assert quick.seconds == pytest.approx(4 + 0.2 + 12 * 0.1)
+    assert slow.seconds == pytest.approx(4 + 6 + 12 * 8)
+
+
 def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 1_000_000)
     with pytest.raises(UsageError, match="all_reduce needs 2 MB on each of 2 ranks, and 500 kB are free for each"):
@@ -108,6 +136,7 @@ def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch
         ({"repeats": 0}, "--repeats 0 is too small"),
         ({"timeout": "never"}, "--timeout 'never' is no time"),
         ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
+        ({"launcher": "hosts", "ranks_per_host": 2}, "--ranks-per-host 2 puts all of --ranks 2 on one host"),
     ],
 )
 def test_fields_that_cannot_work_are_refused_by_their_flag(fields: dict[str, Any], message: str) -> None:

@@ -15,6 +15,7 @@ from scalelab.observations import Message, RankReport, TracedStep
 from scalelab.ranks.links import parse_link
 from scalelab.report.document import Document
 from scalelab.studies.links import Links, choose_sizes
+from scalelab.studies.links_answer import read_latency
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.study import Job, Sampling
 from scalelab.trial import NO_STRATEGY, Status, Trial, TrialResult
@@ -70,6 +71,15 @@ def trace(result: TrialResult, *, waiting_ns: int = 1_000_000) -> TrialResult:
     return replace(result, ranks=reports)
 
 
+def stretch(result: TrialResult, factor: int) -> TrialResult:
+    """Communication takes so many times as long."""
+    ranks = []
+    for report in result.ranks:
+        steps = tuple(replace(step, exposed_ns=factor * step.exposed_ns) for step in report.traced_steps)
+        ranks.append(replace(report, traced_steps=steps))
+    return replace(result, ranks=tuple(ranks))
+
+
 def play(change: Any = trace, **fields: Any) -> AlteredLauncher:
     return AlteredLauncher(
         change,
@@ -118,6 +128,11 @@ def test_ranks_may_share_hosts() -> None:
         ({"links": ("fast",)}, "--links 'fast' is no link: use inside, unshaped, or a rate"),
         ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' asks for more than a rate: .* netem"),
         ({"ranks": 1}, "--ranks 1 is too small"),
+        ({"job": replace(JOB, launcher="mpi")}, "--launcher mpi: the hosts and links of this study are emulated"),
+        (
+            {"job": replace(JOB, launcher="hosts", ranks_per_host=2)},
+            "--ranks-per-host 2 puts all of --ranks 2 on one host",
+        ),
         ({"job": replace(JOB, launcher="hosts", link="1gbit")}, "--link 1gbit is one link of many here: use --links"),
     ],
 )
@@ -207,6 +222,52 @@ def test_a_link_that_failed_is_a_row_with_its_status(tmp_path: Path) -> None:
     assert find_row(document.tables[0], "1gbit")["step_seconds"].value == "crashed"
     assert "1gbit: the all-reduces alone were crashed" in warn_all(document)
     assert find_row(document.tables[2], "1gbit")["bytes_per_second"].value is None
+
+
+def test_launches_are_compared_round_by_round_although_one_of_each_is_missing(tmp_path: Path) -> None:
+    """A machine that is twice as slow in every round: neighbours share that, others do not."""
+
+    def slow_down(result: TrialResult) -> TrialResult:
+        factor = 2 ** (result.trial.round - 1)
+        traced = stretch(trace(result), factor)
+        is_lost = (result.trial.configuration, result.trial.round) in (("inside", 1), ("1gbit", 3))
+        return replace(traced, status=Status.CRASHED if is_lost else traced.status)
+
+    links = make_links(links=("inside", "1gbit"), exchange=False)
+    store, document = run_study(links, runs_dir=tmp_path, launcher=play(slow_down))
+    ratio = find_row(document.tables[1], "1gbit")["communication_ratio"]
+    assert ratio.value == pytest.approx(0.0085 / 0.0015)
+    some = [
+        r for r in store.results()[0] if (r.trial.configuration, r.trial.round) not in (("inside", 1), ("1gbit", 3))
+    ]
+    again = find_row(links.conclude(some).tables[1], "1gbit")["communication_ratio"]
+    assert again.value == pytest.approx(0.0085 / 0.0015)
+
+
+def test_a_bandwidth_of_launches_that_differ_much_is_never_negative(tmp_path: Path) -> None:
+    def vary(result: TrialResult) -> TrialResult:
+        factor = (1, 30, 1, 25, 2)[result.trial.round - 1]
+        return stretch(trace(result), factor)
+
+    document = conclude(tmp_path, play(vary), exchange=False)
+    seconds = find_row(document.tables[1], "1gbit")["communication_seconds"]
+    assert seconds.low is not None
+    assert seconds.low < 0
+    found = find_row(document.tables[2], "1gbit")["trained_bytes_per_second"]
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 < found.low < found.value < found.high  # type: ignore[operator]
+
+
+def test_a_mean_latency_is_of_the_collectives_that_all_traces_hold() -> None:
+    step = replace(trace_one_step(), num_collectives=4, num_matched=2, transfer_ns=6_000_000, waiting_ns=2_000_000)
+    assert read_latency(step) == pytest.approx(0.004)
+    assert read_latency(replace(step, num_matched=None)) == pytest.approx(0.002)
+    assert read_latency(replace(step, num_matched=0)) is None
+
+
+def trace_one_step() -> TracedStep:
+    return TracedStep(span_ns=1, compute_ns=1, overlapped_ns=0, exposed_ns=0, copy_ns=0, idle_ns=0)
 
 
 def test_nothing_measured_is_a_document_too() -> None:

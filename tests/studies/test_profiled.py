@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import RankReport, TracedStep
+from scalelab.observations import DdpCounters, RankReport, TracedStep
 from scalelab.report.document import Document, Table
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.communication import compare_trace
@@ -26,8 +26,9 @@ from scalelab.studies.profiled import (
 )
 from scalelab.studies.strategies import Strategies
 from scalelab.studies.study import Job, Sampling
+from scalelab.trial import TrialResult
 from tests.records import make_record, make_result
-from tests.studies.answers import find_row, make_strong, make_weak, say_all, set_machine
+from tests.studies.answers import AlteredLauncher, find_row, make_strong, make_weak, say_all, set_machine
 
 SAMPLING = Sampling(rounds=4, steps=12, phase_steps=4, comm_free_steps=4, profile_steps=FEW_STEPS)
 
@@ -166,6 +167,43 @@ def test_strategies_have_every_rank_of_those_with_several(tmp_path: Path) -> Non
     table = find_table(document, "traced_waiting_seconds")
     names = [str(row[0].value) for row in table.rows]
     assert names == [f"{name} × 2, rank {rank}" for name in ("ddp", "fsdp2") for rank in (0, 1)]
+
+
+def test_ddp_among_strategies_has_ablation_and_counters_beside_the_trace(tmp_path: Path) -> None:
+    study = Strategies(strategies=("single", "dp", "ddp", "fsdp2"), sampling=SAMPLING, job=Job(device="cpu"))
+    assert [trial.name for trial in study.plan() if "counters" in trial.instruments] == ["ddp-2-r1"]
+    counters = DdpCounters(
+        forward_seconds=(0.03,), backward_seconds=(0.05,), communication_seconds=(0.05,), overlap_seconds=(0.03,)
+    )
+
+    def count(result: TrialResult) -> TrialResult:
+        if "counters" not in result.trial.instruments:
+            return result
+        return replace(result, ranks=tuple(replace(report, counters=counters) for report in result.ranks))
+
+    launcher = AlteredLauncher(count, step_seconds=lambda _: 0.1, comm_seconds=lambda _: 0.02)
+    document = play(launcher, study, tmp_path)
+    table = find_table(document, "ablation_seconds")
+    assert [row[0].value for row in table.rows] == ["ddp × 2", "fsdp2 × 2"]
+    row = find_row(table, "ddp × 2")
+    for key in ("ablation_seconds", "counted_seconds", "traced_exposed_seconds"):
+        assert row[key].value == pytest.approx(0.02)
+    sharded = find_row(table, "fsdp2 × 2")
+    assert (sharded["ablation_seconds"].value, sharded["counted_seconds"].value) == (None, None)
+    assert sharded["traced_exposed_seconds"].value == pytest.approx(0.02)
+    assert "Against that exposed communication of the trace: ablation 20.0" in say_all(document)
+
+
+def test_the_share_by_trace_is_of_the_profiled_step_and_not_of_a_shorter_clean_one(tmp_path: Path) -> None:
+    def slow_down(result: TrialResult) -> TrialResult:
+        step = make_step(exposed_ms=150, compute_ms=450)
+        return replace(result, ranks=tuple(replace(report, traced_steps=(step,) * 3) for report in result.ranks))
+
+    launcher = AlteredLauncher(slow_down, step_seconds=lambda _: 0.1, comm_seconds=lambda _: 0.01)
+    document = play(launcher, make_strong(sampling=SAMPLING, ranks=(1, 2)), tmp_path)
+    (ways,) = (table for table in document.tables if "every way" in table.title)
+    assert find_row(ways, "trace")["share"].value == pytest.approx(0.25)
+    assert find_row(ways, "ablation")["share"].value == pytest.approx(0.1)
 
 
 def test_a_few_steps_are_profiled_unless_told_otherwise_and_none_under_a_limit() -> None:

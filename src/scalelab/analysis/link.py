@@ -61,6 +61,10 @@ class LineFit:
     """β; None where the largest message is too small to show it."""
     half_bytes: Estimate | None
     """n½ = α / β."""
+    fitted_latency_seconds: float
+    """α as fitted, known well or not: the line itself."""
+    fitted_byte_seconds: float
+    """β as fitted, known well or not."""
     residual_ratio: float
     """The root mean square of the relative residuals."""
     misfits: tuple[Misfit, ...]
@@ -73,9 +77,8 @@ class LineFit:
         return None if self.byte_seconds is None else self.byte_seconds.map(lambda seconds: 1 / seconds)
 
     def predict_seconds(self, payload_bytes: float) -> float:
-        """The time of one call; a coefficient that is not known counts as nothing."""
-        latency = self.latency_seconds.value if self.latency_seconds else 0.0
-        return latency + payload_bytes * (self.byte_seconds.value if self.byte_seconds else 0.0)
+        """The time of one call by the line; beyond the sizes that were measured only as good as what is known of it."""
+        return self.fitted_latency_seconds + payload_bytes * self.fitted_byte_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ def fit_series(series: TransferSeries) -> LinkFit | None:
         num_ranks=series.trial.num_ranks,
         backend=series.backend,
         device=series.trial.device,
-        link=series.trial.link,
+        link=series.trial.link if series.trial.num_hosts > 1 else "",
         line=line,
     )
 
@@ -136,6 +139,8 @@ def fit_line(times: Mapping[int, Rounds]) -> LineFit | None:
         half_bytes=_estimate(alpha / beta, [found[0] - found[1] for found in rounds])
         if has_alpha and has_beta
         else None,
+        fitted_latency_seconds=alpha,
+        fitted_byte_seconds=beta,
         residual_ratio=float(np.sqrt(np.mean((ratios - 1) ** 2))),
         misfits=tuple(
             Misfit(payload_bytes=int(size), ratio=float(ratio))

@@ -1,9 +1,9 @@
 """Communication alone on one rank: one operation on messages of several sizes, timed and checked.
 
-A launch goes through the sizes twice. The first time, ascending, every size is called once with numbers whose result is
-known, and a wrong one is a failure; then it is warmed up, and some calls are timed to plan by. The second time is the
-measurement: pass after pass over all sizes, upwards and downwards by turns, so that what disturbs the machine falls on
-all sizes alike. A timing is
+A launch goes over all sizes pass after pass, upwards and downwards by turns, so that what disturbs the machine falls on
+all sizes alike. In the first pass every size is prepared: called once with numbers whose result is known, and a wrong
+one is a failure; warmed up; and some calls are timed to plan by. So what a launch measured is kept where a later size
+takes too long or too much memory. A timing is
 
     one call that is not timed    caches are as calls in a row leave them
     a meeting of all ranks        an all-reduce of one number
@@ -101,6 +101,16 @@ def _play_ping_pong(message: Message) -> None:
         dist.send(message.whole, 0)
 
 
+def return_ping_pong(message: Message) -> None:
+    """The same, but rank 0 forgets what it has sent: what it holds in the end has come back."""
+    if message.rank == 0:
+        dist.send(message.whole, 1)
+        message.whole.zero_()
+        dist.recv(message.whole, 1)
+    else:
+        _play_ping_pong(message)
+
+
 CALLS: dict[str, Callable[[Message], object]] = {
     "all_reduce": lambda message: dist.all_reduce(message.whole),
     "all_gather": lambda message: gather_all(message.whole, message.other),
@@ -118,12 +128,15 @@ def run_exchange(trial: Trial, rank: int, device: torch.device, directory: Path,
     check_world(trial)
     call = CALLS[exchange.operation]
     messages = make_messages(exchange, rank, trial.num_ranks, device)
-    plans = [_prepare(message, call, exchange, device) for message in messages]
     per_call = 2 if exchange.operation == POINT_TO_POINT else 1
     with transfers_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
         file.write(render_transfers(()))
-        for repeat, number in _order_timings(plans):
-            message, num_calls = messages[number], plans[number].num_calls
+        plans: list[Plan] = []
+        for repeat, number in _order_timings(plans, len(messages)):
+            message = messages[number]
+            if repeat == 0:
+                plans.append(_prepare(message, call, exchange, device))
+            num_calls = plans[number].num_calls
             start, seconds = _time_calls(message, call, num_calls, device)
             if exchange.operation == POINT_TO_POINT and rank > 1:
                 continue  # it has only waited
@@ -162,7 +175,7 @@ def _count_others(operation: str, count: int, num_ranks: int) -> int:
 
 def _prepare(message: Message, call: Callable[[Message], object], exchange: Exchange, device: torch.device) -> Plan:
     """Check one size, warm it up, and plan its timings with all ranks."""
-    check_result(message, call, exchange.operation)
+    check_result(message, return_ping_pong if call is _play_ping_pong else call, exchange.operation)
     for tensor in (message.whole, message.other):
         tensor.zero_()
     for _ in range(exchange.warmup_calls):
@@ -188,9 +201,11 @@ def plan_timings(call_seconds: float, exchange: Exchange) -> Plan:
     return Plan(num_calls=num_calls, repeats=min(exchange.repeats, max(FEWEST_REPEATS, affordable)))
 
 
-def _order_timings(plans: list[Plan]) -> Iterator[tuple[int, int]]:
-    """Repeat and number of the size, pass by pass, every other pass downwards."""
-    for repeat in range(max(plan.repeats for plan in plans)):
+def _order_timings(plans: list[Plan], num_sizes: int) -> Iterator[tuple[int, int]]:
+    """Repeat and number of the size, pass by pass, every other pass downwards; plans grow during the first."""
+    for number in range(num_sizes):
+        yield 0, number
+    for repeat in range(1, max(plan.repeats for plan in plans)):
         numbers = [number for number, plan in enumerate(plans) if repeat < plan.repeats]
         for number in numbers if repeat % 2 == 0 else reversed(numbers):
             yield repeat, number

@@ -78,6 +78,7 @@ def _list_steps(trace: RankTrace, waiting: dict[int, StepWaiting]) -> tuple[Trac
                 payload_bytes=sum(sizes) if sizes else None,
                 transfer_ns=matched.transfer_ns if matched else None,
                 waiting_ns=matched.waiting_ns if matched else None,
+                num_matched=matched.num_collectives if matched else None,
                 messages=messages,
             )
         )

@@ -46,6 +46,8 @@ HUB_BURSTS = 4
 QUEUE_SECONDS = 0.1
 """What a cable keeps rather than drops; senders that share memory with it wait long before."""
 LEAST_QUEUE_BYTES = 4_000_000
+MOST_BYTES = 2_000_000_000
+"""Of a queue or a bucket: tc keeps both in 32 bits."""
 MOST_HOSTS = 250
 END_SECONDS = 5.0
 """How long killed processes may take to leave a namespace."""
@@ -163,7 +165,8 @@ def _make_host(host: EmulatedHost, hub: str, port: str, link: Link) -> None:
 def _shape(namespace: str, interface: str, bytes_per_second: float, burst: float) -> None:
     """Hold what leaves an interface to a rate. In tc's words bps is bytes per second and b is bytes."""
     queue = max(LEAST_QUEUE_BYTES, QUEUE_SECONDS * bytes_per_second)
-    rate = ("rate", f"{round(8 * bytes_per_second)}bit", "burst", f"{round(burst)}b", "limit", f"{round(queue)}b")
+    burst, queue = (round(min(wanted, MOST_BYTES)) for wanted in (burst, queue))
+    rate = ("rate", f"{round(8 * bytes_per_second)}bit", "burst", f"{burst}b", "limit", f"{queue}b")
     _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate)
 
 

@@ -75,7 +75,10 @@ def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
         parts = {column.key: estimate_traced(arm, 0, column.key) for column in columns[1:] if "traced" in column.key}
         parts["overlap_share"] = find_overlap(arm)
         rows.append(make_row(name, *(parts[column.key] for column in columns[1:])))
-    notes = (INTERVAL_NOTE, "of rank 0; profiled step = compute + exposed comm + idle, copies")
+    notes = (
+        INTERVAL_NOTE,
+        "of rank 0; profiled step = compute + exposed comm + idle, copies, step by step; of medians only nearly so",
+    )
     return Table(title="Where a profiled step goes", columns=columns, rows=tuple(rows), notes=notes)
 
 
@@ -144,7 +147,7 @@ def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
         for change in (Change.ADDED, Change.REMOVED)
         for one in comparison.list_changed(change)[:MOST_NAMES]
     ]
-    notes = (f"of rank 0, against the baseline: the {MOST_NAMES} of each that take longest themselves",)
+    notes = (f"of rank 0 in one launch, against the baseline: the {MOST_NAMES} of each that take longest themselves",)
     title = "Operators added and removed"
     return Table(title=title, columns=columns, rows=tuple(rows), notes=notes) if rows else None
 
@@ -168,4 +171,4 @@ def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
         f" {len(comparison.list_changed(Change.REMOVED))}"
         for name, comparison in comparisons.items()
     ]
-    return [f"Of the names of operators that the baseline runs, {'; '.join(said)}."] if said else []
+    return [f"Against the operators of the baseline, by name, {'; '.join(said)}."] if said else []

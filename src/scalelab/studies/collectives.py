@@ -19,12 +19,12 @@ from scalelab.analysis.bandwidth import POINT_TO_POINT
 from scalelab.analysis.link import fit_series
 from scalelab.analysis.transfers import TransferSeries, group_transfers
 from scalelab.checks import check_at_least, check_positive, read_flag
-from scalelab.environment import count_cores, find_gpus, read_available_memory
+from scalelab.environment import find_gpus, read_available_memory
 from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.ranks.links import UNSHAPED
 from scalelab.report.document import Document, Section
-from scalelab.settings import LACKED, NUMBER_BYTES, Backend, Exchange, Operation
+from scalelab.settings import LACKED, NUMBER_BYTES, Backend, Exchange, LauncherName, Operation
 from scalelab.studies.collectives_tables import make_fit_table, make_size_table, name_operation
 from scalelab.studies.collectives_words import summarise_links, warn_of_exchanges, warn_of_left_out
 from scalelab.studies.study import Job, check_gpus, check_ranks
@@ -75,8 +75,13 @@ class Collectives:
     """Time limit of one trial, for example 90s or 10min."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free one."""
-    launcher: Literal["local", "hosts"] = "local"
-    """local: all ranks on this host. hosts: they are spread over hosts that are emulated here (Linux, root)."""
+    launcher: LauncherName = "local"
+    """local: all ranks on this host. hosts: they are spread over hosts that are emulated here (Linux, root). torchrun,
+    mpi, slurm, pbs, lsf: as in every study."""
+    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
     link: str = UNSHAPED
     """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
     ranks_per_host: int = 1
@@ -95,6 +100,11 @@ class Collectives:
         if self.largest < self.smallest:
             raise UsageError(f"--max-size {self.max_size} is less than --min-size {self.min_size}: use more")
         assert self.job.timeout_seconds  # what a job refuses is refused now
+        if self.launcher == "hosts" and self.ranks_per_host >= max(self.ranks):
+            raise UsageError(
+                f"--ranks-per-host {self.ranks_per_host} puts all of --ranks {max(self.ranks)} on one host, where no"
+                " link joins them: use fewer per host, or more ranks"
+            )
 
     @property
     def job(self) -> Job:
@@ -105,6 +115,8 @@ class Collectives:
             timeout=self.timeout,
             port=self.port,
             launcher=self.launcher,
+            mpiexec=self.mpiexec,
+            ranks_per_node=self.ranks_per_node,
             link=self.link,
             ranks_per_host=self.ranks_per_host,
         )
@@ -119,17 +131,20 @@ class Collectives:
 
     @property
     def largest(self) -> int:
+        return self.find_largest(self.job.found_device)
+
+    def find_largest(self, device: str) -> int:
+        """On the device of a trial, for a run may be shown on another machine than the one it was measured on."""
         if self.max_size is not None:
             return read_flag("max_size", self.max_size, parse_bytes)
-        default = LARGEST_ON_CUDA if self.job.found_device == "cuda" else LARGEST_ON_CPU
-        return max(parse_bytes(default), self.smallest)
+        return max(parse_bytes(LARGEST_ON_CUDA if device == "cuda" else LARGEST_ON_CPU), self.smallest)
 
     def plan(self) -> list[Trial]:
         device = self.job.found_device
         if self.backend == "nccl" and device != "cuda":
             raise UsageError("--backend nccl needs GPUs: use --backend gloo, or --device cuda where there are some")
-        if device == "cuda":
-            check_gpus(max(self.ranks))
+        if device == "cuda" and not self.job.is_elsewhere:
+            check_gpus(self.job.count_on_node(max(self.ranks)))
         first_round = [self._plan_trial(*configuration) for configuration in self._list_configurations()]
         return [
             Trial(**{**vars(trial), "round": number})
@@ -144,8 +159,8 @@ class Collectives:
                 yield operation, num_ranks
 
     def _plan_trial(self, operation: Operation, num_ranks: int) -> Trial:
-        job, num_cores = self.job, count_cores()
-        threads = job.threads_per_rank or default_threads_per_rank(max(self.ranks), num_cores)
+        job, num_cores = self.job, self.job.count_node_cores()
+        threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(max(self.ranks)), num_cores)
         return Trial(
             configuration=f"{operation}-{num_ranks}",
             workload="",
@@ -154,10 +169,11 @@ class Collectives:
             global_batch=num_ranks,
             device=job.found_device,
             threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(num_ranks, threads, num_cores),
-            label=f"{name_operation(operation)} × {num_ranks}",
+            is_oversubscribed=is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores),
+            label=f"{name_operation(operation)} × {num_ranks}{self._say_where(num_ranks)}",
             timeout_seconds=job.timeout_seconds,
             port=job.port,
+            launcher=job.launcher,
             link=job.link if job.launcher == "hosts" else "",
             ranks_per_host=job.ranks_per_host,
             exchange=Exchange(
@@ -170,10 +186,15 @@ class Collectives:
             ),
         )
 
-    def list_sizes(self, operation: str, num_ranks: int) -> tuple[int, ...]:
+    def _say_where(self, num_ranks: int) -> str:
+        """Ranks that share one of several hosts have no link between them."""
+        return ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
+
+    def list_sizes(self, operation: str, num_ranks: int, device: str | None = None) -> tuple[int, ...]:
         """From the smallest to the largest, each rounded up to whole float32 numbers for every rank."""
-        wanted, size = [self.largest], self.smallest
-        while size < self.largest:
+        largest = self.find_largest(device or self.job.found_device)
+        wanted, size = [largest], self.smallest
+        while size < largest:
             wanted.append(size)
             size *= GROWTH
         is_divided = operation in ("all_gather", "reduce_scatter", "all_to_all")
@@ -201,7 +222,7 @@ class Collectives:
         left_out = {
             series.trial.label: [
                 size
-                for size in self.list_sizes(series.operation, series.trial.num_ranks)
+                for size in self.list_sizes(series.operation, series.trial.num_ranks, series.trial.device)
                 if size not in series.exchange.sizes
             ]
             for series in every

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_median, estimate_over_rounds
 from scalelab.observations import DdpCounters
 from scalelab.report.document import Column, Table, make_row
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import explain_arm, tabulate_launches
-from scalelab.studies.profiled import estimate_traced_exposed
+from scalelab.studies.profiled import estimate_traced_exposed, find_traced_step
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.sweep import INTERVAL_NOTE
 from scalelab.units import format_quantity
@@ -39,6 +40,8 @@ class Method:
     seconds: Estimate | None
     counts: str
     """What it counts."""
+    step_seconds: float
+    """The step that its share is of."""
 
 
 def estimate_exposed(arm: Arm) -> Estimate | None:
@@ -70,22 +73,39 @@ def estimate_counted(arm: Arm) -> Estimate | None:
 
 def list_methods(answer: ScalingAnswer, arm: Arm) -> list[Method]:
     """Every way, with its number where it has one."""
-    exposed = answer.exposed(arm)
+    exposed, step = answer.exposed(arm), arm.step.value
     ideal = "T_N − T_1/N" if answer.is_strong else "T_N − T_1"
     return [
         Method(
             name="ablation",
             seconds=exposed.seconds if exposed else None,
             counts="what a step without the exchange saves: exchange, waiting, what it takes from backward",
+            step_seconds=step,
         ),
-        Method(name="phases", seconds=estimate_exposed(arm), counts="from the last rank's last gradient on"),
-        Method(name="DDP counters", seconds=estimate_counted(arm), counts="the same by DDP's clocks, in one launch"),
+        Method(
+            name="phases",
+            seconds=estimate_exposed(arm),
+            counts="from the last rank's last gradient on",
+            step_seconds=step,
+        ),
+        Method(
+            name="DDP counters",
+            seconds=estimate_counted(arm),
+            counts="the same by DDP's clocks, in one launch",
+            step_seconds=step,
+        ),
         Method(
             name="trace",
             seconds=estimate_traced_exposed(arm),
             counts="collectives beside which nothing is computed, in profiled steps",
+            step_seconds=find_traced_step(arm) or step,
         ),
-        Method(name="subtraction", seconds=answer.excess(arm), counts=f"{ideal}: all that keeps ranks from the ideal"),
+        Method(
+            name="subtraction",
+            seconds=answer.excess(arm),
+            counts=f"{ideal}: all that keeps ranks from the ideal",
+            step_seconds=step,
+        ),
     ]
 
 
@@ -97,18 +117,24 @@ def make_communication_table(answer: ScalingAnswer, arm: Arm) -> Table:
         Column(key="share", header="of the step", quantity="share"),
         Column(key="counts", header="what it counts", align="left"),
     )
-    step = arm.step.value
     rows = tuple(
-        make_row(
-            method.name,
-            method.seconds,
-            method.seconds.map(lambda seconds: seconds / step) if method.seconds else None,
-            method.counts,
-        )
+        make_row(method.name, method.seconds, _find_share(method), method.counts)
         for method in list_methods(answer, arm)
     )
     title = f"Communication of {arm.label}, by every way to it"
-    return Table(title=title, columns=columns, rows=rows, notes=(INTERVAL_NOTE,))
+    notes = (INTERVAL_NOTE, "of the step: of a clean one; by trace, of the profiled step, which is longer")
+    return Table(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _find_share(method: Method) -> Estimate | None:
+    return method.seconds.map(lambda seconds: seconds / method.step_seconds) if method.seconds else None
+
+
+def measure_ablation(arm: Arm) -> Estimate | None:
+    """By ablation; None on one rank, or where no step left the exchange out."""
+    if arm.trial.num_ranks == 1 or not any(len(steps) for steps in arm.comm_free):
+        return None
+    return communication_by_ablation(arm.clean, arm.comm_free).seconds
 
 
 def compare_ways(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:

@@ -63,6 +63,16 @@ class Links:
         names = [link.name for link in self.read_links()]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"--links {' '.join(self.links)} must name at least one link, each once")
+        if self.job.launcher not in ("local", "hosts"):
+            raise UsageError(
+                f"--launcher {self.job.launcher}: the hosts and links of this study are emulated on one machine; leave"
+                f" it out, or use run strong-scaling --launcher {self.job.launcher} for the link that is there"
+            )
+        if self.job.ranks_per_host >= self.ranks and any(not link.is_inside for link in self.read_links()):
+            raise UsageError(
+                f"--ranks-per-host {self.job.ranks_per_host} puts all of --ranks {self.ranks} on one host, where no"
+                " link joins them: use fewer per host, or more ranks"
+            )
         if self.job.link != UNSHAPED:
             raise UsageError(f"--link {self.job.link} is one link of many here: use --links {self.job.link}")
 

@@ -19,7 +19,12 @@ from scalelab.analysis.bandwidth import KINDS, bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.rounds import Rounds
 from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
-from scalelab.analysis.stats import estimate_median, estimate_over_rounds, estimate_ratio
+from scalelab.analysis.stats import (
+    estimate_median,
+    estimate_over_rounds,
+    estimate_positive_over_rounds,
+    estimate_ratio,
+)
 from scalelab.analysis.transfers import TransferSeries, group_transfers
 from scalelab.observations import TracedStep
 from scalelab.ranks.links import Link
@@ -55,7 +60,11 @@ class LinkRow:
 
     def traced(self, read: ReadStep) -> Rounds | None:
         """A number of every profiled step, as the mean over ranks; None unless every rank has it."""
-        rounds = [_average_steps(result, read) for result in self.arm.results] if self.arm else []
+        if self.arm is None:
+            return None
+        rounds: list[list[float]] = [[] for _ in self.arm.clean]  # one that gave nothing keeps its place
+        for result in self.arm.completed:
+            rounds[result.trial.round - 1] = _average_steps(result, read)
         return rounds if any(rounds) else None
 
     def estimate(self, read: ReadStep) -> Estimate | None:
@@ -88,8 +97,12 @@ class LinkRow:
     @cached_property
     def trained_bandwidth(self) -> Estimate | None:
         """Of the training, in bytes per second."""
-        seconds, moved = self.estimate(read_communication), self.bus_bytes
-        return None if seconds is None or moved is None else seconds.map(lambda taken: moved / taken)
+        moved = self.bus_bytes
+        medians = [statistics.median(steps) for steps in self.traced(read_communication) or () if steps]
+        if not moved or not medians or min(medians) <= 0:
+            return None
+        rates = [moved / seconds for seconds in medians]
+        return estimate_positive_over_rounds(moved / statistics.median(medians), rates)
 
     @cached_property
     def bandwidth(self) -> Estimate | None:
@@ -176,10 +189,11 @@ def read_share(step: TracedStep) -> float | None:
 
 
 def read_latency(step: TracedStep) -> float | None:
-    """The mean time of one collective on this rank, waiting included."""
-    if step.transfer_ns is None or step.waiting_ns is None or not step.num_collectives:
+    """The mean time of one collective on this rank, waiting included: of those that all ranks' traces hold."""
+    count = step.num_collectives if step.num_matched is None else step.num_matched
+    if step.transfer_ns is None or step.waiting_ns is None or not count:
         return None
-    return NANOSECONDS * (step.transfer_ns + step.waiting_ns) / step.num_collectives
+    return NANOSECONDS * (step.transfer_ns + step.waiting_ns) / count
 
 
 def read_transfer(step: TracedStep) -> float | None:

@@ -69,6 +69,12 @@ def estimate_traced(arm: Arm, rank: int, key: str) -> Estimate | None:
     return _estimate([[_READ[key](step) for step in _list_steps(result)[rank]] for result in list_traced(arm)])
 
 
+def find_traced_step(arm: Arm) -> float | None:
+    """The profiled step of the rank with the longest; None where nothing was recorded."""
+    steps = [estimate_traced(arm, rank, "traced_step_seconds") for rank in range(arm.trial.num_processes)]
+    return max((step.value for step in steps if step is not None), default=None)
+
+
 def estimate_traced_exposed(arm: Arm) -> Estimate | None:
     """Exposed communication of the rank that waits least, step by step: the others' is partly waiting for it."""
     if arm.trial.num_processes < 2:
@@ -110,7 +116,8 @@ def make_traced_table(arms: Sequence[Arm], *, title: str = "Communication in the
     ]
     notes = (
         INTERVAL_NOTE,
-        "profiled step = compute + exposed comm + idle, copies; overlapped: communication beside compute",
+        "profiled step = compute + exposed comm + idle, copies, step by step; of medians only nearly so",
+        "overlapped: communication beside compute",
         "transfer: the shortest time of any rank in each collective, added up; waiting: this rank's time beyond that",
         "sent for: the size of the tensors of the step's collectives, where recorded",
     )
@@ -133,8 +140,7 @@ def describe_traced(arm: Arm) -> Iterator[str]:
     exposed = estimate_traced_exposed(arm)
     if exposed is None or not has_traces(arm):
         return
-    steps = [estimate_traced(arm, rank, "traced_step_seconds") for rank in range(arm.trial.num_processes)]
-    longest = max(step.value for step in steps if step is not None)
+    longest = find_traced_step(arm) or arm.step.value
     transfer = estimate_traced(arm, 0, "traced_transfer_seconds")
     said = (
         f"In the profiled steps, {format_quantity('ratio', longest / arm.step.value)} times as long as clean ones,"

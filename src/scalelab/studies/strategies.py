@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from scalelab.checks import check_at_least, check_divisible, flag
 from scalelab.errors import UsageError
+from scalelab.observations import Instrument
 from scalelab.report.document import Document, Section
 from scalelab.settings import Spreading
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
@@ -22,7 +23,12 @@ from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.profiled import FEW_STEPS, make_traced_table
 from scalelab.studies.strategies_devices import warn_of_devices
 from scalelab.studies.strategies_losses import make_loss_table
-from scalelab.studies.strategies_tables import make_device_table, make_main_table, make_time_table
+from scalelab.studies.strategies_tables import (
+    make_communication_table,
+    make_device_table,
+    make_main_table,
+    make_time_table,
+)
 from scalelab.studies.strategies_words import summarise_strategies
 from scalelab.studies.study import Configuration, Job, Sampling
 from scalelab.studies.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
@@ -90,14 +96,22 @@ def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) 
             Section(heading="Losses", tables=(make_loss_table(measured, reference),)),
         ]
         traced = make_traced_table(measured, title="")
-        if traced is not None:
-            sections.append(Section(heading="Communication in the profiled steps", tables=(traced,)))
+        tables = tuple(table for table in (traced, make_communication_table(measured)) if table is not None)
+        if tables:
+            sections.append(Section(heading="Communication in the profiled steps", tables=tables))
     return tuple(sections)
 
 
 def _look(trial: Trial) -> Trial:
-    """In every round: looking from outside costs the ranks nothing, and a number from one launch has no interval."""
-    return replace(trial, instruments=("utilization", "replicas") if trial.strategy == "dp" else ("utilization",))
+    """In every round: looking from outside costs the ranks nothing, and a number from one launch has no interval.
+
+    DDP's counters take steps of their own, and are read in one launch as everywhere.
+    """
+    extra: dict[str, Instrument] = {"dp": "replicas"}
+    if trial.round == 1:
+        extra["ddp"] = "counters"
+    found: tuple[Instrument, ...] = ("utilization",)
+    return replace(trial, instruments=(*found, extra[trial.strategy]) if trial.strategy in extra else found)
 
 
 def name_row(strategy: str, num_ranks: int) -> str:

@@ -8,6 +8,8 @@ from scalelab.analysis.spread import estimate_quantile, estimate_variation
 from scalelab.analysis.utilization import IDLE, NUM_SLICES
 from scalelab.report.document import Column, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
+from scalelab.studies.communication import estimate_counted, measure_ablation
+from scalelab.studies.profiled import estimate_traced_exposed
 from scalelab.studies.strategies_devices import find_excess, list_devices
 from scalelab.studies.sweep import (
     INTERVAL_NOTE,
@@ -82,6 +84,20 @@ def make_time_table(arms: Sequence[Arm]) -> Table:
             rows.append(make_row(f"{arm.label}, {device.name}", *slices))
     note = "the busy share in each tenth of the time from the first clean step that counts to the last, over launches"
     return Table(columns=columns, rows=tuple(rows), notes=(note,))
+
+
+def make_communication_table(arms: Sequence[Arm]) -> Table | None:
+    """Exposed communication by every way that a strategy has; None where none has any."""
+    columns = (
+        Column(key="run", header="run", align="left"),
+        Column(key="ablation_seconds", header="comm by ablation", quantity="seconds"),
+        Column(key="counted_seconds", header="comm by DDP counters", quantity="seconds"),
+        Column(key="traced_exposed_seconds", header="comm by trace", quantity="seconds"),
+    )
+    ways = {arm.label: (measure_ablation(arm), estimate_counted(arm), estimate_traced_exposed(arm)) for arm in arms}
+    rows = tuple(make_row(label, *found) for label, found in ways.items() if any(found))
+    title = "Exposed communication, by every way to it"
+    return Table(title=title, columns=columns, rows=rows, notes=(INTERVAL_NOTE,)) if rows else None
 
 
 def _mark_memory(arm: Arm) -> str:

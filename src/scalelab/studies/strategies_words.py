@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from scalelab.analysis.spread import estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.studies.arms import Arm
+from scalelab.studies.communication import compare_trace, measure_ablation
 from scalelab.studies.profiled import describe_traced
 from scalelab.studies.strategies_devices import find_excess, list_devices
 from scalelab.studies.strategies_losses import describe_losses
@@ -33,6 +34,7 @@ def _find_sentences(arms: Sequence[Arm], reference: Arm | None) -> Iterator[str]
     yield from _compare_memory(arms)
     for arm in arms:
         yield from describe_traced(arm)
+        yield from compare_trace(arm, measure_ablation(arm))
     if reference is not None and reference.is_measured:
         words = describe_losses(arms, reference)
         if words:
