@@ -14,6 +14,8 @@ import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
 
+pytest_plugins = ("tests.slurm",)
+
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
 

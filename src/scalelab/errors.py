@@ -13,6 +13,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   ├── StorageFull                    no space left
     │   └── NotWritable                    permissions, read-only file system
     ├── LaunchFailed                       ranks could not be started at all
+    │   └── JobRejected                    a batch system does not take a job; the message is its own words
     ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
     └── NothingMeasured                    every trial of a run failed
 """
@@ -72,6 +73,10 @@ class NotWritable(StoreError):
 
 class LaunchFailed(ScalelabError):
     """Ranks could not be started at all, so no trial of this kind can run."""
+
+
+class JobRejected(LaunchFailed):
+    """A batch system does not take a job; the message is what it said."""
 
 
 class TraceUnreadable(ScalelabError):

@@ -11,7 +11,8 @@ from typing import Any
 from scalelab import __version__
 from scalelab.environment import Environment, read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UsageError
-from scalelab.measure.launchers.hosts import choose_launcher
+from scalelab.launching import choose_launcher
+from scalelab.measure.launchers.batch import JOBS_FILE
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
@@ -36,7 +37,7 @@ def run_study(
 ) -> tuple[RunStore, Document]:
     """Measure a study into a new run and answer its question."""
     store = start_run(study, runs_dir, sys.argv)
-    return store, execute_run(store, launcher or choose_launcher(store.trials()), listener or ignore_event)
+    return store, execute_run(store, launcher or choose_launcher(study.job, store.trials()), listener or ignore_event)
 
 
 def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
@@ -102,7 +103,7 @@ def conclude_run(store: RunStore) -> Document:
         cautions.append(
             Caution(
                 message=f"{missing - len(damaged)} of {len(store.record.trials)} trials have not been run yet",
-                next_step=f"scalelab resume {store.name}",
+                next_step=f"{say_when(store)}scalelab resume {store.name}",
             )
         )
     return replace(
@@ -110,6 +111,11 @@ def conclude_run(store: RunStore) -> Document:
         cautions=(*cautions, *document.cautions),
         environment=describe_environment(store.environment(), store),
     )
+
+
+def say_when(store: RunStore) -> str:
+    """What comes before going on with a run: where it has a batch job, that must have ended."""
+    return "scalelab list tells how far its job is; when it has ended, " if (store.path / JOBS_FILE).is_file() else ""
 
 
 def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:

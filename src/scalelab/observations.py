@@ -160,6 +160,8 @@ class TracedStep:
     """Of the collectives that all ranks' traces hold: the shortest time that any rank spent in each, added up."""
     waiting_ns: int | None = None
     """What this rank spent in them beyond that: it was early."""
+    num_matched: int | None = None
+    """How many of its collectives those are."""
     messages: tuple[Message, ...] = ()
     """Its collectives by kind."""
 
@@ -180,10 +182,18 @@ class RankReport:
 
     rank: int
     host: str = ""
+    launcher: str = ""
+    """Who started it, as it found out itself; empty: scalelab's own launcher for this machine, or unknown."""
+    agreeing: tuple[str, ...] = ()
+    """Further sources that say the same of its rank."""
+    local_rank: int | None = None
+    """Its number among the ranks of its host, as its launcher says; None: nobody says."""
     exit_code: int | None = None
     """As the operating system gave it: negative is a signal. None: unknown."""
     cores: tuple[int, ...] = ()
-    """The cores it was allowed to run on; empty: all."""
+    """The cores that the kernel let it run on; empty: unknown."""
+    numa_nodes: tuple[int, ...] = ()
+    """Of these cores; empty: unknown."""
     start_memory_bytes: int | None = None
     """Resident before the workload was built (CPU), or None."""
     peak_memory_bytes: int | None = None

@@ -18,6 +18,9 @@ from scalelab.units import parse_seconds
 
 Phase = Literal["input", "forward", "backward", "optimizer"]
 Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+Bind = Literal["none", "cores", "numa"]
+"""Which cores ranks get; see `ranks/affinity.py`."""
+LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
 """What an exchange may be; kinds of `analysis/bandwidth.py`."""

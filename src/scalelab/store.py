@@ -142,6 +142,11 @@ class RunStore:
         file = self.path / "environment.json"
         return _convert(file, read_json(file), Environment)
 
+    def save_environment(self, environment: Environment) -> None:
+        """Where it is measured, if that is not where it was planned."""
+        with storage_errors(self.path):
+            write_json(self.path / "environment.json", to_builtins(environment))
+
     def has_result(self, trial_name: str) -> bool:
         return (self.trial_directory(trial_name) / "result.json").is_file()
 
@@ -232,6 +237,10 @@ class RunStore:
             yield
         finally:
             marker.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Take away the claim of a process that is known to have ended, on whatever host it was."""
+        (self.path / "running.json").unlink(missing_ok=True)
 
     def is_running(self) -> bool:
         return find_holder(self.path / "running.json") is not None

@@ -26,7 +26,17 @@ import msgspec
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
 from scalelab.observations import CurvePoint, DeviceLoad, Instrument, RankReport, Transfer
-from scalelab.settings import Course, Dtype, Exchange, Optimization, Perturbation, Spreading, StepShape
+from scalelab.settings import (
+    Bind,
+    Course,
+    Dtype,
+    Exchange,
+    LauncherName,
+    Optimization,
+    Perturbation,
+    Spreading,
+    StepShape,
+)
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of an older version would be misread."""
@@ -70,6 +80,7 @@ class Status(StrEnum):
             Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (--memory-limit, if there is one)",
             Status.TIMED_OUT: "look where the stacks in the logs wait, or raise --timeout",
             Status.INVALID: "correct the workload or its options",
+            Status.NOT_RUN: "change what the reason names",
         }.get(self, "look at the last lines of the logs")
 
 
@@ -185,6 +196,9 @@ class Trial:
     own (glibc, CPU)."""
     port: int = 0
     """The rendezvous port on loopback; 0: any free one."""
+    launcher: LauncherName = "local"
+    bind: Bind = "cores"
+    """Who starts its ranks, and which cores they get."""
     link: str = ""
     """What joins the hosts that ranks are spread over, as `ranks/links.py` reads it; empty: all are on one host."""
     ranks_per_host: int = 1

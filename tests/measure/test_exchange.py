@@ -25,6 +25,7 @@ from scalelab.measure.exchange import (
     expect_result,
     make_messages,
     plan_timings,
+    return_ping_pong,
 )
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.settings import Exchange, Operation
@@ -72,6 +73,13 @@ def test_the_right_result_passes_and_one_wrong_number_does_not(operation: Operat
 def test_a_call_that_moves_nothing_is_noticed(operation: Operation) -> None:
     with pytest.raises(ScalelabError, match="gave wrong data"):
         check_result(make_message(operation, rank=1), lambda _: None, operation)
+
+
+def test_a_ping_that_does_not_come_back_is_noticed_by_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.send", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.recv", lambda *_: None)
+    with pytest.raises(ScalelabError, match="point_to_point of 32 bytes gave wrong data on rank 0"):
+        check_result(make_message("point_to_point"), return_ping_pong, "point_to_point")
 
 
 def test_sizes_are_views_of_one_buffer() -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from scalelab.errors import LaunchFailed
 from scalelab.files import write_json
-from scalelab.measure.launchers.hosts import HostsLauncher, choose_launcher
+from scalelab.launching import choose_launcher
+from scalelab.measure.launchers.hosts import HostsLauncher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.ranks.namespaces import list_namespaces, list_pids
 from scalelab.settings import Exchange
+from scalelab.studies.study import Job
 from scalelab.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
 from tests.measure.trials import make_trial, write_step_workload
 from tests.ranks.emulation import needs_hosts
@@ -46,9 +48,9 @@ def hosts() -> Iterator[HostsLauncher]:
 
 
 def test_trials_on_one_host_are_the_local_launchers() -> None:
-    assert isinstance(choose_launcher([make_trial(), make_trial(strategy="single", num_ranks=1)]), LocalLauncher)
-    assert isinstance(choose_launcher([make_trial(strategy="single", num_ranks=1, link="1gbit")]), LocalLauncher)
-    assert isinstance(choose_launcher([make_trial(), make_spread()]), HostsLauncher)
+    assert isinstance(choose_launcher(Job(), [make_trial(), make_trial(strategy="single", num_ranks=1)]), LocalLauncher)
+    assert isinstance(choose_launcher(Job(), [make_trial(strategy="single", num_ranks=1, link="1gbit")]), LocalLauncher)
+    assert isinstance(choose_launcher(Job(), [make_trial(), make_spread()]), HostsLauncher)
 
 
 def test_hosts_are_as_many_as_ranks_need() -> None:
@@ -152,6 +154,25 @@ def test_a_torchrun_that_cannot_start_is_an_error_with_its_last_words(
     monkeypatch.setattr("scalelab.measure.launchers.hosts.sys.executable", str(broken))
     with pytest.raises(LaunchFailed, match="torchrun on host 0 ended with 7: there is no torch here; its log is"):
         launch(hosts, make_spread(), tmp_path / "t")
+
+
+@needs_hosts
+def test_an_agent_that_is_on_its_way_to_its_host_is_ended_too(
+    hosts: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come before `ip netns exec` has entered the namespace: nobody finds the process there."""
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def start_outside(*_: object) -> subprocess.Popen[bytes]:
+        if agents:
+            raise KeyboardInterrupt
+        agents.append(subprocess.Popen(["sleep", "600"]))
+        return agents[-1]
+
+    monkeypatch.setattr("scalelab.measure.launchers.hosts.start_agent", start_outside)
+    with pytest.raises(KeyboardInterrupt):
+        launch(hosts, make_spread(), tmp_path)
+    assert [agent.returncode for agent in agents] == [-signal.SIGKILL]
 
 
 LAUNCH = """

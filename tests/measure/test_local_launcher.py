@@ -11,7 +11,8 @@ import pytest
 
 from scalelab.environment import usable_cores
 from scalelab.errors import LaunchFailed
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.agreement import trace_file
+from scalelab.measure.launchers.local import LocalLauncher, clear_previous
 from scalelab.trial import PHASES, Status, StepKind, StepPlan
 from tests.measure.trials import SHORT_PLAN, launch, make_trial, write_step_workload, write_workload
 
@@ -132,6 +133,13 @@ def test_a_profiled_block_leaves_one_trace_per_rank(launcher: LocalLauncher, tmp
     result = launch(launcher, make_trial(plan=plan), tmp_path)
     assert [s.kind for s in result.samples].count(StepKind.PROFILED) == 2 * 2
     assert sorted(file.name for file in (tmp_path / "trace").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
+
+
+def test_traces_of_an_interrupted_launch_are_not_taken_for_those_of_the_next(tmp_path: Path) -> None:
+    trace_file(tmp_path, 1).parent.mkdir()
+    trace_file(tmp_path, 1).write_text("of another launch")
+    clear_previous(make_trial(), tmp_path)
+    assert not trace_file(tmp_path, 1).exists()
 
 
 def test_a_port_in_use_is_named_and_any_free_one_is_the_default(launcher: LocalLauncher, tmp_path: Path) -> None:

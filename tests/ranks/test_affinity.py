@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.ranks.affinity import assign_cores, default_threads_per_rank, is_oversubscribed
+from scalelab.ranks.affinity import assign_cores, bind_cores, default_threads_per_rank, is_oversubscribed
 
 counts = st.integers(1, 40)
 core_sets = st.sets(st.integers(0, 255), min_size=1, max_size=40).map(sorted)
@@ -56,3 +56,40 @@ def test_cores_are_handed_out_again_from_the_first() -> None:
 def test_a_rank_that_wants_more_than_there_is_gets_all() -> None:
     assert assign_cores(2, 64, (3, 7)) == ((3, 7), (3, 7))
     assert is_oversubscribed(1, 64, 2)
+
+
+SOCKETS = {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+
+
+def test_unbound_ranks_have_all_cores() -> None:
+    assert bind_cores("none", 2, 1, (3, 1), SOCKETS) == ((1, 3), (1, 3))
+
+
+def test_binding_to_cores_knows_no_numa_node() -> None:
+    assert bind_cores("cores", 3, 2, range(8), SOCKETS) == ((0, 1), (2, 3), (4, 5))
+
+
+def test_binding_by_numa_node_spreads_ranks_evenly() -> None:
+    assert bind_cores("numa", 2, 2, range(8), SOCKETS) == ((0, 1), (4, 5))
+    assert bind_cores("numa", 4, 2, range(8), SOCKETS) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert bind_cores("numa", 1, 8, range(8), SOCKETS) == ((0, 1, 2, 3),), "no rank reaches beyond its node"
+
+
+def test_binding_by_numa_node_keeps_to_the_cores_there_are() -> None:
+    assert bind_cores("numa", 2, 2, (1, 2, 3), SOCKETS) == ((1, 2), (1, 3))
+    assert bind_cores("numa", 2, 1, (0, 1), {}) == ((0,), (1,)), "where no NUMA node is known, as without"
+
+
+def test_ranks_go_where_their_devices_are_if_all_are_known() -> None:
+    assert bind_cores("numa", 2, 2, range(8), SOCKETS, wanted=(1, 0)) == ((4, 5), (0, 1))
+    assert bind_cores("numa", 2, 2, range(8), SOCKETS, wanted=(1, None)) == ((0, 1), (4, 5))
+
+
+@given(counts, counts, core_sets)
+@settings(deadline=None)
+def test_every_binding_gives_every_rank_some_of_the_cores(num_ranks: int, threads: int, cores: list[int]) -> None:
+    nodes = {node: tuple(range(64 * node, 64 * node + 64)) for node in range(4)}
+    for bind in ("none", "cores", "numa"):
+        bound = bind_cores(bind, num_ranks, threads, cores, nodes)
+        assert len(bound) == num_ranks
+        assert all(own and set(own) <= set(cores) for own in bound)

@@ -185,6 +185,11 @@ def estimate_over_rounds(value: float, per_round: Sequence[float] | Floats) -> E
     return centre.map(lambda end: end - centre.value + value)
 
 
+def estimate_positive_over_rounds(value: float, per_round: Sequence[float] | Floats) -> Estimate:
+    """The same of a number that cannot be negative, such as a rate: on the log scale, so that its limits are not."""
+    return _leave_logs(estimate_over_rounds(math.log(value), np.log(per_round)))
+
+
 def _compare_samples(left: Floats, right: Floats) -> Estimate:
     """The difference of the centres of two independent samples, with Welch's interval (1947)."""
     difference = estimate_location(left).value - estimate_location(right).value

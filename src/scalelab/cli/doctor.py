@@ -1,29 +1,40 @@
-"""`scalelab doctor`: what this machine can measure, and what would disturb it."""
+"""`scalelab doctor`: what this machine can measure, and what would disturb it; by a launcher, who every rank is."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
 from scalelab.cli.console import OutputConsole
+from scalelab.cli.doctor_checks import Check, Grade, print_check
+from scalelab.cli.doctor_host import (
+    ask_mpi,
+    look_at_cores,
+    look_at_network,
+    look_at_rank,
+    look_at_roofs,
+    look_at_threads,
+)
+from scalelab.cli.doctor_ranks import examine_rank
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.environment import Environment, read_cpu_quota, read_environment
-from scalelab.errors import ScalelabError
+from scalelab.errors import RankUnknown, ScalelabError
 from scalelab.files import write_json
+from scalelab.measure.launchers.joined import find_member
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.ranks.discovery import Membership
 from scalelab.store import RUNS_DIR
 from scalelab.studies.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
@@ -33,58 +44,62 @@ NUM_NOISE_LAUNCHES = 6
 LOW_SPACE_BYTES = 500_000_000
 
 
-class Grade(StrEnum):
-    """How a check came out; the sign is what the terminal shows."""
-
-    OK = "ok"
-    WARNING = "!"
-    FAILED = "✗"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    grade: Grade
-    detail: str
-    next_step: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
     """What this machine can measure, and what would disturb it."""
 
     runs_dir: RunsDir = RUNS_DIR
     quick: bool = False
-    """Only look; start no ranks."""
+    """Only look; start no ranks and measure nothing."""
+    mpi: bool = False
+    """Ask MPI itself, by mpi4py, who this rank is, and hold it against what launchers say."""
+    json: bool = False
+    """One JSON object per check, or per rank of a launch, instead of lines."""
 
 
 def main(args: Sequence[str]) -> int:
     doctor = parse_flags(Doctor, args, "doctor")
     console = OutputConsole()
+    member = find_rank()
+    if member is not None and member.num_ranks > 1:
+        return examine_rank(
+            console, member, doctor.runs_dir, is_quick=doctor.quick, asks_mpi=doctor.mpi, is_json=doctor.json
+        )
     checks = []
     for check in examine(doctor, LocalLauncher()):
         checks.append(check)
-        print_check(console, check)
+        if doctor.json:
+            console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)
+        else:
+            print_check(console, check)
     failed = [check.name for check in checks if check.grade is Grade.FAILED]
-    words = f"Not ready: {', '.join(failed)}" if failed else "Ready  ·  scalelab run strong-scaling --ranks 1 2"
-    console.print(f"\n{escape(words)}", soft_wrap=True)
+    if not doctor.json:
+        words = f"Not ready: {', '.join(failed)}" if failed else "Ready  ·  scalelab run strong-scaling --ranks 1 2"
+        console.print(f"\n{escape(words)}", soft_wrap=True)
     return 1 if failed else 0
 
 
-def print_check(console: Console, check: Check) -> None:
-    colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
-    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(check.detail)}", soft_wrap=True)
-    if check.next_step:
-        console.print(f"{'':15}→ {escape(check.next_step)}", soft_wrap=True)
+def find_rank() -> Membership | None:
+    """Which rank this is; where the launchers' variables contradict each other a check says so."""
+    try:
+        return find_member(os.environ)
+    except RankUnknown:
+        return None
 
 
 def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
     """All checks, the quick ones first."""
     environment = read_environment(__version__)
     yield from look_at_machine(environment)
+    yield look_at_rank(os.environ)
+    if doctor.mpi:
+        yield ask_mpi(find_rank())
+    yield from look_at_cores()
+    yield look_at_threads(os.environ)
+    yield look_at_network()
     yield look_at_storage(doctor.runs_dir)
+    if not doctor.quick:
+        yield from look_at_roofs()
     if environment.torch is None:
         yield Check(
             name="torch",

@@ -21,7 +21,7 @@ class Terminated(KeyboardInterrupt):
 
 def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> int:
     """Run the trials that have no result, print and export the answer; gives the exit code."""
-    previous = signal.signal(signal.SIGTERM, _raise_terminated)
+    previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         with make_reporter(store) as progress:
             document = execute_run(store, launcher, progress)
@@ -41,7 +41,8 @@ def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
     return LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter()
 
 
-def _raise_terminated(*_: object) -> None:
+def raise_terminated(*_: object) -> None:
+    """What SIGTERM does while a run is executed."""
     raise Terminated
 
 

@@ -54,6 +54,10 @@ class LineReporter:
             if event.result.status is not Status.COMPLETED:
                 _say(f"{event.result.status.words}: {event.result.reason}")
 
+    def say(self, words: str) -> None:
+        """A line among those of the training."""
+        _say(words)
+
     def _stop(self) -> None:
         self._is_over.set()
         if self._thread.ident is not None:

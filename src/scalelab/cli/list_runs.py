@@ -10,7 +10,8 @@ from pathlib import Path
 from scalelab.checks import check_at_least
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
-from scalelab.errors import StoreError
+from scalelab.errors import ScalelabError, StoreError
+from scalelab.measure.launchers.batch import find_living, read_record
 from scalelab.report.text import clean_text, measure_text, pad_text
 from scalelab.store import RUNS_DIR, RunStore, find_runs
 
@@ -63,7 +64,8 @@ def describe_run(path: Path) -> RunLine:
         return RunLine(name=path.name, study="–", workload="–", num_done=0, num_trials=0, state="damaged")
     trials = store.record.trials
     done = sum(store.has_result(name) for name in trials)
-    state = "running" if store.is_running() else "complete" if done == len(trials) else "interrupted"
+    state = describe_jobs(path) if done < len(trials) else ""
+    state = state or ("running" if store.is_running() else "complete" if done == len(trials) else "interrupted")
     failed = store.count_failed()
     job = store.record.fields.get("job", {})
     workload = str(job.get("workload", "–")) if isinstance(job, dict) else "–"
@@ -75,6 +77,23 @@ def describe_run(path: Path) -> RunLine:
         num_trials=len(trials),
         state=f"{state}, {failed} failed" if failed else state,
     )
+
+
+def describe_jobs(path: Path) -> str:
+    """How far the jobs of a run are that has trials left; empty: it has none."""
+    try:
+        record = read_record(path)
+        if record is None or not record.jobs:
+            return ""
+        living = find_living(path, record)
+    except ScalelabError:  # without PSI/J, or from a damaged record, nobody can be asked
+        return "submitted"
+    if not living:
+        numbers = ", ".join(job.id for job in record.jobs)
+        return f"interrupted, {record.scheduler} job {numbers} ended"
+    number, state = next(iter(living.items()))
+    others = f" and {len(living) - 1} more" if len(living) > 1 else ""
+    return f"{record.scheduler} job {number} {state}{others}"
 
 
 def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:

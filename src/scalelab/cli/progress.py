@@ -55,6 +55,13 @@ class ProgressReporter:
         if isinstance(event, TrialEnded):
             self._say_end(event, left)
 
+    def say(self, words: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(words, markup=False)
+        else:
+            print(words, file=sys.stderr, flush=True)  # noqa: T201
+
     def _say_end(self, event: TrialEnded, left: str) -> None:
         """A line per trial without a terminal; with one, only for trials that failed."""
         result = event.result
@@ -68,10 +75,7 @@ class ProgressReporter:
             words += f" in {format_seconds(result.wall_seconds)} · {left}"
         else:
             words += f": {result.reason}"
-        if self._bar is not None:
-            self._bar.console.print(words, markup=False)
-        else:
-            print(words, file=sys.stderr, flush=True)  # noqa: T201
+        self.say(words)
 
     def _describe_left(self, event: Event) -> str:
         """The time left, from the mean of the trials measured so far."""

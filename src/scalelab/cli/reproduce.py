@@ -9,10 +9,11 @@ from pathlib import Path
 
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
-from scalelab.cli.run import Execution
+from scalelab.cli.run import Execution, refuse_ranks
+from scalelab.cli.submission import check_unused
 from scalelab.errors import DamagedRun
 from scalelab.experiment import read_study, start_run
-from scalelab.measure.launchers.hosts import choose_launcher
+from scalelab.launching import choose_launcher
 from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
@@ -32,6 +33,7 @@ class Command:
 
 
 def main(args: Sequence[str]) -> int:
+    refuse_ranks()
     if not args:
         print_recipes()
         return 2
@@ -41,6 +43,7 @@ def main(args: Sequence[str]) -> int:
         print_recipes()
         raise
     reproduce, execution = command.reproduce, command.execution
+    check_unused(execution.submission, reproduce.job)
     trials = reproduce.plan()
     if execution.dry_run:
         sys.stdout.write(render_plan(trials, expect_seconds(trials, find_runs(execution.runs_dir))))
@@ -48,7 +51,7 @@ def main(args: Sequence[str]) -> int:
         return 0
     execution.output.check()
     # Rows that need several hosts say so where there can be none; the others are run.
-    launcher = choose_launcher(() if find_host_obstacle() else trials)
+    launcher = choose_launcher(reproduce.job, () if find_host_obstacle() else trials)
     launcher.check()
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:

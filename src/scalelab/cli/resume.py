@@ -6,19 +6,26 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from scalelab import __version__
-from scalelab.cli.finish import measure_and_report
+from scalelab.cli.finish import measure_and_report, report_run
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
+from scalelab.cli.submission import Submission, check_unused, find_scheduler
+from scalelab.cli.submit import check_no_job, check_output, conclude, submit_run
 from scalelab.environment import read_environment
-from scalelab.errors import DamagedRun, UsageError
-from scalelab.measure.launchers.hosts import choose_launcher
-from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
+from scalelab.errors import DamagedRun, UnknownName, UsageError
+from scalelab.experiment import read_study
+from scalelab.launching import choose_launcher
+from scalelab.measure.launchers.batch import BatchSystem, read_record
+from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
+from scalelab.ranks.discovery import Membership
 from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
+from scalelab.studies.study import Study
 from scalelab.studies.train import Train
 from scalelab.trial import Status
 
@@ -30,6 +37,9 @@ class Resume:
     run: Annotated[str, tyro.conf.Positional] = "last"
     """Its name, the beginning of its name, its path, or last."""
     runs_dir: RunsDir = RUNS_DIR
+    only: Annotated[str | None, tyro.conf.arg(metavar="TRIAL")] = None
+    """Run this trial and store its result, whoever else is at the run: what a job of --job-per-trial does."""
+    submission: Submission = field(default_factory=Submission)
     output: Output = field(default_factory=Output)
 
 
@@ -37,25 +47,73 @@ def main(args: Sequence[str]) -> int:
     resume = parse_flags(Resume, args, "resume")
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
-    member = find_membership(os.environ)
+    member = find_member(os.environ)
+    joined = join_launcher(store, member, resume.runs_dir) if member else None
     if member and member.rank > 0:
-        return run_member("-", store.trials()[0].device)
-    warn_of_changes(store)
+        return run_member(member, resume.runs_dir, store.trials()[0].device)
+    study = read_study(store)
+    if resume.only is not None:
+        return run_only(store, study, resume.only)
+    check_unused(resume.submission, study.job)
+    if member is None and find_scheduler(study.job, os.environ) is not None:
+        return resume_by_job(store, study, resume)
+    note_place(store)
     reopen_training(store)
-    launcher = join_launcher(store, member) if member else choose_launcher(store.trials())
+    launcher = joined or choose_launcher(study.job, store.trials())
     return measure_and_report(store, launcher, resume.output)
 
 
-def join_launcher(store: RunStore, member: Membership) -> JoinedLauncher:
-    """Under torchrun only a training goes on, and on as many ranks as it had."""
+def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
+    """Have a batch system go on with the run; one that its job has completed is only shown."""
+    check_output(resume.submission, resume.output)
+    earlier = check_no_job(store)
+    reopen_training(store)
+    scheduler = find_scheduler(study.job, os.environ)
+    assert scheduler is not None
+    record = resume.submission.make_record(scheduler, earlier)
+    if not record.is_per_trial and all(store.has_result(name) for name in store.record.trials):
+        return report_run(store, conclude(store), resume.output)
+    BatchSystem(scheduler, store.path).check()
+    return submit_run(store, study, record, resume.submission, resume.output)
+
+
+def run_only(store: RunStore, study: Study, name: str) -> int:
+    """Run one trial and store its result: a job of its own does so for whoever waits, or comes back."""
+    trial = next((trial for trial in store.trials() if trial.name == name), None)
+    if trial is None:
+        raise UnknownName("trial", name, store.record.trials)
+    if not any(store.has_result(other) for other in store.record.trials):
+        store.save_environment(read_environment(__version__))
+    launcher = choose_launcher(study.job, [trial])
+    launcher.check()
+    try:
+        store.save_result(launcher.launch(trial, store.trial_directory(name)))
+    finally:
+        launcher.close()
+    return 0
+
+
+def note_place(store: RunStore) -> None:
+    """A run that was planned on a login node has the environment of the node that measures it first."""
+    is_submitted = read_record(store.path) is not None
+    if is_submitted and not any(store.has_result(name) for name in store.record.trials):
+        store.save_environment(read_environment(__version__))
+    else:
+        warn_of_changes(store)
+
+
+def join_launcher(store: RunStore, member: Membership, runs_dir: Path) -> JoinedLauncher:
+    """Under somebody else's launcher only a training goes on, and on as many ranks as it had."""
     trial = store.trials()[0]
     if trial.course is None:
-        raise UsageError(f"{store.name} is no training: resume it without torchrun, it starts its ranks itself")
+        raise UsageError(
+            f"{store.name} is no training: resume it once, without {member.launcher}: it starts its ranks itself"
+        )
     if trial.num_processes != member.num_ranks:
         raise UsageError(
             f"{store.name} had {trial.num_processes} ranks, {member.num_ranks} were launched: launch as many"
         )
-    return JoinedLauncher()
+    return JoinedLauncher(member, runs_dir)
 
 
 def reopen_training(store: RunStore) -> None:

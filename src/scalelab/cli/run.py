@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,12 @@ from scalelab.cli.options import (
     read_options,
 )
 from scalelab.cli.output import Output, RunsDir
+from scalelab.cli.submission import Submission, prepare, show_scripts
+from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
 from scalelab.experiment import start_run
-from scalelab.measure.launchers.hosts import choose_launcher
+from scalelab.launching import choose_launcher
+from scalelab.measure.launchers.joined import find_member
 from scalelab.store import RUNS_DIR, find_runs
 from scalelab.studies.catalogue import STUDIES, find_runnable
 from scalelab.studies.expectation import expect_seconds, render_plan
@@ -38,7 +42,8 @@ class Execution:
 
     runs_dir: RunsDir = RUNS_DIR
     dry_run: bool = False
-    """Only list the trials and the time that they should take."""
+    """Only list the trials and the time that they should take, and show job scripts."""
+    submission: Submission = field(default_factory=Submission)
     output: Output = field(default_factory=Output)
 
 
@@ -54,16 +59,31 @@ def main(args: Sequence[str]) -> int:
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; gives the exit code."""
+    refuse_ranks()
+    study, record = prepare(study, execution.submission)
     trials = study.plan()
     if execution.dry_run:
         expected = expect_seconds(trials, find_runs(execution.runs_dir))
         sys.stdout.write(render_plan(trials, expected))
+        sys.stdout.write(show_scripts(study, trials, record, execution.runs_dir) if record else "")
         return 0
     execution.output.check()
-    launcher = choose_launcher(trials)
+    if record is not None:
+        return start_and_submit(study, record, execution.runs_dir, command, execution.submission, execution.output)
+    launcher = choose_launcher(study.job, trials)
     launcher.check()
     store = start_run(study, execution.runs_dir, command)
     return measure_and_report(store, launcher, execution.output)
+
+
+def refuse_ranks() -> None:
+    """A study that a launcher starts once per rank would be measured as often at once, each beside the others."""
+    member = find_member(os.environ)
+    if member is not None and member.num_ranks > 1:
+        raise UsageError(
+            f"{member.launcher} has started this as rank {member.rank} of {member.num_ranks}: start it once, and let"
+            " --launcher start its ranks; only train, resume and doctor may be started by rank"
+        )
 
 
 def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:

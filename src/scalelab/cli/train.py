@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.resume import reopen_training
 from scalelab.cli.run import parse_kind
+from scalelab.cli.submission import prepare, show_scripts
+from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
 from scalelab.experiment import start_run
 from scalelab.files import storage_errors
-from scalelab.measure.launchers.hosts import choose_launcher
-from scalelab.measure.launchers.joined import JoinedLauncher, Membership, find_membership, run_member
+from scalelab.launching import choose_launcher
+from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
+from scalelab.ranks.discovery import Membership
 from scalelab.store import RunStore, find_runs
 from scalelab.studies.train import Train
 from scalelab.trial import SINGLE_PROCESS
@@ -23,27 +27,33 @@ from scalelab.trial import SINGLE_PROCESS
 
 def main(args: Sequence[str]) -> int:
     train, execution = parse_kind(Train, args, "train")
-    member = find_membership(os.environ)
+    member = find_member(os.environ)
     train = join_ranks(train, member) if member else train
     train = place_checkpoints(train, is_first=member is None or member.rank == 0)
+    record = None
+    if member is None:
+        train, record = prepare(train, execution.submission)
     (trial,) = train.plan()
     if execution.dry_run:
         what = f"{trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
         print(f"{what}, batch {trial.batch_per_rank} per rank. Nothing was run.")  # noqa: T201
+        sys.stdout.write(show_scripts(train, [trial], record, execution.runs_dir) if record else "")
         return 0
     if member and member.rank > 0:
-        return run_member("-", trial.device)
+        return run_member(member, execution.runs_dir, trial.device)
     execution.output.check()
-    launcher = JoinedLauncher() if member else choose_launcher([trial])
-    launcher.check()
     command = ["scalelab", "train", *args]
+    if record is not None:
+        return start_and_submit(train, record, execution.runs_dir, command, execution.submission, execution.output)
+    launcher = JoinedLauncher(member, execution.runs_dir) if member else choose_launcher(train.job, [trial])
+    launcher.check()
     store = find_earlier(command, execution.runs_dir) if member and member.num_restarts else None
     store = store or start_run(train, execution.runs_dir, command)
     return measure_and_report(store, launcher, execution.output)
 
 
 def join_ranks(train: Train, member: Membership) -> Train:
-    """The training on as many ranks as torchrun has started."""
+    """The training on as many ranks as were launched."""
     if train.ranks not in (1, member.num_ranks):
         raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} that were launched: leave it out")
     if member.num_ranks > 1 and train.strategy in SINGLE_PROCESS:

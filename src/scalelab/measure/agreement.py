@@ -9,8 +9,10 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
-from scalelab.files import write_atomically
+from scalelab.errors import DamagedRun
+from scalelab.files import read_json, write_atomically
 from scalelab.settings import Course
 
 EXIT_FAILED = 1
@@ -43,6 +45,30 @@ def transfers_file(directory: Path, rank: int) -> Path:
 def outcome_file(directory: Path, rank: int) -> Path:
     """How the rank ended, written last; becomes part of `result.json`."""
     return directory / f"rank{rank}.json"
+
+
+def place_file(directory: Path, rank: int) -> Path:
+    """Where a rank of a cluster is, written before anything else; a scratch file."""
+    return directory / f"rank{rank}.place.json"
+
+
+def end_file(directory: Path, rank: int) -> Path:
+    """How the process of a rank of a cluster ended, as its node saw it; a scratch file."""
+    return directory / f"rank{rank}.end.json"
+
+
+def read_words(path: Path, launch: str) -> dict[str, Any] | None:
+    """What a rank of a cluster has written in this launch; None: nothing yet."""
+    try:
+        words = read_json(path)
+    except DamagedRun:
+        return None
+    return words if words.get("launch") == launch else None
+
+
+def step_log(directory: Path) -> Path:
+    """What the command printed that started the ranks of a cluster; stays with the trial."""
+    return directory / "step.log"
 
 
 def host_file(directory: Path, number: int) -> Path:
@@ -88,10 +114,10 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name) and path.is_dir())
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -107,6 +133,6 @@ def kill_group(pid: int) -> bool:
 
 def remove_scratch(directory: Path) -> None:
     """Remove what the result replaces."""
-    for pattern in ("rank*.csv", "rank*.json", "host*.json", "curve.jsonl"):
+    for pattern in ("rank*.csv", "rank*.json", "host*.json", "rendezvous-*.json", "curve.jsonl"):
         for file in directory.glob(pattern):
             file.unlink()

@@ -12,6 +12,7 @@ trace lies the table of key averages as text. The second and further cycles of a
 from __future__ import annotations
 
 import os
+import socket
 import time
 from datetime import datetime
 from pathlib import Path
@@ -65,6 +66,8 @@ class RankProfiler:
 
     def close(self) -> None:
         if self._profile is not None:
+            if self._profile.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+                let_threads_finish()
             self._profile.stop()
             self._profile = None
 
@@ -96,10 +99,21 @@ def find_profile_file(trial: Trial, directory: Path, rank: int, num_steps: int) 
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu") if dist.get_backend() == "gloo" else None)
     length = f"E{course.epochs}" if course.epochs else f"S{num_steps}"
-    num_nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-    folder = f"{course.profile_name}_{num_nodes}nodes_{length}_R{trial.num_ranks}_{told[0]}"
+    folder = f"{course.profile_name}_{count_nodes()}nodes_{length}_R{trial.num_ranks}_{told[0]}"
     file = f"{course.profile_name}-{rank}-of-{trial.num_ranks}.json"
     return trace_file(directory, rank).parent / folder / file
+
+
+def count_nodes() -> int:
+    """As torchrun counts them, which may emulate some; without it, the hosts that ranks say they are on."""
+    told = os.environ.get("GROUP_WORLD_SIZE", "")
+    if told.isdecimal():
+        return int(told)
+    if not dist.is_initialized():
+        return 1
+    names: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    return len(set(names))
 
 
 def list_activities() -> list[torch.profiler.ProfilerActivity]:

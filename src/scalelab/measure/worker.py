@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from scalelab.environment import usable_cores
 from scalelab.errors import UsageError
 from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
@@ -47,6 +48,7 @@ from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.training import Training, build_training
 from scalelab.observations import RankReport, Transfer
 from scalelab.ranks.affinity import assign_cores
+from scalelab.ranks.topology import find_numa_nodes, read_numa_nodes
 from scalelab.samples import render_samples
 from scalelab.strategies.dp import own_cores
 from scalelab.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
@@ -67,11 +69,17 @@ class Assignment:
     rank: int
     cores: tuple[int, ...]
     local_rank: int
+    address: str = "127.0.0.1"
+    """Where rank 0 listens."""
     port: int = 0
     listen_fd: int | None = None
     """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
     host: str = ""
     """Where the rank is; empty: on the machine that says so itself."""
+    launcher: str = ""
+    agreeing: tuple[str, ...] = ()
+    host_rank: int | None = None
+    """Who started the rank, who else says so, and its number on its host: for the report."""
     is_joined: bool = False
     """Whether torchrun has started the rank, and its variables say where the others are."""
 
@@ -82,7 +90,14 @@ def run_rank(assignment: Assignment) -> int:
     faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
     samples: list[StepSample] = []
     transfers: list[Transfer] = []
-    report = RankReport(rank=rank, host=assignment.host or socket.gethostname(), cores=assignment.cores)
+    report = RankReport(
+        rank=rank,
+        host=assignment.host or socket.gethostname(),
+        launcher=assignment.launcher,
+        agreeing=assignment.agreeing,
+        local_rank=assignment.host_rank,
+        cores=assignment.cores,
+    )
     trial = from_builtins(read_json(directory / "trial.json"), Trial)
     failure: Failure | None = None
     try:
@@ -114,6 +129,7 @@ def _measure(
         return forecast_memory(trial, report)
     rank = assignment.rank
     device = prepare_process(trial, assignment)
+    report = locate_rank(trial, report)
     if trial.exchange is not None:
         report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
         run_exchange(trial, rank, device, directory, transfers)
@@ -199,6 +215,12 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     return device
 
 
+def locate_rank(trial: Trial, report: RankReport) -> RankReport:
+    """The report with the cores that the rank really has; a process of emulated dp keeps those of all its replicas."""
+    cores = report.cores if trial.is_emulated and report.cores else usable_cores()
+    return replace(report, cores=cores, numa_nodes=find_numa_nodes(cores, read_numa_nodes()))
+
+
 def join_group(trial: Trial, assignment: Assignment) -> None:
     """Meet the other ranks: where torchrun's variables say, or at the socket that the forkserver has opened."""
     backend = name_backend(trial)
@@ -207,7 +229,7 @@ def join_group(trial: Trial, assignment: Assignment) -> None:
         dist.init_process_group(backend, timeout=timeout)
         return
     store = TCPStore(
-        "127.0.0.1",
+        assignment.address,
         assignment.port,
         trial.num_ranks,
         assignment.rank == 0,

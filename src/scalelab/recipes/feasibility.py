@@ -12,13 +12,16 @@ its share of the machine: running out is then a result like any other.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 
 import psutil
 
 from scalelab.environment import find_gpus
-from scalelab.errors import UsageError
+from scalelab.errors import ScalelabError, UsageError
+from scalelab.measure.launchers.steps import find_program
+from scalelab.ranks.allocation import find_allocation
 from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.studies.memory import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
@@ -45,11 +48,24 @@ def find_obstacle(study: Study) -> str | None:
 
 def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
     """Why one trial of a study cannot be run, though others may."""
-    obstacle = find_host_obstacle() if trial.num_hosts > 1 else None
+    obstacle = find_host_obstacle() if trial.num_hosts > 1 else find_launcher_obstacle(trial.launcher)
     if obstacle:
         return obstacle
     # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
     return None if isinstance(study, Memory) else find_lack_of_memory([trial])
+
+
+def find_launcher_obstacle(launcher: str) -> str | None:
+    """Why a launcher cannot start ranks here; None: it can be tried."""
+    try:
+        if launcher == "mpi":
+            find_program("mpiexec", "--mpiexec")
+        allocation = find_allocation(os.environ) if launcher in ("slurm", "pbs", "lsf") else None
+    except ScalelabError as error:
+        return str(error)
+    if launcher in ("slurm", "pbs", "lsf") and (allocation is None or allocation.scheduler != launcher):
+        return "this was not started inside an allocation of it"
+    return None
 
 
 def limit_memory(study: Study) -> Study:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from scalelab.recipes.polaris_checks import make_checks
 from scalelab.recipes.polaris_links import make_p4
-from scalelab.recipes.polaris_speed import make_p1, make_p2, make_p5, make_p10
-from scalelab.recipes.polaris_sweeps import make_p3, make_p6, make_p7, make_p8, make_p9
+from scalelab.recipes.polaris_ranks import make_p2
+from scalelab.recipes.polaris_script import make_p9
+from scalelab.recipes.polaris_speed import make_p1, make_p5, make_p10
+from scalelab.recipes.polaris_sweeps import make_p3, make_p6, make_p7, make_p8
 from scalelab.recipes.recipe import Recipe, Row, Size
 
 

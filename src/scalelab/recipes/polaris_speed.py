@@ -1,8 +1,7 @@
-"""P1, P2, P5 and P10: one rank, more ranks, the profiler, the compiler."""
+"""P1, P5 and P10: one rank, the profiler, the compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -12,21 +11,18 @@ from scalelab.recipes.evidence import (
     Compared,
     divide_steps,
     find_arm,
-    find_completed,
     keep_tables,
     list_arms,
     make_beside_table,
     quote,
     say,
-    scale,
     sum_training,
 )
 from scalelab.recipes.polaris_jobs import SHALLOW, make_job, make_training, print_seconds
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
-from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
-from scalelab.report.document import Column, Table, make_row
+from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.sizes import choose, make_sampling
+from scalelab.report.document import Table
 from scalelab.studies.compile import Compile
-from scalelab.studies.weak_scaling import WeakScaling
 
 
 def make_p1(size: Size) -> Row:
@@ -61,123 +57,6 @@ def find_p1(size: Size, outcomes: Outcomes) -> Finding:
     return Finding(tables=keep_tables(table), answers=(answer,))
 
 
-def make_p2(size: Size) -> Row:
-    ranks = choose_ranks(size, published.NUM_RANKS)
-    scaling = WeakScaling(
-        ranks=(1, ranks),
-        batch_per_rank=published.BATCH_PER_RANK,
-        job=make_job(size),
-        sampling=make_sampling(size, comm_free=True),
-    )
-    return Row(
-        id="P2",
-        title="Rank discovery, and the same training on more ranks",
-        parts={"train": make_training(size, ranks=ranks, full_epochs=published.SINGLE_EPOCHS), "scaling": scaling},
-        conclude=partial(find_p2, size),
-        reason="ranks are those of the local launcher; discovery under MPI, PALS and Slurm, and whether they agree,"
-        " comes with the cluster launchers",
-    )
-
-
-def find_p2(size: Size, outcomes: Outcomes) -> Finding:
-    scaling = outcomes.get("scaling")
-    plain = find_arm(scaling, strategy="single")
-    spread = max(
-        (arm for arm in list_arms(scaling) if arm.trial.num_ranks > 1),
-        key=lambda arm: arm.trial.num_ranks,
-        default=None,
-    )
-    table, answers = None, []
-    if plain is not None and spread is not None:
-        ranks = spread.trial.num_ranks
-        speedup = scale(divide_steps(plain, spread), ranks)
-        efficiency = scale(speedup, 1 / ranks)
-        is_same = ranks == published.NUM_RANKS
-        table = make_beside_table(
-            "share",
-            [
-                *(() if is_same else (Compared(f"{ranks} ranks", efficiency, None),)),
-                *(
-                    Compared(
-                        f"report {name}, {published.NUM_RANKS} ranks",
-                        efficiency if is_same else None,
-                        _find_efficiency(seconds),
-                    )
-                    for name, seconds in published.RANKS_SECONDS.items()
-                ),
-            ],
-            title="The same epochs on more ranks: speedup over ranks",
-            size=size,
-        )
-        answers.append(
-            f"{ranks} ranks go through an epoch {say('ratio', speedup)} times as fast as one device, an efficiency of"
-            f" {say('share', efficiency)}; published: {_list_speedups()} on {published.NUM_RANKS}."
-        )
-    answers += describe_ranks(outcomes.get("train"))
-    total = sum_training(outcomes.get("train"))
-    seconds_table = make_beside_table(
-        "seconds",
-        [
-            Compared(f"all steps, report {name}", total, there, print_seconds(there))
-            for name, there in published.RANKS_SECONDS.items()
-        ],
-        title="The training on more ranks",
-        size=size,
-        notes=(f"published: on {published.NUM_RANKS} ranks",),
-    )
-    return Finding(
-        tables=keep_tables(table, seconds_table, make_rank_table(outcomes.get("train"))), answers=tuple(answers)
-    )
-
-
-def _find_efficiency(seconds: float) -> float:
-    return published.SINGLE_SECONDS / seconds / published.NUM_RANKS
-
-
-def _list_speedups() -> str:
-    found = [published.SINGLE_SECONDS / seconds for seconds in published.RANKS_SECONDS.values()]
-    return " and ".join(say("ratio", speedup) for speedup in found)
-
-
-def make_rank_table(outcome: Outcome | None) -> Table | None:
-    """Who every rank is, as it says itself."""
-    result = find_completed(outcome)
-    if result is None or not result.ranks:
-        return None
-    columns = (
-        Column(key="rank", header="rank", quantity="count"),
-        Column(key="num_ranks", header="of", quantity="count"),
-        Column(key="local_rank", header="local rank", quantity="count"),
-        Column(key="host", header="host", align="left"),
-        Column(key="mask", header="CPU mask"),
-        Column(key="published_mask", header="published"),
-    )
-    rows = []
-    for number, report in enumerate(sorted(result.ranks, key=lambda report: report.rank)):
-        local = sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
-        expected = hex(published.MASKS[number]) if number < len(published.MASKS) else None
-        rows.append(
-            make_row(report.rank, result.trial.num_ranks, local, report.host or None, make_mask(report.cores), expected)
-        )
-    return Table(title="Who the ranks are", columns=columns, rows=tuple(rows))
-
-
-def make_mask(cores: tuple[int, ...]) -> str | None:
-    """One bit per core that a rank may use; None where it may use all."""
-    return hex(sum(1 << core for core in cores)) if cores else None
-
-
-def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
-    result = find_completed(outcome)
-    if result is None or not result.ranks:
-        return
-    cores = [set(report.cores) for report in result.ranks]
-    is_disjoint = sum(map(len, cores)) == len(set().union(*cores))
-    hosts = len({report.host for report in result.ranks})
-    how = "no core is shared" if is_disjoint and all(cores) else "cores are shared"
-    yield f"{len(result.ranks)} ranks on {hosts} host{'s'[: hosts > 1]}, numbered by the launcher itself: {how}."
-
-
 def make_p5(size: Size) -> Row:
     epochs = published.SINGLE_EPOCHS
     return Row(
@@ -188,9 +67,6 @@ def make_p5(size: Size) -> Row:
             "profiled": make_training(size, ranks=1, full_epochs=epochs, profile_active=2),
         },
         conclude=partial(find_p5, size),
-        reason=f"the Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
-        f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace of"
-        " this run, with the key averages beside it as text",
         num_tables=0,
     )
 
@@ -210,6 +86,9 @@ def find_p5(size: Size, outcomes: Outcomes) -> Finding:
         f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training took {say('seconds', profiled)} against"
         f" {say('seconds', plain)} without, {say('ratio', profiled / plain)} times as long; it pays for the profiler in"
         " a few steps, so the factor depends on how many there are.",
+        f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
+        f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace of"
+        " this run, with the key averages beside it as text.",
     )
     return Finding(tables=keep_tables(table), answers=answers)
 

@@ -1,4 +1,4 @@
-"""P3, P6, P7, P8 and P9: dimensions, formats, data types, larger models, and the job script."""
+"""P3, P6, P7 and P8: dimensions, formats, data types and larger models."""
 
 from __future__ import annotations
 
@@ -310,12 +310,3 @@ def make_epoch_table(size: Size, outcomes: Outcomes) -> Table | None:
         rows.append(make_row(f"d_model {width}", scale(arm.step, num_steps), *parts, rate, f"{low:g}–{high:g}"))
     notes = (INTERVAL_NOTE, "compute, wait: of the rank that waits longest for the others' gradients, by phases")
     return Table(title="An epoch", columns=columns, rows=tuple(rows), notes=notes) if rows else None
-
-
-def make_p9() -> Row:
-    return Row(
-        id="P9",
-        title="Job script",
-        reason="PBS scripts for two nodes, their submission and its rejection come with the cluster launchers;"
-        f" published: {published.REJECTION}",
-    )

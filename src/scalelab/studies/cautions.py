@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
+from scalelab.ranks.placement import Placement, find_mistakes
 from scalelab.report.document import Caution
 from scalelab.studies.arms import Arm
 from scalelab.trial import Status, StepKind, TrialResult
@@ -218,6 +219,18 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
         )
     yield from _name_few_launches(arms)
     yield from warn_of_load(results)
+    yield from _name_misplacement(results)
+
+
+def _name_misplacement(results: Sequence[TrialResult]) -> Iterator[Caution]:
+    """Ranks that shared cores though there were enough, and nobody asked for it: their launcher bound them so."""
+    for result in results:
+        if result.trial.is_oversubscribed or result.trial.bind == "none" or result.trial.num_processes == 1:
+            continue
+        placements = [Placement(rank=own.rank, host=own.host, cores=own.cores) for own in result.ranks if own.cores]
+        for message, next_step in find_mistakes(placements):
+            yield Caution(message=f"{result.trial.configuration}: {message}", next_step=next_step)
+            return
 
 
 def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:

@@ -30,6 +30,10 @@ LAUNCH_SECONDS = 0.2
 """Starting and ending the ranks of one trial."""
 HOSTS_SECONDS = 6.0
 """The same on emulated hosts, where every rank and every torchrun loads torch."""
+FEWEST_CALLS = 9
+"""Of a message that alone is longer than its budget: one to check, two to plan by, three timings of two each."""
+HOST_BYTES_PER_SECOND = 1e9
+"""What a collective within a host may be expected to move."""
 RUNS_LOOKED_AT = 20
 MATRIX_SIZE = 512
 
@@ -49,8 +53,8 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="as earlier runs of the same trials took")
     if all(trial.exchange for trial in trials):
-        total = START_SECONDS + sum(LAUNCH_SECONDS + bound_exchange(trial) for trial in trials)
-        return Expectation(seconds=total, source="if every size takes its whole --budget")
+        total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
+        return Expectation(seconds=total, source="if every size takes its whole --budget, or more where it is long")
     works = [0.0 if trial.exchange else count_operations(trial) for trial in trials]
     if any(work is None for work in works) or any(trial.device != "cpu" for trial in trials):
         bound = sum(trial.timeout_seconds for trial in trials)
@@ -62,7 +66,7 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     total = START_SECONDS
     for trial, work in zip(trials, works, strict=True):
         crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
-        total += HOSTS_SECONDS if trial.num_hosts > 1 else LAUNCH_SECONDS
+        total += expect_launch(trial)
         total += crowding * (work or 0.0) / (speed * trial.threads_per_rank) + bound_exchange(trial)
         total += expect_transfer(trial)
     return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
@@ -77,9 +81,17 @@ def expect_transfer(trial: Trial) -> float:
     return num_steps * 4 * make_options(trial.workload, trial.options).count_parameters() / rate
 
 
+def expect_launch(trial: Trial) -> float:
+    return HOSTS_SECONDS if trial.num_hosts > 1 else LAUNCH_SECONDS
+
+
 def bound_exchange(trial: Trial) -> float:
-    """What the timings of an exchange may take, but for messages so long that three of them take longer."""
-    return 0.0 if trial.exchange is None else len(trial.exchange.sizes) * trial.exchange.budget_seconds
+    """What an exchange may take: for every size its budget, or the calls that even the longest message has."""
+    if trial.exchange is None:
+        return 0.0
+    rate = (parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None) or HOST_BYTES_PER_SECOND
+    num_calls = FEWEST_CALLS + trial.exchange.warmup_calls
+    return sum(max(trial.exchange.budget_seconds, num_calls * size / rate) for size in trial.exchange.sizes)
 
 
 def count_operations(trial: Trial) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from scalelab.environment import count_cores, find_gpus, installed_version
 from scalelab.errors import UsageError
 from scalelab.observations import Instrument
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
 from scalelab.ranks.links import UNSHAPED, parse_link
 from scalelab.report.document import Document
-from scalelab.settings import Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
 from scalelab.strategies.catalogue import check_strategy
 from scalelab.trial import Option, StepPlan, Trial, TrialResult
 from scalelab.units import parse_bytes, parse_seconds
@@ -87,6 +89,9 @@ class Job:
     perturbation: Perturbation = field(default_factory=Perturbation)
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
+    bind: Bind = "cores"
+    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
+    is known. none: all that there are, shared."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
     allocator: Literal["system", "keep", "pages"] = "system"
@@ -99,9 +104,14 @@ class Job:
     """Of the weights, the data and the dropout."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free one."""
-    launcher: Literal["local", "hosts"] = "local"
+    launcher: LauncherName = "local"
     """local: all ranks on this host. hosts: those of a trial with several are spread over hosts that are emulated
-    here (Linux, root)."""
+    here (Linux, root). torchrun, mpi: started by torchrun or mpiexec, on every node of an allocation where there is
+    one. slurm, pbs, lsf: by the batch system's own command inside an allocation."""
+    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
     link: str = UNSHAPED
     """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
     ranks_per_host: int = 1
@@ -125,8 +135,17 @@ class Job:
             raise UsageError(f"--link {self.link} is what ranks on one host have: leave --launcher hosts out")
         for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
             value = getattr(self, name)
-            if self.launcher == "local" and value != default:
+            if self.launcher != "hosts" and value != default:
                 raise UsageError(f"{flag(name)} {value} is not read without --launcher hosts: add it")
+        if self.mpiexec is not None and self.launcher not in ("mpi", "torchrun", "pbs"):
+            raise UsageError(f"--mpiexec {self.mpiexec} is not read without --launcher mpi: add it")
+        if self.ranks_per_node is not None:
+            check_at_least("ranks_per_node", self.ranks_per_node, 1)
+            if self.launcher in ("local", "hosts"):
+                raise UsageError(
+                    f"--ranks-per-node {self.ranks_per_node} is not read with --launcher {self.launcher}: use mpi,"
+                    " torchrun, slurm, pbs or lsf, or --ranks-per-host with hosts"
+                )
 
     @property
     def timeout_seconds(self) -> float:
@@ -142,6 +161,23 @@ class Job:
             return self.device
         is_cpu_build = (installed_version("torch") or "").endswith("+cpu")
         return "cuda" if find_gpus() and not is_cpu_build else "cpu"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on the nodes of a batch system, which need not be like this machine."""
+        return self.launcher in ("slurm", "pbs", "lsf")
+
+    def count_on_node(self, num_ranks: int) -> int:
+        """How many of so many ranks share one machine."""
+        return count_ranks_per_node(num_ranks, self._find_allocation(), self.ranks_per_node)
+
+    def count_node_cores(self) -> int:
+        """The cores that ranks on one machine may use: those of an allocation, where it has fewer."""
+        allocation = self._find_allocation()
+        return min(count_cores(), (allocation and allocation.cores_per_node) or count_cores())
+
+    def _find_allocation(self) -> Allocation | None:
+        return None if self.launcher in ("local", "hosts") else find_allocation(os.environ)
 
     @property
     def built_in(self) -> WorkloadOptions | None:
@@ -244,11 +280,11 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     Every other round runs backwards: what comes first in a round is not always the same.
     """
     device = job.found_device
-    num_cores = count_cores()
+    num_cores = job.count_node_cores()
     most_ranks = max(configuration.num_ranks for configuration in configurations)
-    if device == "cuda":
-        check_gpus(most_ranks)
-    threads = job.threads_per_rank or default_threads_per_rank(most_ranks, num_cores)
+    if device == "cuda" and not job.is_elsewhere:
+        check_gpus(job.count_on_node(most_ranks))
+    threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
     alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
     trials = [
         Trial(
@@ -258,7 +294,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             global_batch=configuration.global_batch,
             round=number,
             threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(configuration.num_ranks, threads, num_cores),
+            is_oversubscribed=is_oversubscribed(job.count_on_node(configuration.num_ranks), threads, num_cores),
             plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
@@ -300,6 +336,8 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "timeout_seconds": job.timeout_seconds,
         "memory_limit_bytes": job.memory_limit_bytes,
         "port": job.port,
+        "bind": job.bind,
+        "launcher": job.launcher,
         "link": job.link if job.launcher == "hosts" else "",
         "ranks_per_host": job.ranks_per_host,
     }

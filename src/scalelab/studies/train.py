@@ -61,12 +61,12 @@ class Train:
     def plan(self) -> list[Trial]:
         job, device = self.job, self.job.found_device
         check_spreading(self.found_strategy, job.spreading)
-        if device == "cuda":
-            check_gpus(self.local_ranks or self.ranks)
+        here = self.local_ranks or job.count_on_node(self.ranks)
+        if device == "cuda" and not job.is_elsewhere:
+            check_gpus(here)
         rank = job.perturbation.delay_rank
         if rank is not None and rank >= self.ranks:
             raise UsageError(f"--delay-rank {rank} does not exist: the last of {self.ranks} is {self.ranks - 1}")
-        here = self.local_ranks or self.ranks
         threads = job.threads_per_rank or default_threads_per_rank(here, count_cores())
         trial = Trial(
             configuration="train",

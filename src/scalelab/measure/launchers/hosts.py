@@ -19,23 +19,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from scalelab.environment import count_oom_kills, read_load_average, read_stolen_seconds, usable_cores
+from scalelab.environment import usable_cores
 from scalelab.errors import DamagedRun, LaunchFailed, StorageFull
 from scalelab.files import read_json
 from scalelab.measure.agreement import EXIT_STORAGE, host_file, host_log, log_file, outcome_file
+from scalelab.measure.launchers.conditions import read_conditions
 from scalelab.measure.launchers.local import (
     GRACE_SECONDS,
     LocalLauncher,
     clear_previous,
     dump_stacks,
-    find_steal_ratio,
 )
-from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
-from scalelab.ranks.affinity import assign_cores
+from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, read_last_words
 from scalelab.ranks.links import parse_link
 from scalelab.ranks.namespaces import (
     INTERFACE,
@@ -45,6 +43,7 @@ from scalelab.ranks.namespaces import (
     list_pids,
     remove_stale,
 )
+from scalelab.ranks.placement import bind_ranks
 from scalelab.trial import Trial, TrialResult
 
 PORT = 29500
@@ -85,22 +84,16 @@ class HostsLauncher:
             return self._local.launch(trial, directory)
         self.check()
         clear_previous(trial, directory)
-        started_at, load, oom_kills = datetime.now(UTC).isoformat(), read_load_average(), count_oom_kills()
-        stolen, launched = read_stolen_seconds(), time.perf_counter()
-        ends = self._run(trial, directory.resolve(), launched + trial.timeout_seconds)
-        wall_seconds = time.perf_counter() - launched
+        conditions = read_conditions()
+        ends = self._run(trial, directory.resolve(), conditions.launched + trial.timeout_seconds)
+        measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
         return conclude_trial(
             trial,
             directory,
             ends,
-            started_at=started_at,
-            launched=launched,
-            wall_seconds=wall_seconds,
-            load_before=load,
-            steal_ratio=find_steal_ratio(stolen, read_stolen_seconds()),
-            has_oom_kill=oom_kills is not None and (count_oom_kills() or 0) > oom_kills,
+            **measured,
         )
 
     def _run(self, trial: Trial, directory: Path, deadline: float) -> list[RankEnd]:
@@ -110,21 +103,18 @@ class HostsLauncher:
         with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:
             try:
                 with emulate_hosts(trial.num_hosts, parse_link(trial.link)) as hosts:
-                    agents += [start_agent(trial, directory, hosts, number, scratch) for number in range(len(hosts))]
+                    for number in range(len(hosts)):  # one by one: those before one that fails must be ended
+                        agents.append(start_agent(trial, directory, hosts, number, scratch))  # noqa: PERF401
                     is_timed_out = _wait(trial, directory, hosts, agents, deadline)
                     codes = [agent.poll() for agent in agents]
                     self.sent_bytes = tuple(host.count_sent_bytes() for host in hosts)
-            finally:  # what was on the hosts has been killed
+            finally:  # what was on the hosts has been killed, but for one that was on its way there
                 for agent in agents:
+                    agent.kill()
                     agent.wait()
         hosts_ends = [HostEnd(number, code, is_timed_out) for number, code in enumerate(codes)]
         _check_started(trial, directory, hosts_ends)
         return [end for host_end in hosts_ends for end in _read_ends(trial, directory, host_end)]
-
-
-def choose_launcher(trials: Sequence[Trial]) -> LocalLauncher | HostsLauncher:
-    """Hosts where some trial has several, otherwise this machine alone."""
-    return HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
 
 
 class HostEnd(NamedTuple):
@@ -140,7 +130,7 @@ def start_agent(
     trial: Trial, directory: Path, hosts: Sequence[EmulatedHost], number: int, scratch: str
 ) -> subprocess.Popen[bytes]:
     """Start the torchrun of one host, in a session of its own: Ctrl-C reaches only the parent."""
-    cores = assign_cores(trial.num_processes, trial.threads_per_rank + trial.spare_cores_per_rank, usable_cores())
+    cores = bind_ranks(trial, trial.num_processes, usable_cores())
     ranks = _list_ranks(trial, number)
     torchrun = [
         f"--nnodes={len(hosts)}",
@@ -216,8 +206,7 @@ def _check_started(trial: Trial, directory: Path, ends: Sequence[HostEnd]) -> No
     files = [*outcomes, *(host_file(directory, end.number) for end in ends)]
     if failed and not any(file.is_file() for file in files):
         log = host_log(directory, failed[0].number)
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        words = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+        words = read_last_words(log)
         number, code = failed[0].number, failed[0].code
         raise LaunchFailed(f"torchrun on host {number} ended with {code}: {words}; its log is {log}")
 

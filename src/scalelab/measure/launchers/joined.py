@@ -1,7 +1,10 @@
-"""`JoinedLauncher`: this process is one rank of a job that torchrun has launched already.
+"""`JoinedLauncher`: this process is one rank of a job that torchrun, mpiexec or srun has launched already.
 
 The command runs once per rank. On rank 0 this launcher does what the others do for all: it runs the trial, waits for
 what every rank leaves behind, and gives one result. The other ranks only run their share (`run_member`).
+
+torchrun says where ranks meet, and so does whoever sets MASTER_ADDR and MASTER_PORT. Other launchers do not: then rank
+0 writes its address into the directory of runs, which all ranks were given alike (`rendezvous.py`).
 """
 
 from __future__ import annotations
@@ -13,60 +16,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from scalelab.environment import read_load_average
-from scalelab.errors import DamagedRun, StorageFull, UsageError
-from scalelab.files import read_json
+from scalelab.errors import DamagedRun, RankUnknown, StorageFull
+from scalelab.files import read_json, storage_errors
 from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, outcome_file
 from scalelab.measure.launchers.launcher import check_torch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
+from scalelab.measure.rendezvous import Meeting, choose_address, join_meeting, open_meeting, rendezvous_file
+from scalelab.ranks.discovery import Membership, find_membership
 from scalelab.trial import Trial, TrialResult
 
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 WAIT_SECONDS = 15.0
 """How long rank 0 waits for the others' last words once it has ended."""
+MEETING_SECONDS = 300.0
+"""How long ranks may take to come together: nodes load programs from one file system."""
 DUMP_SECONDS = 2.0
 """How long a rank may take to write its stacks after the time limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """Which rank of how many this process is."""
-
-    rank: int
-    num_ranks: int
-    num_local_ranks: int
-    num_restarts: int = 0
-    """How often torchrun has started the job again."""
-
-
-def find_membership(variables: Mapping[str, str]) -> Membership | None:
-    """What torchrun's variables say; None: nobody has launched us."""
-    present = [name for name in NEEDED if variables.get(name)]
-    if len(present) < len(NEEDED):
-        return None
-    try:
-        found = Membership(
-            rank=int(variables["RANK"]),
-            num_ranks=int(variables["WORLD_SIZE"]),
-            num_local_ranks=int(variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"])),
-            num_restarts=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        )
-    except ValueError:
-        raise UsageError(
-            f"RANK {variables['RANK']!r} and WORLD_SIZE {variables['WORLD_SIZE']!r} are no numbers: unset them, or"
-            " start with torchrun"
-        ) from None
-    if not 0 <= found.rank < found.num_ranks:
-        raise UsageError(f"RANK {found.rank} is none of WORLD_SIZE {found.num_ranks}: unset them, or use torchrun")
-    return found
+def find_member(variables: Mapping[str, str]) -> Membership | None:
+    """The rank that this process is of a job that somebody else has launched; None: nobody has, or it is alone."""
+    member = find_membership(variables)
+    is_alone = member is not None and member.num_ranks == 1 and member.launcher != "torchrun"
+    return None if is_alone else member
 
 
 class JoinedLauncher:
-    """Rank 0's launcher under torchrun."""
+    """Rank 0's launcher in a job of somebody else's."""
+
+    def __init__(self, member: Membership, meeting_place: Path) -> None:
+        self._member, self._meeting_place = member, meeting_place
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         started_at, launched = datetime.now(UTC).isoformat(), time.perf_counter()
@@ -92,7 +74,9 @@ class JoinedLauncher:
     def _run(self, trial: Trial, directory: Path) -> RankEnd:
         """This rank's end. Told to end by torchrun, because another rank has failed: then that one's words count."""
         try:
-            code = run_member(str(directory.resolve()), trial.device, trial.timeout_seconds)
+            code = run_member(
+                self._member, self._meeting_place, trial.device, str(directory.resolve()), trial.timeout_seconds
+            )
         except subprocess.TimeoutExpired:
             return RankEnd(code=None, was_killed=True, is_timed_out=True)
         except KeyboardInterrupt:
@@ -109,13 +93,26 @@ class JoinedLauncher:
         """The other ranks are not ours to end."""
 
 
-def run_member(directory: str, device: str, timeout_seconds: float | None = None) -> int:
+def run_member(
+    member: Membership, meeting_place: Path, device: str, directory: str = "-", timeout_seconds: float | None = None
+) -> int:
     """Run this rank's share in a process that has torch; it does not outlive this call.
 
     When the time limit passes, its stacks go where its errors go, and `TimeoutExpired` is raised.
     """
-    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory, device]
-    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    meeting = meet(member, meeting_place, os.environ)
+    listen_fd = None if meeting is None else meeting.listen_fd
+    told = "" if meeting is None else str(listen_fd) if listen_fd is not None else "joined"
+    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory, device, told]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | describe_member(member, meeting),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        pass_fds=() if listen_fd is None else (listen_fd,),
+    )
+    if listen_fd is not None:
+        os.close(listen_fd)
     try:
         return process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:
@@ -127,6 +124,37 @@ def run_member(directory: str, device: str, timeout_seconds: float | None = None
         if process.poll() is None and not kill_group(process.pid):
             process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def meet(member: Membership, place: Path, variables: Mapping[str, str]) -> Meeting | None:
+    """Where ranks meet; None: the launcher, or whoever set the variables, has said it."""
+    if member.num_ranks == 1 or (variables.get("MASTER_ADDR") and variables.get("MASTER_PORT")):
+        return None
+    if member.launch is None:
+        raise RankUnknown(
+            f"rank {member.rank} of {member.num_ranks} ({member.launcher}) cannot find the others: set MASTER_ADDR to"
+            " the node of rank 0 and MASTER_PORT to a free port there, the same for all ranks"
+        )
+    deadline = time.monotonic() + MEETING_SECONDS
+    with storage_errors(place, "--runs-dir"):
+        place.mkdir(parents=True, exist_ok=True)
+    if member.rank > 0:
+        return join_meeting(place, member.launch, member.rank, deadline)
+    try:
+        address = choose_address(variables, is_one_node=member.num_nodes == 1)
+        return open_meeting(place, member.launch, member.num_ranks, address=address, port=0, deadline=deadline)
+    finally:
+        rendezvous_file(place, member.launch).unlink(missing_ok=True)
+
+
+def describe_member(member: Membership, meeting: Meeting | None) -> dict[str, str]:
+    """Who the rank is, in the names that torch reads."""
+    told = {"RANK": str(member.rank), "WORLD_SIZE": str(member.num_ranks), "LOCAL_RANK": str(member.local_rank or 0)}
+    if meeting is not None:
+        told |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        if meeting.interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+            told["GLOO_SOCKET_IFNAME"] = meeting.interface
+    return told
 
 
 def _has_failed(outcome: Path) -> bool:

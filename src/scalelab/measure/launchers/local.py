@@ -8,25 +8,21 @@ because the time limit passed, after every rank has written its stacks into its 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalelab.environment import (
-    count_oom_kills,
-    read_load_average,
-    read_stolen_seconds,
-    usable_cores,
-)
+from scalelab.environment import usable_cores
 from scalelab.errors import StorageFull
 from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch
+from scalelab.measure.launchers.conditions import read_conditions
 from scalelab.measure.launchers.launcher import check_torch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.measure.launchers.server import ServerProcess
 from scalelab.measure.launchers.utilization import watch_devices
-from scalelab.ranks.affinity import assign_cores
+from scalelab.ranks.placement import bind_ranks
 from scalelab.trial import SINGLE_PROCESS, Trial, TrialResult
 
 GRACE_SECONDS = 1.0
@@ -64,19 +60,17 @@ class LocalLauncher:
         """Run the trial in fresh processes; whatever interrupts this call, no rank outlives it."""
         server = self._ready_server()
         clear_previous(trial, directory)
-        started_at = datetime.now(UTC).isoformat()
-        load, stolen, oom_kills = read_load_average(), read_stolen_seconds(), count_oom_kills()
-        launched = time.perf_counter()
+        conditions = read_conditions()
         request = _make_request(trial, directory)
         pids = server.launch_ranks(request)
         ends: dict[int, RankEnd] = {}
         try:
             with watch_devices(trial, directory, pids, request["cores"]) as loads:
-                self._wait(server, pids, ends, launched + trial.timeout_seconds, directory)
+                self._wait(server, pids, ends, conditions.launched + trial.timeout_seconds, directory)
         except BaseException:
             self.close()
             raise
-        wall_seconds = time.perf_counter() - launched
+        measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends.values()):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
         return conclude_trial(
@@ -84,12 +78,7 @@ class LocalLauncher:
             directory,
             [ends[pid] for pid in pids],
             loads=tuple(loads),
-            started_at=started_at,
-            launched=launched,
-            wall_seconds=wall_seconds,
-            load_before=load,
-            steal_ratio=find_steal_ratio(stolen, read_stolen_seconds()),
-            has_oom_kill=oom_kills is not None and (count_oom_kills() or 0) > oom_kills,
+            **measured,
         )
 
     def _ready_server(self) -> ServerProcess:
@@ -131,10 +120,9 @@ class LocalLauncher:
 
 
 def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
-    threads = trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
     return {
         "directory": str(directory.resolve()),
-        "cores": assign_cores(trial.num_processes, threads, usable_cores()),
+        "cores": bind_ranks(trial, trial.num_processes, usable_cores()),
         "port": trial.port,
         "needs_rendezvous": trial.strategy not in SINGLE_PROCESS and not trial.is_forecast,
     }
@@ -143,11 +131,12 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
 def clear_previous(trial: Trial, directory: Path) -> None:
     """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one.
 
-    A training run keeps its samples and lines: it goes on from its last checkpoint, and drops what lies beyond.
+    A training run keeps its samples, lines and traces: it goes on from its last checkpoint, and drops what lies beyond.
     """
     if trial.course is None:
         remove_scratch(directory)
-    for pattern in ("rank*.log", "rank*.json", "host*.log", "host*.json"):
+        shutil.rmtree(directory / "trace", ignore_errors=True)
+    for pattern in ("rank*.log", "rank*.json", "host*.log", "host*.json", "step.log", "rendezvous-*.json"):
         for file in directory.glob(pattern):
             file.unlink()
 
@@ -177,10 +166,3 @@ def _send_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-def find_steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
-    """The share of processor time that a hypervisor gave to others between two readings; None where none is known."""
-    if before is None or after is None or after[1] <= before[1]:
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])

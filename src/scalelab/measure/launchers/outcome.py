@@ -37,6 +37,14 @@ class RankEnd:
     was_killed: bool
     """Whether we ended it ourselves because of another rank or the time limit."""
     is_timed_out: bool = False
+    node: str = ""
+    """Where it ran, among several nodes; empty: here."""
+    words: str = ""
+    """What is known besides, where nobody saw how it ended."""
+
+    @property
+    def where(self) -> str:
+        return f" on {self.node}" if self.node else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +144,19 @@ def _blame_rank(
     if end.was_killed:
         return Blame(weight=0, status=Status.CRASHED, reason=f"rank {rank} was ended because another rank failed")
     if end.code is None:
-        return Blame(weight=2, status=Status.CRASHED, reason=f"the process that started rank {rank} was killed")
+        return Blame(weight=2, status=Status.CRASHED, reason=_describe_silence(rank, end))
     if end.code == -signal.SIGKILL and has_oom_kill:
-        reason = f"rank {rank} was killed by the kernel for want of memory"
+        reason = f"rank {rank}{end.where} was killed by the kernel for want of memory"
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=reason)
     if end.code < 0 and "std::bad_alloc" in _read_tail(log):
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory (bad_alloc)")
     how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"ended with exit code {end.code}"
-    return Blame(weight=5, status=Status.CRASHED, reason=f"rank {rank} {how}; its log is {log}")
+    return Blame(weight=5, status=Status.CRASHED, reason=f"rank {rank}{end.where} {how}; its log is {log}")
+
+
+def _describe_silence(rank: int, end: RankEnd) -> str:
+    """What to say of a rank whose end nobody saw."""
+    return end.words or f"the process that started rank {rank} was killed"
 
 
 def read_curve(path: Path) -> tuple[CurvePoint, ...]:
@@ -176,6 +189,12 @@ def _read_tail(path: Path, num_bytes: int = 4096) -> str:
         return path.read_bytes()[-num_bytes:].decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def read_last_words(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in _read_tail(log).splitlines()]
+    return next((line for line in reversed(lines) if line), "no word")
 
 
 def _name_signal(number: int) -> str:

@@ -1,0 +1,34 @@
+"""What a check of the doctor is, and how it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class Grade(StrEnum):
+    """How a check came out; the sign is what the terminal shows."""
+
+    OK = "ok"
+    WARNING = "!"
+    FAILED = "✗"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    grade: Grade
+    detail: str
+    next_step: str = ""
+
+
+def print_check(console: Console, check: Check) -> None:
+    colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
+    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(check.detail)}", soft_wrap=True)
+    if check.next_step:
+        console.print(f"{'':15}→ {escape(check.next_step)}", soft_wrap=True)

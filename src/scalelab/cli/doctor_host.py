@@ -1,0 +1,164 @@
+"""What the doctor finds on one host: who this process is, its cores, the network, threads, and the roofs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from scalelab.cli.doctor_checks import Check, Grade
+from scalelab.environment import usable_cores
+from scalelab.errors import RankUnknown
+from scalelab.ranks.allocation import find_allocation
+from scalelab.ranks.discovery import Membership, find_membership
+from scalelab.ranks.mpi import compare_memberships, find_by_mpi
+from scalelab.ranks.placement import Placement, find_mistakes, read_placement
+from scalelab.ranks.topology import count_hyperthreads, format_cores, read_numa_nodes
+from scalelab.units import format_quantity
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+ROOF_SECONDS = 60.0
+
+
+def look_at_rank(variables: Mapping[str, str]) -> Check:
+    """Who launched this process, if anybody did."""
+    try:
+        member = find_membership(variables)
+        allocation = find_allocation(variables)
+    except RankUnknown as error:
+        return Check(name="rank", grade=Grade.FAILED, detail=str(error))
+    if member is not None:
+        return Check(name="rank", grade=Grade.OK, detail=describe_member(member))
+    if allocation is None:
+        return Check(name="rank", grade=Grade.OK, detail="nobody has launched this process as a rank")
+    nodes = f"{allocation.num_nodes} node{'s'[: allocation.num_nodes > 1]}"
+    return Check(
+        name="rank",
+        grade=Grade.OK,
+        detail=f"no rank, inside job {allocation.job_id} of {allocation.scheduler} with {nodes}",
+    )
+
+
+def describe_member(member: Membership) -> str:
+    """Rank, local rank and node, who says so, and who agrees."""
+    unknown = "–"
+    parts = [f"rank {member.rank} of {member.num_ranks}"]
+    parts.append(f"local {member.local_rank if member.local_rank is not None else unknown}")
+    parts[-1] += f" of {member.num_local_ranks or unknown}"
+    parts.append(f"node {member.node if member.node is not None else unknown} of {member.num_nodes or unknown}")
+    source = member.launcher
+    if member.agreeing:
+        source += f", as {' and '.join(member.agreeing)} say{'s'[: len(member.agreeing) == 1]}"
+    if member.outer:
+        source += f", inside {' and '.join(member.outer)}"
+    return f"{', '.join(parts)} ({source})"
+
+
+def ask_mpi(member: Membership | None) -> Check:
+    """What MPI itself says, held against the variables. All ranks must ask."""
+    try:
+        by_mpi = find_by_mpi()
+    except RankUnknown as error:
+        return Check(name="mpi4py", grade=Grade.FAILED, detail=str(error))
+    difference = compare_memberships(member, by_mpi) if member else None
+    if difference is None and member is None and by_mpi.num_ranks > 1:
+        difference = f"mpi4py has {by_mpi.num_ranks} ranks, and no variable says so"
+    grade = Grade.FAILED if difference else Grade.OK
+    return Check(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi))
+
+
+def look_at_cores() -> Iterator[Check]:
+    """The mask that the kernel has for this process, its NUMA nodes, and the device next to it."""
+    here = read_placement(0, socket.gethostname(), 0)
+    numa_nodes = read_numa_nodes()
+    threads = count_hyperthreads()
+    smt = "" if threads in (None, 1) else f", {threads} threads per core"
+    detail = f"mask {here.mask}, cores {format_cores(here.cores)}{smt}"
+    detail += f", NUMA node {describe_nodes(here)} of {len(numa_nodes)}" if numa_nodes else ", NUMA nodes unknown"
+    yield Check(name="cores", grade=Grade.OK, detail=detail)
+    if here.device is not None:
+        yield Check(name="device", grade=Grade.OK, detail=describe_device(here))
+    for mistake in find_mistakes([here]):
+        yield Check(name="device", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
+
+
+def describe_nodes(placement: Placement) -> str:
+    return ", ".join(map(str, placement.numa_nodes)) or "–"
+
+
+def describe_device(placement: Placement) -> str:
+    device = placement.device
+    if device is None:
+        return "–"
+    where = "unknown" if device.numa_node is None else f"node {device.numa_node}"
+    far = "" if placement.distance is None else f", distance {placement.distance}"
+    return f"{device.index} ({device.name}, {device.pci}, NUMA {where}{far})"
+
+
+def look_at_network() -> Check:
+    """The interfaces that are up and have an address."""
+    stats, found = psutil.net_if_stats(), []
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        own = [one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
+        if name in stats and stats[name].isup and own:
+            speed = f", {stats[name].speed} Mbit/s" if stats[name].speed else ""
+            found.append(f"{name} {own[0].partition('%')[0]}{speed}")
+    if not found:
+        return Check(
+            name="network",
+            grade=Grade.FAILED,
+            detail="no interface is up: not even loopback, which ranks meet on",
+            next_step="ip link set lo up",
+        )
+    return Check(name="network", grade=Grade.OK, detail="; ".join(found))
+
+
+def look_at_threads(variables: Mapping[str, str]) -> Check:
+    """What decides how many threads libraries start; ranks that scalelab launches are told theirs."""
+    told = [f"{name}={variables[name]}" for name in THREAD_VARIABLES if variables.get(name)]
+    wanted = variables.get("OMP_NUM_THREADS", "").split(",")[0]
+    num_cores = len(usable_cores())
+    if wanted.isdigit() and int(wanted) > num_cores:
+        return Check(
+            name="threads",
+            grade=Grade.WARNING,
+            detail=f"{', '.join(told)}, and this process has {num_cores} core{'s'[: num_cores > 1]}",
+            next_step=f"export OMP_NUM_THREADS={num_cores}",
+        )
+    return Check(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable limits them")
+
+
+def measure_roofs() -> dict[str, Any] | None:
+    """Memory and matrix products at their best here, in a process of its own; None: it could not be measured."""
+    command = [sys.executable, "-P", "-m", "scalelab.measure.roofs"]
+    try:
+        done = subprocess.run(
+            command, env=dict(os.environ), capture_output=True, text=True, timeout=ROOF_SECONDS, check=True
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return found
+
+
+def look_at_roofs() -> Iterator[Check]:
+    roofs = measure_roofs()
+    if roofs is None:
+        yield Check(name="roofs", grade=Grade.WARNING, detail="memory and matrix products could not be measured")
+        return
+    yield Check(name="roofs", grade=Grade.OK, detail=describe_roofs(roofs))
+    if roofs["backends"]:
+        yield Check(name="backends", grade=Grade.OK, detail=f"built into torch: {', '.join(roofs['backends'])}")
+
+
+def describe_roofs(roofs: Mapping[str, Any]) -> str:
+    threads = "" if roofs["threads"] is None else f", {roofs['threads']} thread{'s'[: roofs['threads'] > 1]}"
+    memory = format_quantity("bytes", roofs["memory_bytes_per_second"])
+    flops = roofs["flops_per_second"] / 1e9
+    return f"memory {memory}/s, float32 products {flops:.3g} GFLOP/s ({roofs['library']}{threads})"

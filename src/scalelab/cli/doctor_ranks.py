@@ -1,0 +1,144 @@
+"""The doctor as every rank of a job: one line for each rank, and what is wrong among them.
+
+Every rank writes what it is into a directory that all share, under the name of the launch, and rank 0 prints all of it
+in order: only who sees all masks can say which overlap. Where no variable names the launch a rank prints its own line,
+in whatever order they come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from scalelab.cli.doctor_checks import Check, Grade, print_check
+from scalelab.cli.doctor_host import ask_mpi, describe_device, describe_member, describe_nodes, measure_roofs
+from scalelab.errors import DamagedRun
+from scalelab.files import read_json, storage_errors, write_json
+from scalelab.ranks.discovery import Membership
+from scalelab.ranks.placement import Placement, find_mistakes, read_placement
+from scalelab.ranks.topology import format_cores
+from scalelab.trial import from_builtins, to_builtins
+from scalelab.units import format_quantity
+
+WAIT_SECONDS = 60.0
+"""How long rank 0 waits for the others' words: nodes load programs from one file system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLine:
+    """What one rank says of itself."""
+
+    member: Membership
+    placement: Placement
+    threads: str = ""
+    """OMP_NUM_THREADS; empty: not set."""
+    memory_bytes_per_second: float | None = None
+    """Measured on all ranks at about the same time; None: not measured."""
+    flops_per_second: float | None = None
+    difference: str = ""
+    """What MPI itself says otherwise; empty: nothing, or it was not asked."""
+
+
+def examine_rank(
+    console: Console, member: Membership, runs_dir: Path, *, is_quick: bool, asks_mpi: bool, is_json: bool
+) -> int:
+    """Say who this rank is; on rank 0, who all are. Gives the exit code."""
+    line = make_line(member, is_quick=is_quick, asks_mpi=asks_mpi)
+    if member.launch is None:
+        print_lines(console, [line], is_json=is_json)
+        return 1 if line.difference else 0
+    place = runs_dir / f".doctor-{member.launch}"
+    with storage_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / f"rank{member.rank}.json", to_builtins(line))
+    if member.rank > 0:
+        return 0
+    try:
+        lines = gather_lines(place, member.num_ranks)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    print_lines(console, lines, is_json=is_json)
+    return report_mistakes(console, lines, member.num_ranks, is_json=is_json)
+
+
+def make_line(member: Membership, *, is_quick: bool, asks_mpi: bool) -> RankLine:
+    asked = ask_mpi(member) if asks_mpi else None
+    roofs: Mapping[str, Any] = (None if is_quick else measure_roofs()) or {}
+    return RankLine(
+        member=member,
+        placement=read_placement(member.rank, socket.gethostname(), member.local_rank),
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        memory_bytes_per_second=roofs.get("memory_bytes_per_second"),
+        flops_per_second=roofs.get("flops_per_second"),
+        difference=asked.detail if asked is not None and asked.grade is Grade.FAILED else "",
+    )
+
+
+def gather_lines(place: Path, num_ranks: int) -> list[RankLine]:
+    """What all ranks have written, in order; those that have not in time are missing."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    found: dict[int, RankLine] = {}
+    while len(found) < num_ranks and time.monotonic() < give_up:
+        for rank in set(range(num_ranks)) - found.keys():
+            try:
+                found[rank] = from_builtins(read_json(place / f"rank{rank}.json"), RankLine)
+            except DamagedRun:
+                continue
+        time.sleep(0.02)
+    return [found[rank] for rank in sorted(found)]
+
+
+def print_lines(console: Console, lines: Sequence[RankLine], *, is_json: bool) -> None:
+    for line in lines:
+        text = json.dumps(to_builtins(line)) if is_json else describe_line(line)
+        console.print(text, soft_wrap=True, markup=False)
+
+
+def describe_line(line: RankLine) -> str:
+    """All of it in one line."""
+    placement = line.placement
+    parts = [
+        describe_member(line.member),
+        placement.host,
+        f"mask {placement.mask} (cores {format_cores(placement.cores)})",
+        f"NUMA {describe_nodes(placement)}",
+        f"device {describe_device(placement)}",
+        f"threads {line.threads or '–'}",
+    ]
+    if line.memory_bytes_per_second is not None and line.flops_per_second is not None:
+        parts.append(f"memory {format_quantity('bytes', line.memory_bytes_per_second)}/s")
+        parts.append(f"{line.flops_per_second / 1e9:.3g} GFLOP/s")
+    return " · ".join(parts)
+
+
+def report_mistakes(console: Console, lines: Sequence[RankLine], num_ranks: int, *, is_json: bool) -> int:
+    """What is wrong among the ranks; gives the exit code."""
+    checks = [Check(name="mpi4py", grade=Grade.FAILED, detail=line.difference) for line in lines if line.difference]
+    missing = sorted(set(range(num_ranks)) - {line.member.rank for line in lines})
+    if missing:
+        who = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        checks.append(
+            Check(
+                name="ranks",
+                grade=Grade.FAILED,
+                detail=f"of {num_ranks} ranks nothing came from {who} within {WAIT_SECONDS:.0f} s",
+                next_step="choose a --runs-dir that all nodes share",
+            )
+        )
+    mistakes = find_mistakes([line.placement for line in lines])
+    checks += [
+        Check(name="cores", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
+        for mistake in mistakes
+    ]
+    for check in checks if not is_json else ():
+        print_check(console, check)
+    return 1 if any(check.grade is Grade.FAILED for check in checks) else 0

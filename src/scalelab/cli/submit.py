@@ -1,0 +1,231 @@
+"""A run that a batch system executes: submitted, waited for, or left alone and come back to.
+
+One job runs the whole study: it is `scalelab resume RUN`, which inside the allocation starts every trial as a step of
+it. The process that submitted only watches the run's directory, where results appear one after the other, and prints
+the answer at the end. So it makes no difference whether it waits, is killed, or leaves at once (`--detach`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalelab.cli.finish import (
+    Terminated,
+    make_reporter,
+    measure_and_report,
+    raise_terminated,
+    refer_to,
+    report_run,
+)
+from scalelab.cli.lines import LineReporter
+from scalelab.cli.output import Output
+from scalelab.cli.progress import ProgressReporter
+from scalelab.cli.submission import Submission, list_requests, say
+from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
+from scalelab.experiment import check_something_measured, conclude_run, start_run
+from scalelab.measure.launchers.batch import (
+    BatchJob,
+    BatchRecord,
+    BatchSystem,
+    JobState,
+    find_living,
+    follow_job,
+    read_record,
+    save_record,
+)
+from scalelab.measure.launchers.trial_jobs import JobLauncher, is_out_of_time, request_run
+from scalelab.measure.scheduler import TrialEnded, TrialStarted
+from scalelab.report.document import Document
+from scalelab.report.exports import render_json
+from scalelab.store import RunStore
+from scalelab.studies.study import Study
+from scalelab.trial import Trial, not_run
+
+
+def start_and_submit(
+    study: Study,
+    record: BatchRecord,
+    runs_dir: Path,
+    command: Sequence[str],
+    submission: Submission,
+    output: Output,
+) -> int:
+    """Make a run and have a batch system execute it; gives the exit code."""
+    check_output(submission, output)
+    BatchSystem(record.scheduler, runs_dir).check()
+    for request in list_requests(study, study.plan(), record, runs_dir.resolve()):
+        request.check()
+    store = start_run(study, runs_dir, command)
+    return submit_run(store, study, record, submission, output)
+
+
+def check_output(submission: Submission, output: Output) -> None:
+    """Refuse to write an answer that will not be there."""
+    if submission.detach and output.wanted:
+        flag = next(iter(output.wanted))
+        raise UsageError(f"--detach leaves before there is an answer: leave {flag} out, and use it with scalelab show")
+
+
+def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: Submission, output: Output) -> int:
+    """Have a batch system run the trials that have no result; gives the exit code."""
+    save_record(store.path, record)
+    if record.is_per_trial:
+        launcher = JobLauncher(
+            record,
+            store.path,
+            ranks_per_node=study.job.ranks_per_node,
+            queue_seconds=submission.queue_seconds,
+            say=say,
+        )
+        return detach_trials(store, launcher) if submission.detach else measure_and_report(store, launcher, output)
+    system = BatchSystem(record.scheduler, store.path)
+    request = request_run(list_missing(store), store.path, record, study.job.ranks_per_node)
+    try:
+        job = system.submit(request, record.site)
+    except JobRejected as rejection:
+        return report_rejection(store, str(rejection), output)
+    save_record(store.path, dataclasses.replace(record, jobs=(job,)))
+    if submission.detach:
+        return say_next(store, [job])
+    return wait_and_report(store, system, job, record, submission, output)
+
+
+def check_no_job(store: RunStore) -> BatchRecord | None:
+    """What a run has asked for before; raises `RunBusy` while one of its jobs waits or runs."""
+    record = read_record(store.path)
+    if record is None:
+        return None
+    living = find_living(store.path, record)
+    for number, state in living.items():
+        raise RunBusy(
+            f"job {number} ({record.scheduler}) of run {store.name} is {state}: wait for it (scalelab list tells), or"
+            " cancel it first"
+        )
+    if not record.is_per_trial:  # a job that was ended in the middle has left its claim behind, on another host
+        store.release()
+    return record
+
+
+def list_missing(store: RunStore) -> list[Trial]:
+    """The trials that have no result yet."""
+    return [trial for trial in store.trials() if not store.has_result(trial.name)] or list(store.trials())
+
+
+def detach_trials(store: RunStore, launcher: JobLauncher) -> int:
+    """Submit a job for every trial that has no result, and leave; a trial that is refused is not run."""
+    jobs = []
+    for trial in list_missing(store):
+        try:
+            jobs.append(launcher.submit(trial))
+        except JobRejected as rejection:
+            store.save_result(not_run(trial, str(rejection)))
+    if not jobs:
+        conclude(store)
+    return say_next(store, jobs)
+
+
+def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
+    """Where it is, and how to come back to it."""
+    numbers = ", ".join(job.id for job in jobs)
+    print(f"Submitted job{'s'[: len(jobs) > 1]} {numbers} for {store.path}  ·  scalelab list")  # noqa: T201
+    return 0
+
+
+def report_rejection(store: RunStore, words: str, output: Output) -> int:
+    """A job that is not taken makes its trials `not run`, with the batch system's words."""
+    for trial in store.trials():
+        if not store.has_result(trial.name):
+            store.save_result(not_run(trial, words))
+    return report_run(store, conclude(store), output)
+
+
+def conclude(store: RunStore) -> Document:
+    """Answer from what is there, and keep the answer; raises `NothingMeasured` when every trial failed."""
+    document = conclude_run(store)
+    store.save_document(render_json(document))
+    check_something_measured(store.results()[0], store)
+    return document
+
+
+def wait_and_report(
+    store: RunStore,
+    system: BatchSystem,
+    job: BatchJob,
+    record: BatchRecord,
+    submission: Submission,
+    output: Output,
+) -> int:
+    """Follow the job, then print and export the answer; Ctrl-C and SIGTERM cancel it."""
+    previous = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        with make_reporter(store) as progress:
+            watch = RunWatch(store, progress)
+            state = follow_job(
+                system,
+                job,
+                poll_seconds=record.site.poll_seconds,
+                queue_seconds=submission.queue_seconds,
+                say=progress.say,
+                look=watch.look,
+            )
+            watch.look()
+    except TimeoutError as late:
+        error = LaunchFailed(f"{late}: scalelab resume {refer_to(store)} submits it again")
+        error.exit_code = 124
+        raise error from None
+    except KeyboardInterrupt as interruption:
+        store.release()
+        say(f"Interrupted; job {job.id} was cancelled, what was measured is kept  ·  scalelab resume {refer_to(store)}")
+        return 143 if isinstance(interruption, Terminated) else 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return report_end(RunStore.open(store.path), job, state, output)
+
+
+class RunWatch:
+    """Tells a listener of the results that appear in a run."""
+
+    def __init__(self, store: RunStore, listener: ProgressReporter | LineReporter) -> None:
+        self._path = store.path
+        self._listener = listener
+        self._told = {name for name in store.record.trials if store.has_result(name)}
+        first = next((trial for trial in store.trials() if trial.name not in self._told), None)
+        if first is not None:
+            num_trials = len(store.record.trials)
+            listener(TrialStarted(trial=first, number=len(self._told) + 1, num_trials=num_trials))
+
+    def look(self) -> None:
+        """Tell of what is new; a search may have added trials meanwhile.
+
+        What a shared file system shows only in part is looked at again the next time.
+        """
+        with contextlib.suppress(StoreError, OSError):
+            store = RunStore.open(self._path)
+            for name in store.record.trials:
+                if name not in self._told and store.has_result(name):
+                    result = store.result(name)
+                    self._told.add(name)
+                    num_trials = len(store.record.trials)
+                    self._listener(TrialEnded(result=result, number=len(self._told), num_trials=num_trials))
+
+
+def report_end(store: RunStore, job: BatchJob, state: JobState, output: Output) -> int:
+    """What the job has measured; one that ended too early says so, and has an exit code for it."""
+    store.release()
+    missing = [name for name in store.record.trials if not store.has_result(name)]
+    words = f" ({state.words})" if state.words else ""
+    lost = f"job {job.id} ended{words} before {len(missing)} of {len(store.record.trials)} trials were run"
+    again = f"look at {job.log}, then scalelab resume {refer_to(store)}"
+    if len(missing) == len(store.record.trials):
+        error = LaunchFailed(f"{lost}: {again}")
+        error.exit_code = 124 if is_out_of_time(state) else 1
+        raise error
+    code = report_run(store, conclude(store), output)
+    if missing:
+        say(f"warning: {lost}: {again}")
+        return 124 if is_out_of_time(state) else 3
+    return code

@@ -1,0 +1,102 @@
+"""Which launcher runs the trials of a job: the only place that knows all of them.
+
+    local              this machine, from a forkserver
+    hosts              emulated hosts, where a trial has several
+    torchrun           torchrun on this machine; inside an allocation one on every node
+    mpi                mpiexec, whosever it is
+    slurm, pbs, lsf    inside an allocation its own command: srun, mpiexec, jsrun
+
+Outside an allocation the batch systems' names mean that a job is submitted, which `cli/submit.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scalelab.errors import LaunchFailed
+from scalelab.measure.launchers.hosts import HostsLauncher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.measure.launchers.steps import find_program, tell_kind
+from scalelab.ranks.allocation import Allocation, find_allocation
+from scalelab.studies.study import Job
+from scalelab.trial import Trial, TrialResult
+
+ON_THIS_MACHINE = ("local", "hosts")
+
+
+class MixedLauncher:
+    """Runs every trial by its own launcher: the rows of a recipe may differ in theirs."""
+
+    def __init__(self, own: LocalLauncher | HostsLauncher) -> None:
+        self._own = own
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        if trial.launcher in ON_THIS_MACHINE:
+            return self._own.launch(trial, directory)
+        launcher = StepLauncher(find_step(Job(launcher=trial.launcher), os.environ))
+        try:
+            return launcher.launch(trial, directory)
+        finally:
+            launcher.close()
+
+    def check(self) -> None:
+        self._own.check()
+
+    def close(self) -> None:
+        self._own.close()
+
+
+CheckedLauncher = LocalLauncher | HostsLauncher | StepLauncher | MixedLauncher
+
+
+def choose_launcher(job: Job, trials: Sequence[Trial]) -> CheckedLauncher:
+    """The launcher that a job asks for; raises `LaunchFailed` where what it needs is not there."""
+    if job.launcher not in ON_THIS_MACHINE:
+        return StepLauncher(find_step(job, os.environ))
+    own = HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
+    return MixedLauncher(own) if any(trial.launcher not in ON_THIS_MACHINE for trial in trials) else own
+
+
+def find_step(job: Job, variables: Mapping[str, str]) -> Step:
+    """By which command the ranks of a job are started here."""
+    allocation = find_allocation(variables)
+    if job.launcher == "torchrun":
+        if allocation is None or allocation.num_nodes == 1:
+            return Step(kind="", is_torchrun=True, ranks_per_node=job.ranks_per_node)
+        return make_step(allocation, job, is_torchrun=True)
+    if job.launcher == "mpi":
+        return make_mpi_step(allocation, job)
+    if allocation is None or allocation.scheduler != job.launcher:
+        raise LaunchFailed(
+            f"--launcher {job.launcher} can only start ranks inside a job of it, and this is none: start it in one"
+        )
+    return make_step(allocation, job)
+
+
+def make_step(allocation: Allocation, job: Job, *, is_torchrun: bool = False) -> Step:
+    """The command of the batch system that the allocation is from."""
+    if allocation.scheduler == "pbs":
+        return make_mpi_step(allocation, job, is_torchrun=is_torchrun)
+    kind = {"slurm": "srun", "lsf": "jsrun"}[allocation.scheduler]
+    return Step(
+        kind=kind,
+        program=find_program(kind),
+        allocation=allocation,
+        ranks_per_node=job.ranks_per_node,
+        is_torchrun=is_torchrun,
+    )
+
+
+def make_mpi_step(allocation: Allocation | None, job: Job, *, is_torchrun: bool = False) -> Step:
+    """mpiexec, which finds the nodes of an allocation itself."""
+    program = find_program("mpiexec", "--mpiexec", job.mpiexec)
+    return Step(
+        kind=tell_kind(program),
+        program=program,
+        allocation=allocation,
+        ranks_per_node=job.ranks_per_node,
+        is_torchrun=is_torchrun,
+    )

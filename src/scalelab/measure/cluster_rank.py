@@ -1,0 +1,246 @@
+"""One rank of a trial, whoever starts it: `python -m scalelab.measure.cluster_rank DIRECTORY LAUNCH`.
+
+srun, mpiexec, jsrun or torchrun starts one of these for every rank. It has no torch. It finds out which rank it is,
+meets the others, takes its share of the node's cores and then starts the rank itself beside it, with a log of its own
+in the trial's directory. Two processes, because only one that outlives the rank can tell how it ended, on any node and
+under any launcher: that goes into a file, together with the node's name. It is also who has the stacks written and ends
+the rank when time is up, since no launcher hands signals on reliably.
+
+It ends with 0 whatever became of the rank: the trial's launcher reads the files, gives the other ranks a moment to
+say what they saw, and then ends the step. LAUNCH tells the files of this launch from those of an earlier one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalelab.environment import usable_cores
+from scalelab.errors import LaunchFailed, RankUnknown, ScalelabError
+from scalelab.files import read_json, write_json
+from scalelab.measure.agreement import (
+    end_file,
+    kill_group,
+    log_file,
+    outcome_file,
+    place_file,
+    read_words,
+)
+from scalelab.measure.launchers.local import dump_stacks
+from scalelab.measure.rendezvous import Meeting, choose_address, find_interface, join_meeting, open_meeting, reach
+from scalelab.observations import RankReport
+from scalelab.ranks.discovery import Membership, find_membership
+from scalelab.ranks.placement import bind_ranks
+from scalelab.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_builtins
+
+NEIGHBOUR_SECONDS = 30.0
+"""How long the ranks of one node may take to appear, one after the other."""
+LOOPBACK_INTERFACE = "lo"
+
+
+class Stopped(BaseException):
+    """A signal that ends this rank: its launcher's, the batch system's, or Ctrl-C's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Who and where this rank is."""
+
+    directory: Path
+    launch: str
+    trial: Trial
+    member: Membership
+    deadline: float
+    """By this node's own clock."""
+
+    @property
+    def rank(self) -> int:
+        return self.member.rank
+
+    def leave_word(self, path: Path, **words: Any) -> None:
+        write_json(path, {"launch": self.launch, "node": socket.gethostname(), **words})
+
+
+def main(directory: str, launch: str) -> int:
+    """Run this rank; gives the exit code of a process that has done its part, however the rank ended."""
+    started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _stop)
+    place = Path(directory)
+    try:
+        trial = from_builtins(read_json(place / "trial.json"), Trial)
+        seat = Seat(
+            directory=place,
+            launch=launch,
+            trial=trial,
+            member=find_member(trial),
+            deadline=started + trial.timeout_seconds,
+        )
+    except ScalelabError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the only place where it can be read
+        return error.exit_code
+    take_part(seat)
+    return 0
+
+
+def find_member(trial: Trial) -> Membership:
+    """Which rank of the trial this is; raises `RankUnknown` where it is none of it."""
+    member = find_membership(os.environ)
+    if member is None:
+        raise RankUnknown("nobody says which rank this is: is mpiexec of the kind that its --version names?")
+    if member.num_ranks != trial.num_processes:
+        raise RankUnknown(
+            f"{member.launcher} says rank {member.rank} of {member.num_ranks} ({', '.join(member.variables)}), the"
+            f" trial has {trial.num_processes}: unset what an earlier launch has left"
+        )
+    return member
+
+
+def take_part(seat: Seat) -> None:
+    """Meet the others, run the rank, and leave word how it ended."""
+    rank, mask = seat.rank, tuple(sorted(usable_cores()))
+    end: dict[str, Any] = {"code": None, "signal": None, "is_timed_out": False}
+    try:
+        seat.leave_word(place_file(seat.directory, rank), rank=rank, local_rank=seat.member.local_rank, mask=mask)
+        meeting = meet(seat)
+        assignment = make_assignment(seat, meeting)
+        end |= run_child(seat, assignment, describe_network(seat, meeting))
+    except Stopped as stop:
+        end["signal"] = stop.args[0]
+    except LaunchFailed as error:
+        report_failure(seat, str(error))
+        end["code"] = 1
+    seat.leave_word(end_file(seat.directory, rank), rank=rank, **end)
+
+
+def meet(seat: Seat) -> Meeting | None:
+    """Where the ranks meet; None: this one is alone, or the launcher has arranged it."""
+    trial, member = seat.trial, seat.member
+    if trial.strategy in SINGLE_PROCESS or trial.is_forecast:
+        return None
+    if member.launcher == "torchrun":
+        return meet_by_torchrun(seat)
+    if member.rank > 0:
+        return join_meeting(seat.directory, seat.launch, member.rank, seat.deadline)
+    return open_meeting(
+        seat.directory,
+        seat.launch,
+        member.num_ranks,
+        address=choose_address(os.environ, is_one_node=member.num_nodes == 1),
+        port=int(os.environ.get("MASTER_PORT") or 0) if os.environ.get("MASTER_ADDR") else trial.port,
+        deadline=seat.deadline,
+    )
+
+
+def meet_by_torchrun(seat: Seat) -> Meeting:
+    """torchrun's own meeting place, which must answer; where its agent does not keep it, rank 0 opens it later."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return Meeting(address=address, port=port, interface=None)
+    with reach(address, port, rank=seat.rank, master_node=address) as connection:
+        return Meeting(address=address, port=port, interface=find_interface(connection.getsockname()[0]))
+
+
+def make_assignment(seat: Seat, meeting: Meeting | None) -> dict[str, Any]:
+    """What the rank is told: `worker.Assignment`, as JSON has it."""
+    places = wait_for_neighbours(seat)
+    position = [place["rank"] for place in places].index(seat.rank)
+    local_rank = position if seat.member.local_rank is None else seat.member.local_rank
+    return {
+        "directory": str(seat.directory),
+        "rank": seat.rank,
+        "local_rank": choose_device_number(local_rank, len(places), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        "cores": choose_cores(seat.trial, [tuple(place["mask"]) for place in places], position),
+        "address": meeting.address if meeting else "",
+        "port": meeting.port if meeting else 0,
+        "listen_fd": meeting.listen_fd if meeting else None,
+        "is_joined": seat.member.launcher == "torchrun",
+        "launcher": seat.member.launcher,
+        "agreeing": seat.member.agreeing,
+        "host_rank": seat.member.local_rank,
+    }
+
+
+def wait_for_neighbours(seat: Seat) -> list[dict[str, Any]]:
+    """The words of all ranks on this node, in the order of ranks."""
+    node, give_up = socket.gethostname(), min(seat.deadline, time.monotonic() + NEIGHBOUR_SECONDS)
+    while True:
+        words = [read_words(place_file(seat.directory, rank), seat.launch) for rank in range(seat.trial.num_processes)]
+        found = [place for place in words if place is not None and place["node"] == node]
+        if len(found) >= (seat.member.num_local_ranks or 1) or time.monotonic() > give_up:
+            return found
+        time.sleep(0.02)
+
+
+def choose_cores(trial: Trial, masks: list[tuple[int, ...]], position: int) -> tuple[int, ...]:
+    """This rank's cores: out of its own mask where the launcher gave every rank one, else its share of the node's.
+
+    As many as the local launcher gives, so that trials of every launcher compare like with like.
+    """
+    mask = masks[position]
+    if all(other == mask for other in masks):
+        return bind_ranks(trial, len(masks), mask)[position]
+    return bind_ranks(trial, 1, mask)[0]
+
+
+def choose_device_number(local_rank: int, num_local_ranks: int, visible: str | None) -> int:
+    """Which of the GPUs that it sees a rank takes: the only one, where the launcher shows every rank one of its own."""
+    if visible is not None and num_local_ranks > 1 and len(visible.split(",")) == 1:
+        return 0
+    return local_rank
+
+
+def describe_network(seat: Seat, meeting: Meeting | None) -> dict[str, str]:
+    """What libraries are told, where nobody has told them: the interface by which the others were reached."""
+    told = {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.member.num_ranks)}
+    if seat.member.num_nodes == 1:
+        told |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+    elif meeting is not None and meeting.interface:
+        told["GLOO_SOCKET_IFNAME"] = meeting.interface
+    return {name: value for name, value in told.items() if name not in os.environ or name in ("RANK", "WORLD_SIZE")}
+
+
+def run_child(seat: Seat, assignment: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
+    """The rank itself, in a session of its own, from its first instruction to its end."""
+    command = [sys.executable, "-P", "-m", "scalelab.measure.assigned", str(os.getpid()), json.dumps(assignment)]
+    variables = variables | {"LOCAL_RANK": str(assignment["local_rank"])}
+    with log_file(seat.directory, seat.rank).open("ab") as log:
+        # Descriptors stay open: the listener of rank 0, and the one by which an MPI library finds its launcher.
+        child = subprocess.Popen(
+            command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, close_fds=False,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        return {"code": child.wait(max(0.0, seat.deadline - time.monotonic()))}
+    except subprocess.TimeoutExpired:
+        dump_stacks([child.pid], [log_file(seat.directory, seat.rank)])
+        return {"is_timed_out": True}
+    finally:
+        if not kill_group(child.pid):
+            child.kill()
+        child.wait()
+
+
+def report_failure(seat: Seat, reason: str) -> None:
+    """What a rank writes that failed; torch was never loaded."""
+    with log_file(seat.directory, seat.rank).open("a", encoding="utf-8") as log:
+        log.write(f"error: {reason}\n")
+    failure = {"status": Status.CRASHED, "reason": reason, "traceback": "", "is_lost_peer": "left before" in reason}
+    report = RankReport(rank=seat.rank, host=socket.gethostname())
+    write_json(outcome_file(seat.directory, seat.rank), {"report": to_builtins(report), "failure": failure})
+
+
+def _stop(number: int, _: object) -> None:
+    raise Stopped(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

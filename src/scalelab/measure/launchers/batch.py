@@ -1,0 +1,224 @@
+"""Jobs of a batch system: submitted, asked for, cancelled, and written down in the run.
+
+What a job is for is on disk before it runs, and what it measured is on disk before it ends: so nobody needs to wait for
+it. `job.json` in the run holds the numbers that the batch system gave to its jobs and what they asked for; by it
+`scalelab list` and `scalelab resume` find them again.
+
+A batch system that does not answer is no end of a job: it is asked again. A job that it no longer knows has ended, and
+so has one that has left its exit code.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import DamagedRun, JobRejected, LaunchFailed, UsageError
+from scalelab.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.measure.launchers.jobscripts import JobRequest, make_executor, make_job, render_launch
+from scalelab.measure.launchers.site import Site
+from scalelab.ranks.allocation import Scheduler
+from scalelab.trial import from_builtins, to_builtins
+
+JOBS_FILE = "job.json"
+BATCH_DIRECTORY = "batch"
+"""In the run: job scripts, their logs, and PSI/J's own files."""
+ASK_SECONDS = 60.0
+"""How long a batch system may take to answer one question."""
+CANCEL_SECONDS = 60.0
+"""How long we wait for a cancelled job to be gone."""
+
+
+class Phase(StrEnum):
+    """How far a job is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+    """The batch system could not be asked, or did not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What the batch system says of a job."""
+
+    phase: Phase
+    words: str = ""
+    """Why it waits or has failed, in the batch system's words."""
+
+    def __str__(self) -> str:
+        return f"{self.phase} ({self.words})" if self.words else self.phase.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob:
+    """One job that was submitted."""
+
+    id: str
+    """As the batch system calls it."""
+    submitted_at: str
+    log: str
+    """What scalelab said in it."""
+    trial: str | None = None
+    """The only trial that it runs; None: all that have no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """What `job.json` says."""
+
+    scheduler: Scheduler
+    site: Site
+    is_per_trial: bool = False
+    """Whether every trial is a job of its own."""
+    jobs: tuple[BatchJob, ...] = field(default=())
+    """The last ones that were submitted."""
+
+
+class BatchSystem:
+    """One batch system, for the jobs of one run."""
+
+    def __init__(self, scheduler: Scheduler, directory: Path) -> None:
+        self.scheduler = scheduler
+        self.directory = directory.resolve() / BATCH_DIRECTORY
+        self._executor = make_executor(scheduler, self.directory)
+
+    def check(self) -> None:
+        """Refuse at once where nothing can be submitted."""
+        (program, *_) = self._executor.get_cancel_command("0")
+        submit = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}[self.scheduler]
+        for name in (submit, program):
+            if shutil.which(name) is None:
+                raise LaunchFailed(
+                    f"{name} is not on PATH: submit from a login node of the cluster, or see the job script by"
+                    " --dry-run"
+                )
+
+    def submit(self, request: JobRequest, site: Site, trial: str | None = None) -> BatchJob:
+        """Hand a job over; raises `JobRejected` with the batch system's words."""
+        from psij import InvalidJobException, SubmitException
+
+        job = make_job(request, site, self.scheduler)
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(request.launch_file, render_launch(request, site))
+        try:
+            self._executor.submit(job)
+        except (SubmitException, InvalidJobException) as error:
+            raise JobRejected(" ".join(error.message.split())) from None
+        except FileNotFoundError as error:
+            raise LaunchFailed(f"{error.filename} cannot be run: submit from a login node of the cluster") from None
+        now = datetime.now(UTC).isoformat()
+        return BatchJob(id=str(job.native_id), submitted_at=now, log=str(request.log_file), trial=trial)
+
+    def ask(self, ids: Collection[str]) -> dict[str, JobState]:
+        """How far each job is."""
+        try:
+            done = subprocess.run(
+                self._executor.get_status_command(ids), capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+            )
+            found: dict[str, Any] = dict(self._executor.parse_status_output(done.returncode, done.stdout))
+        except Exception:  # noqa: BLE001 - whatever PSI/J makes of an answer that it does not expect
+            return {number: JobState(phase=Phase.ENDED if self.has_ended(number) else Phase.UNKNOWN) for number in ids}
+        return {number: self._read_state(number, found.get(number)) for number in ids}
+
+    def _read_state(self, number: str, status: Any) -> JobState:
+        if status is None or self.has_ended(number):
+            return JobState(phase=Phase.ENDED)
+        name, words = status.state.name, status.message or ""
+        if not status.state.final:
+            return JobState(phase=Phase.RUNNING if name == "ACTIVE" else Phase.QUEUED, words=words)
+        how = "" if name == "COMPLETED" else name.lower()
+        return JobState(phase=Phase.ENDED, words=", ".join(filter(None, (how, words))))
+
+    def has_ended(self, number: str) -> bool:
+        """Whether the job's script has come to its last line."""
+        return (self.directory / self.scheduler / f"{number}.ec").is_file()
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """End jobs, and wait until they are gone."""
+        for number in ids:
+            subprocess.run(
+                self._executor.get_cancel_command(number), capture_output=True, timeout=ASK_SECONDS, check=False
+            )
+        give_up = time.monotonic() + CANCEL_SECONDS
+        while time.monotonic() < give_up:
+            if all(state.phase in (Phase.ENDED, Phase.UNKNOWN) for state in self.ask(ids).values()):
+                return
+            time.sleep(0.2)
+
+
+def follow_job(
+    system: BatchSystem,
+    job: BatchJob,
+    *,
+    poll_seconds: float,
+    queue_seconds: float | None,
+    say: Callable[[str], None],
+    look: Callable[[], None] = lambda: None,
+) -> JobState:
+    """Wait until the job has ended, saying how far it is whenever that changes.
+
+    `look` is called between the questions. A job that waits in the queue for more than `queue_seconds` is cancelled
+    and `TimeoutError` is raised; Ctrl-C cancels it too. Any other end of the waiting leaves the job to itself.
+    """
+    said, began = None, time.monotonic()
+    try:
+        while True:
+            state = system.ask([job.id])[job.id]
+            if str(state) != said:
+                said = str(state)
+                say(f"job {job.id} ({system.scheduler}) is {said}")
+            look()
+            if state.phase is Phase.ENDED:
+                return state
+            if state.phase is Phase.QUEUED and queue_seconds is not None and time.monotonic() - began > queue_seconds:
+                raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s, and was cancelled")
+            time.sleep(poll_seconds)
+    except (KeyboardInterrupt, TimeoutError):
+        system.cancel([job.id])
+        raise
+
+
+def save_record(run: Path, record: BatchRecord) -> None:
+    with storage_errors(run):
+        write_json(run / JOBS_FILE, to_builtins(record))
+
+
+def read_record(run: Path) -> BatchRecord | None:
+    """The jobs of a run; None: it has had none."""
+    file = run / JOBS_FILE
+    if not file.is_file():
+        return None
+    try:
+        return from_builtins(read_json(file), BatchRecord)
+    except (ValueError, UsageError) as error:
+        raise DamagedRun(f"{file} is damaged: {error}") from error
+
+
+def find_living(run: Path, record: BatchRecord) -> dict[str, JobState]:
+    """Those of its jobs that have not ended, as far as the batch system tells."""
+    if not record.jobs:
+        return {}
+    states = BatchSystem(record.scheduler, run).ask([job.id for job in record.jobs])
+    return {number: state for number, state in states.items() if state.phase is not Phase.ENDED}
+
+
+def size_job(num_ranks: Sequence[int], site: Site, ranks_per_node: int | None) -> tuple[int, int]:
+    """Nodes and ranks on each that the largest of some trials needs."""
+    most = max(num_ranks)
+    per_node = ranks_per_node or site.ranks_per_node or -(-most // (site.nodes or 1))
+    needed = -(-most // per_node)
+    if site.nodes is not None and site.nodes < needed:
+        raise UsageError(
+            f"--nodes {site.nodes} with {per_node} ranks on each is too small for {most} ranks: use {needed}"
+        )
+    return site.nodes or needed, min(per_node, most)

@@ -1,0 +1,81 @@
+"""PSI/J's executors, as we use them: submission, cancellation and the state of jobs, each by PSI/J's own commands.
+
+They differ from PSI/J's in what would otherwise fail on a real cluster:
+
+- Slurm: the states of all jobs of the user are read, and PSI/J's reader ends in an assertion when any of them has a
+  reason with blanks, or one that it does not know. Here the reason is the rest of the line, whatever it says.
+- PBS: the template's resources are left out; attributes say them (`jobscripts.py`).
+
+PSI/J's thread that asks for states is put to sleep: it gives a job up after three questions without an answer, and a
+batch system that restarts is no reason to lose a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, ClassVar
+
+from packaging.version import Version
+from psij import Job, JobState, JobStatus
+from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor, check_status_exit_code
+from psij.executors.batch.lsf import LsfExecutorConfig, LsfJobExecutor
+from psij.executors.batch.pbs import PBSJobExecutor
+from psij.executors.batch.pbs_base import PBSExecutorConfig
+from psij.executors.batch.slurm import SlurmExecutorConfig, SlurmJobExecutor
+
+from scalelab.ranks.allocation import Scheduler
+
+NEVER_SECONDS = 10**8
+"""When PSI/J's thread would ask for the first time."""
+
+
+class PollingOff(SlurmExecutorConfig, PBSExecutorConfig, LsfExecutorConfig):
+    """PSI/J's settings: everything in one directory, nothing removed, no thread that asks."""
+
+    def __init__(self, work_directory: Path) -> None:
+        super().__init__(work_directory=work_directory, initial_queue_polling_delay=NEVER_SECONDS, keep_files=True)
+
+
+class Slurm(SlurmJobExecutor):
+    """sbatch, squeue, scancel."""
+
+    _NAME_: ClassVar[str] = "slurm"
+    _VERSION_: ClassVar[Version] = Version("0.0.2")
+
+    def get_status_command(self, native_ids: Collection[str]) -> list[str]:  # noqa: ARG002 - PSI/J's signature
+        return ["squeue", "--me", "--states=all", "--format=%i %t %r"]
+
+    def parse_status_output(self, exit_code: int, out: str) -> dict[str, JobStatus]:
+        check_status_exit_code("squeue", exit_code, out)
+        found = {}
+        for line in out.splitlines()[1:]:
+            number, state, *reason = line.split(maxsplit=2)
+            words = reason[0] if reason and reason[0] not in ("None", "(null)") else None
+            found[number] = JobStatus(self._STATE_MAP.get(state, JobState.ACTIVE), message=words)
+        return found
+
+
+class Pbs(PBSJobExecutor):
+    """qsub, qstat, qdel of PBS Pro and OpenPBS."""
+
+    _NAME_: ClassVar[str] = "pbs"
+    _VERSION_: ClassVar[Version] = Version("0.0.2")
+
+    def generate_submit_script(self, job: Job, context: dict[str, object], submit_file: IO[str]) -> None:
+        assert job.spec is not None
+        job.spec.resources = None
+        super().generate_submit_script(job, context, submit_file)
+
+
+class Lsf(LsfJobExecutor):
+    """bsub, bjobs, bkill."""
+
+    _NAME_: ClassVar[str] = "lsf"
+    _VERSION_: ClassVar[Version] = Version("0.0.1")
+
+    def __init__(self, config: LsfExecutorConfig) -> None:
+        super().__init__(url=None, config=config)
+
+
+EXECUTORS: dict[Scheduler, type[BatchSchedulerExecutor]] = {"slurm": Slurm, "pbs": Pbs, "lsf": Lsf}

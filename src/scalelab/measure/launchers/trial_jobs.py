@@ -1,0 +1,126 @@
+"""`JobLauncher`: every trial is a job of its own (`--job-per-trial`).
+
+One job for a whole study waits in the queue once and changes the number of ranks inside its allocation. A job for every
+trial asks for no more nodes than that trial needs, and waits for each: the choice where large allocations are rare. The
+job runs the trial and stores its result; this launcher waits for it and reads that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from scalelab.errors import JobRejected
+from scalelab.measure.launchers.batch import (
+    BatchJob,
+    BatchRecord,
+    BatchSystem,
+    JobState,
+    follow_job,
+    save_record,
+    size_job,
+)
+from scalelab.measure.launchers.jobscripts import JobRequest
+from scalelab.measure.launchers.stepped import count_cores_per_process
+from scalelab.store import RunStore
+from scalelab.trial import Status, Trial, TrialResult, not_run
+
+TIME_WORDS = ("TimeLimit", "walltime", "TERM_RUNLIMIT")
+"""What Slurm, PBS and LSF say of a job that has used up its wall time."""
+
+
+class JobLauncher:
+    """Submits trials one after the other, and waits for each."""
+
+    def __init__(
+        self,
+        record: BatchRecord,
+        run: Path,
+        *,
+        ranks_per_node: int | None = None,
+        queue_seconds: float | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._record = record
+        self._run = run
+        self._ranks_per_node = ranks_per_node
+        self._queue_seconds = queue_seconds
+        self._say = say
+        self._system = BatchSystem(record.scheduler, run)
+
+    def check(self) -> None:
+        self._system.check()
+
+    def close(self) -> None:
+        """Nothing lives between two trials."""
+
+    def submit(self, trial: Trial) -> BatchJob:
+        """Hand the job of one trial over, and write it down; raises `JobRejected`."""
+        request = request_trial(trial, self._run, self._record, self._ranks_per_node)
+        job = self._system.submit(request, self._record.site, trial.name)
+        others = tuple(other for other in self._record.jobs if other.trial != trial.name)
+        self._record = dataclasses.replace(self._record, jobs=(*others, job))
+        save_record(self._run, self._record)
+        return job
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:  # noqa: ARG002 - the protocol's signature
+        try:
+            job = self.submit(trial)
+            state = follow_job(
+                self._system,
+                job,
+                poll_seconds=self._record.site.poll_seconds,
+                queue_seconds=self._queue_seconds,
+                say=self._say,
+            )
+        except (JobRejected, TimeoutError) as refusal:
+            return not_run(trial, str(refusal))
+        store = RunStore.open(self._run)
+        return store.result(trial.name) if store.has_result(trial.name) else describe_loss(trial, job, state)
+
+
+def request_trial(trial: Trial, run: Path, record: BatchRecord, ranks_per_node: int | None) -> JobRequest:
+    """The job that runs one trial of a run, on as many nodes as it needs."""
+    site = dataclasses.replace(record.site, nodes=None)
+    num_nodes, per_node = size_job([trial.num_processes], site, ranks_per_node)
+    return JobRequest(
+        name=f"scalelab-{trial.name}",
+        num_nodes=num_nodes,
+        ranks_per_node=per_node,
+        cores_per_rank=count_cores_per_process(trial),
+        has_gpus=trial.device == "cuda",
+        arguments=("-m", "scalelab", "resume", str(run.resolve()), "--only", trial.name),
+        directory=Path.cwd(),
+        batch_directory=run.resolve() / "batch",
+    )
+
+
+def request_run(trials: list[Trial], run: Path, record: BatchRecord, ranks_per_node: int | None) -> JobRequest:
+    """The job that runs all trials of a run, as large as the largest of them needs it."""
+    num_nodes, per_node = size_job([trial.num_processes for trial in trials], record.site, ranks_per_node)
+    cores_per_node = max(min(per_node, trial.num_processes) * count_cores_per_process(trial) for trial in trials)
+    return JobRequest(
+        name="scalelab-run",
+        num_nodes=num_nodes,
+        ranks_per_node=per_node,
+        cores_per_rank=-(-cores_per_node // per_node),
+        has_gpus=trials[0].device == "cuda",
+        arguments=("-m", "scalelab", "resume", str(run.resolve())),
+        directory=Path.cwd(),
+        batch_directory=run.resolve() / "batch",
+    )
+
+
+def is_out_of_time(state: JobState) -> bool:
+    """Whether the batch system ended a job because its wall time was over."""
+    return any(word in state.words for word in TIME_WORDS)
+
+
+def describe_loss(trial: Trial, job: BatchJob, state: JobState) -> TrialResult:
+    """The result of a trial whose job has left none."""
+    words = f" ({state.words})" if state.words else ""
+    reason = f"job {job.id} ended{words} without a result; its log is {job.log}"
+    if is_out_of_time(state):
+        return TrialResult(trial=trial, status=Status.TIMED_OUT, reason=f"{reason}; --wall-time allows more")
+    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason)

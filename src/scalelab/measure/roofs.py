@@ -1,0 +1,84 @@
+"""What this process could reach at best: `python -m scalelab.measure.roofs` prints it as one JSON object.
+
+Two roofs bound every step on a processor: how many bytes memory moves per second, and how many operations a matrix
+product does. Memory is measured by copying an array that no cache should hold, and a copy moves every byte twice; a
+product of n × n matrices is 2·n³ operations. Both are the best of several goes, for only interference makes them
+slower. torch does it where it is installed, with as many threads as it takes by itself, because that is what trains;
+otherwise numpy. Which of torch's backends for communication were built in stands beside it.
+
+It is a process of its own because the command line has no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+COPY_BYTES = 256 * 2**20
+"""More than the caches of a core's share; a server's last level may hold it, and says so by its rate."""
+PRODUCT_SIZE = 1024
+MOST_SECONDS = 0.3
+"""For each of the two, after a first go that is not counted."""
+
+
+def measure_roofs() -> dict[str, Any]:
+    """Bytes per second of memory, operations per second of float32 products, threads and backends."""
+    try:
+        import torch
+    except ImportError:
+        return {"library": f"numpy {np.__version__}", "threads": None, "backends": [], **measure_by_numpy()}
+    import torch.distributed as dist
+
+    source, target = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
+    a, b = torch.rand(PRODUCT_SIZE, PRODUCT_SIZE), torch.rand(PRODUCT_SIZE, PRODUCT_SIZE)
+    product = torch.empty_like(a)
+    built = {
+        "gloo": dist.is_gloo_available,
+        "nccl": dist.is_nccl_available,
+        "mpi": dist.is_mpi_available,
+        "ucc": dist.is_ucc_available,
+    }
+    return {
+        "library": f"torch {torch.__version__}",
+        "threads": torch.get_num_threads(),
+        "backends": [name for name, is_available in built.items() if dist.is_available() and is_available()],
+        **express(take_best(lambda: target.copy_(source)), take_best(lambda: torch.mm(a, b, out=product))),
+    }
+
+
+def measure_by_numpy() -> dict[str, float]:
+    source, target = np.ones(COPY_BYTES // 4, dtype=np.float32), np.ones(COPY_BYTES // 4, dtype=np.float32)
+    draw = np.random.default_rng(0)
+    a, b = (draw.random((PRODUCT_SIZE, PRODUCT_SIZE), dtype=np.float32) for _ in range(2))
+    product = np.empty_like(a)
+    return express(take_best(lambda: np.copyto(target, source)), take_best(lambda: np.matmul(a, b, out=product)))
+
+
+def express(copy_seconds: float, product_seconds: float) -> dict[str, float]:
+    return {
+        "memory_bytes_per_second": 2 * COPY_BYTES / copy_seconds,
+        "flops_per_second": 2 * PRODUCT_SIZE**3 / product_seconds,
+    }
+
+
+def take_best(work: Callable[[], object]) -> float:
+    """The shortest of several goes, in seconds."""
+    work()
+    best, give_up = float("inf"), time.perf_counter() + MOST_SECONDS
+    while time.perf_counter() < give_up:
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure_roofs()))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,237 @@
+"""Which rank of how many this process is, and where, whoever launched it.
+
+The innermost launcher wins: variables of Slurm and PALS leak into what mpirun starts, those of mpirun into torchrun's
+ranks. What belongs to the same launch is checked against each other: PMI_RANK beside SLURM_PROCID must be the same
+number. RANK and WORLD_SIZE that somebody has set by hand must agree with the launcher, or describe a larger job started
+inside it; a smaller one is a line left over in a script, and would make every rank think that it is alone.
+
+A contradiction, or a number of ranks that nobody says, is refused with the variables named: never rank 0 of 1 by
+default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from scalelab.errors import RankUnknown
+from scalelab.ranks.claims import SOURCES, Claim, Reader, is_shell, read_environment
+from scalelab.ranks.lists import find_first_host, read_node_file
+
+SAME_LAUNCH: dict[str, tuple[str, ...]] = {
+    "Open MPI": ("LSF jsrun", "PMIx"),
+    "LSF jsrun": ("PMIx",),
+    "Flux": ("PALS", "PALS's file", "PMI"),
+    "Slurm": ("PALS", "PALS's file", "PMI", "PMIx"),
+    "PALS": ("PALS's file", "PMI", "PMIx"),
+    "PMI": ("PMIx",),
+}
+"""Sources that speak of the same launch as another one, and so must agree with it."""
+PARTS = ("PALS's file", "PMI", "PMIx")
+"""Sources that are part of a launch and no launcher."""
+CHECKED = ("rank", "num_ranks", "local_rank", "num_local_ranks", "node", "num_nodes")
+LOOPBACK = "127.0.0.1"
+LAUNCH_NAMES: dict[str, tuple[str, ...]] = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    "Open MPI": ("PMIX_NAMESPACE",),
+    "Intel MPI": ("I_MPI_HYDRA_UUID",),
+    "LSF jsrun": ("LSB_JOBID", "PMIX_NAMESPACE"),
+    "Flux": ("FLUX_JOB_ID",),
+    "Slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "PALS": ("PALS_APID",),
+    "PMI": ("PMI_JOBID",),
+}
+"""What names a launch, the same on all its ranks and no other's."""
+RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+"""What counts beside it where a job is started again."""
+PROXIES = ("hydra_pmi_proxy", "mpirun_rsh", "mpispawn", "prted", "orted", "prterun", "mpirun", "mpiexec")
+"""Who starts the ranks of a node, where no variable names the launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One process of a job that somebody else has launched."""
+
+    launcher: str
+    rank: int
+    num_ranks: int
+    local_rank: int | None = None
+    num_local_ranks: int | None = None
+    node: int | None = None
+    num_nodes: int | None = None
+    master_address: str | None = None
+    """Where rank 0 is; None: nobody says."""
+    variables: tuple[str, ...] = ()
+    """What all this was read from."""
+    agreeing: tuple[str, ...] = ()
+    """Further sources that speak of the same launch, and say the same."""
+    outer: tuple[str, ...] = ()
+    """Launchers around this one, whose variables are still there."""
+    launch: str | None = None
+    """What tells this launch from all others, the same on all its ranks; None: nobody says."""
+    num_restarts: int = 0
+    """How often torchrun has started the job again."""
+
+
+def find_membership(variables: Mapping[str, str]) -> Membership | None:
+    """What the launchers' variables say; None: nobody has launched us. Raises `RankUnknown` where they contradict."""
+    claims = _read_claims(variables)
+    key = next(iter(claims), "")
+    winner = claims.get(key)
+    same = [name for name in SAME_LAUNCH.get(key, ()) if name in claims]
+    for name in same:
+        winner = _agree(winner, claims[name]) if winner else None
+    settled = _settle_environment(winner, variables)
+    if settled is None:
+        return None
+    if settled is not winner and winner is not None and settled.source == winner.source:
+        same.append("environment")
+    claim = _complete(_count_by_nodes(settled, variables))
+    assert claim.num_ranks is not None
+    around = [name for name, other in claims.items() if other.source != claim.source and name not in (*same, *PARTS)]
+    return Membership(
+        launcher=claim.source,
+        rank=claim.rank,
+        num_ranks=claim.num_ranks,
+        local_rank=claim.local_rank,
+        num_local_ranks=claim.num_local_ranks,
+        node=claim.node,
+        num_nodes=claim.num_nodes,
+        master_address=_find_master(claim, variables),
+        variables=tuple(dict.fromkeys(claim.variables)),
+        agreeing=tuple(same),
+        outer=tuple(around),
+        launch=name_launch(claim, variables),
+        num_restarts=Reader(variables, []).number("TORCHELASTIC_RESTART_COUNT") or 0,
+    )
+
+
+def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
+    """What every source says, the innermost first; one further out may be broken, for nobody asks it."""
+    claims: dict[str, Claim] = {}
+    for name, read in SOURCES.items():
+        same = SAME_LAUNCH.get(next(iter(claims), ""), ())
+        if name in SAME_LAUNCH["Slurm"] and is_shell(variables):
+            continue
+        try:
+            claim = read(variables)
+        except RankUnknown:
+            if claims and name not in same:
+                continue
+            raise
+        if claim is not None:
+            claims[name] = claim
+    return claims
+
+
+def _agree(mine: Claim, other: Claim) -> Claim:
+    """The first claim, with what only the other knows; refused where they differ."""
+    for name in CHECKED:
+        a, b = getattr(mine, name), getattr(other, name)
+        if a is not None and b is not None and a != b:
+            raise RankUnknown(
+                f"{mine.source} says {name} {a} ({', '.join(mine.variables)}), {other.source} says {b}"
+                f" ({', '.join(other.variables)}): unset those that are left over from another launch"
+            )
+    missing = {name: getattr(other, name) for name in CHECKED if getattr(mine, name) is None}
+    return replace(mine, **missing, variables=(*mine.variables, *other.variables))
+
+
+def _settle_environment(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
+    """What RANK and WORLD_SIZE, set by somebody's own script, change."""
+    if winner is not None and winner.source == "torchrun":
+        return winner
+    own = read_environment(variables)
+    if own is None:
+        return _settle_half(winner, variables)
+    if winner is None:
+        return own
+    if winner.num_ranks is not None and own.num_ranks is not None and own.num_ranks > winner.num_ranks:
+        return own
+    return _agree(winner, own)
+
+
+def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
+    """One of RANK and WORLD_SIZE without the other: alone it says nothing, beside a launcher it must say the same."""
+    read = Reader(variables, [])
+    rank, num_ranks = read.number("RANK"), read.number("WORLD_SIZE")
+    if rank is None and num_ranks is None:
+        return winner
+    given, missing = ("RANK", "WORLD_SIZE") if num_ranks is None else ("WORLD_SIZE", "RANK")
+    if winner is None:
+        raise RankUnknown(f"{given}={variables[given]} is set and {missing} is not: set both, or unset {given}")
+    half = read.claim("environment", winner.rank if rank is None else rank, num_ranks=num_ranks)
+    return _agree(winner, half)
+
+
+def _count_by_nodes(claim: Claim, variables: Mapping[str, str]) -> Claim:
+    """PALS on Aurora says how many ranks are on this node only: as many are on every node of the job, it is assumed."""
+    file = variables.get("PBS_NODEFILE")
+    if claim.source != "PALS" or claim.num_ranks is not None or claim.num_local_ranks is None or not file:
+        return claim
+    num_nodes = len(read_node_file(Path(file)))
+    num_ranks = claim.num_local_ranks * num_nodes
+    return replace(claim, num_ranks=num_ranks, num_nodes=num_nodes, variables=(*claim.variables, "PBS_NODEFILE"))
+
+
+def _complete(claim: Claim) -> Claim:
+    """The claim with what follows from it; refused where it cannot be."""
+    names = ", ".join(claim.variables)
+    if claim.num_ranks is None:
+        raise RankUnknown(
+            f"{claim.source} says rank {claim.rank} ({names}) and nobody says of how many: set WORLD_SIZE and RANK, or"
+            " start with torchrun"
+        )
+    if not 0 <= claim.rank < claim.num_ranks:
+        raise RankUnknown(f"rank {claim.rank} is none of {claim.num_ranks} ranks ({names}): unset what is left over")
+    if claim.num_nodes is not None and not 1 <= claim.num_nodes <= claim.num_ranks:
+        raise RankUnknown(
+            f"{claim.num_ranks} ranks on {claim.num_nodes} nodes cannot be ({names}): unset what is left over"
+        )
+    num_local, num_nodes = claim.num_local_ranks, 1 if claim.num_ranks == 1 else claim.num_nodes
+    if num_local is None and num_nodes in (1, claim.num_ranks):
+        num_local = claim.num_ranks // num_nodes  # all on one node, or one on each
+    if num_local is not None and not 1 <= num_local <= claim.num_ranks:
+        raise RankUnknown(f"{num_local} local ranks of {claim.num_ranks} cannot be ({names}): unset what is left over")
+    if claim.local_rank is not None and not 0 <= claim.local_rank < (num_local or claim.num_ranks):
+        raise RankUnknown(f"local rank {claim.local_rank} of {num_local} cannot be ({names}): unset what is left over")
+    node = claim.node
+    if num_local == claim.num_ranks:
+        num_nodes, node = 1, 0
+    if node is not None and num_nodes is not None and not 0 <= node < num_nodes:
+        raise RankUnknown(f"node {node} is none of {num_nodes} ({names}): unset what is left over")
+    local_rank = 0 if num_local == 1 else claim.local_rank
+    if local_rank is None and num_nodes == 1:
+        local_rank = claim.rank
+    return replace(claim, num_local_ranks=num_local, num_nodes=num_nodes, node=node, local_rank=local_rank)
+
+
+def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
+    """The host of rank 0, by whoever knows."""
+    if variables.get("MASTER_ADDR"):
+        return variables["MASTER_ADDR"]
+    if claim.num_nodes == 1:
+        return LOOPBACK
+    is_in_order = variables.get("SLURM_DISTRIBUTION", "").partition(":")[0] != "arbitrary"
+    if claim.source == "Slurm" and variables.get("SLURM_STEP_NODELIST") and is_in_order:
+        return find_first_host(variables["SLURM_STEP_NODELIST"])
+    if claim.source == "PALS" and variables.get("PBS_NODEFILE"):
+        return next(iter(read_node_file(Path(variables["PBS_NODEFILE"]))), None)
+    return None
+
+
+def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
+    """What tells this launch from all others. MPICH names none: on one node all ranks have the same ancestor."""
+    names = LAUNCH_NAMES.get(claim.source, ())
+    if names and all(variables.get(name) for name in names):
+        parts = [variables[name] for name in (*names, *RESTARTS) if variables.get(name)]
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", ".".join(parts))
+    if claim.num_nodes != 1:
+        return None
+    ancestors = psutil.Process().parents()
+    starter = next((process for process in ancestors if process.name().startswith(PROXIES)), None)
+    return None if starter is None else f"{starter.pid}.{int(starter.create_time())}"

@@ -1,0 +1,143 @@
+"""Whole runs through a real Slurm, as a user types them: waited for, left alone, refused, interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalelab.store import RunStore, find_runs
+from tests.cli.commands import finished_trials, scalelab, start_scalelab, wait_until
+from tests.slurm import Cluster
+
+SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "4", "--no-control"]
+STUDY = ["run", "strong-scaling", *SMALL, "--phase-steps", "0", "--comm-free-steps", "0", "--rounds", "1"]
+ON_SLURM = [*STUDY, "--launcher", "slurm", "--poll", "0.2s", "--threads-per-rank", "1"]
+
+
+@pytest.fixture
+def place(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to work in, beside a Slurm."""
+    slurm.join(monkeypatch)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def open_last(place: Path) -> RunStore:
+    return RunStore.open(find_runs(place / "runs")[-1])
+
+
+def read_losses(place: Path) -> dict[str, dict[int, float]]:
+    return {result.trial.name: result.losses() for result in open_last(place).results()[0]}
+
+
+def test_a_dry_run_shows_the_scripts_and_submits_nothing(place: Path, slurm: Cluster) -> None:
+    shown = scalelab(*ON_SLURM, "--nodes", "2", "--ranks", "1", "2", "--account", "mine", "--dry-run", cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks=2", '#SBATCH --account="mine"', "not submitted"):
+        assert line in shown.stdout
+    assert f"-m scalelab resume {place}/runs/RUN" in shown.stdout
+    assert slurm.list_jobs() == []
+    assert not (place / "runs").exists()
+
+
+def test_a_dry_run_needs_no_batch_system(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    study = ["pbs", "--nodes", "2", "--ranks", "1", "2", "--job-per-trial", "--dry-run"]
+    shown = scalelab(*STUDY, "--launcher", *study, cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("The job script for pbs, not submitted") == 3
+    assert "--only ddp-2-r1" in shown.stdout
+
+
+def test_a_run_that_slurm_refuses_has_rows_that_were_not_run(place: Path) -> None:
+    refused = scalelab(*ON_SLURM, "--nodes", "99", "--ranks", "1", "2", cwd=place)
+    assert refused.returncode == 1
+    assert "was not run: sbatch: error: Batch job submission failed" in refused.stderr
+    results, _ = open_last(place).results()
+    assert len(results) == 3
+    assert {result.status for result in results} == {"not_run"}
+    assert all("sbatch: error" in result.reason for result in results)
+    assert "3 failed" in scalelab("list", cwd=place).stdout
+    assert "not run" in scalelab("show", "last", cwd=place).stdout
+
+
+@pytest.mark.parametrize("command", [[*STUDY, "--ranks", "1"], ["reproduce", "polaris"]], ids=["run", "reproduce"])
+def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: list[str]) -> None:
+    refused = scalelab(*command, "--wall-time", "1h", cwd=place)
+    assert refused.returncode == 2
+    assert "--wall-time is for batch systems, and --launcher is local" in refused.stderr
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place: Path, slurm: Cluster) -> None:
+    local = scalelab(*STUDY, "--threads-per-rank", "1", "--ranks", "1", "2", cwd=place)
+    assert local.returncode == 0, local.stderr
+    expected = read_losses(place)
+    refused = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", "--json", "x.json", cwd=place)
+    assert "--detach leaves before there is an answer: leave --json out" in refused.stderr
+    left = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", cwd=place)
+    assert left.returncode == 0, left.stderr
+    (number,) = slurm.list_jobs()
+    assert left.stdout.startswith(f"Submitted job {number} for runs/")
+    assert f"slurm job {number} " in scalelab("list", cwd=place).stdout
+    assert "scalelab list tells how far its job is" in " ".join(scalelab("show", "last", cwd=place).stdout.split())
+    busy = scalelab("resume", "last", cwd=place)
+    assert busy.returncode == 1
+    assert f"job {number} (slurm) of run" in busy.stderr
+    slurm.wait_until_empty(90)
+    listed = scalelab("list", "--json", cwd=place).stdout.splitlines()[-1]
+    assert json.loads(listed)["state"] == "complete"
+    assert read_losses(place) == expected
+    assert scalelab("show", "last", cwd=place).returncode == 0
+    assert scalelab("resume", "last", cwd=place).returncode == 0
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_trial_with_a_job_of_its_own_is_waited_for_and_its_ranks_have_the_prefix(place: Path) -> None:
+    prefix = place / "container.sh"
+    prefix.write_text(f'#!/bin/sh\necho "$SLURM_PROCID" >>{place}/ranks.txt\nexec "$@"\n')
+    prefix.chmod(0o755)
+    train = ["train", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "3"]
+    on_slurm = ["--ranks", "2", "--launcher", "slurm", "--poll", "0.2s", "--job-per-trial", "--container", str(prefix)]
+    done = scalelab(*train, *on_slurm, cwd=place)
+    assert done.returncode == 0, done.stderr
+    store = open_last(place)
+    record = json.loads((store.path / "job.json").read_text())
+    assert [job["trial"] for job in record["jobs"]] == list(store.record.trials) == ["train-r1"]
+    assert done.stderr.count("is ended") == 1
+    assert sorted((place / "ranks.txt").read_text().split()) == ["0", "1"]
+    assert (store.path / "batch" / "scalelab-train-r1.sh").is_file()
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_ctrl_c_cancels_the_job_and_leaves_no_process_and_what_was_measured(place: Path, slurm: Cluster) -> None:
+    command = start_scalelab(*ON_SLURM, "--ranks", "1", "2", "--rounds", "30", cwd=place)
+    wait_until(lambda: len(finished_trials(place / "runs")) >= 1)
+    run = str(open_last(place).path)
+    assert find_at_work(run), "the job should be at work"
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert "was cancelled, what was measured is kept" in errors
+    slurm.wait_until_empty(30)
+    wait_until(lambda: not find_at_work(run), seconds=20)
+    assert finished_trials(place / "runs")
+    assert "ended" in scalelab("list", cwd=place).stdout
+
+
+def find_at_work(run: str) -> list[psutil.Process]:
+    """Processes that have the run in their command, wherever their parents are."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(run in word for word in words):
+            found.append(process)
+    return found

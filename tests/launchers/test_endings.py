@@ -1,0 +1,111 @@
+"""What real launchers leave behind when a rank, the trial or the command is ended: nothing but the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalelab.files import write_json
+from scalelab.measure.launchers.stepped import StepLauncher
+from scalelab.trial import Status, to_builtins
+from tests.cli.commands import make_environment
+from tests.launchers.programs import find_mpiexec, make_step
+from tests.measure.trials import launch, make_trial, write_step_workload
+from tests.slurm import Cluster
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+LAUNCH = """
+import json, os, sys
+from pathlib import Path
+from scalelab.files import read_json
+from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.ranks.allocation import find_allocation
+from scalelab.trial import Trial, from_builtins
+directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
+launcher = StepLauncher(Step(**step, allocation=find_allocation(os.environ)))
+launcher.launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)
+"""
+
+
+def find_processes(directory: Path) -> list[psutil.Process]:
+    """Every process that was told of a directory, whoever its parent is."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(directory) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank=1, step=4)
+    result = launch(StepLauncher(make_step("mpich")), make_trial(workload=spec), tmp_path / "t")
+    assert result.status is Status.CRASHED
+    assert "rank 1 on " in result.reason
+    assert "was killed by SIGKILL" in result.reason
+    assert {sample.step for sample in result.samples if sample.rank == 1} == {0, 1, 2, 3}
+
+
+def test_a_rank_that_hangs_times_out_with_every_stack_in_the_logs(tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "time.sleep(3600)", rank=1, step=4)
+    trial = make_trial(workload=spec, timeout_seconds=12.0)
+    result = launch(StepLauncher(make_step("openmpi")), trial, tmp_path / "t")
+    assert result.status is Status.TIMED_OUT
+    assert "not finished after 12 s" in result.reason
+    assert "in endless" in (tmp_path / "t/rank1.log").read_text()
+    assert "most recent call first" in (tmp_path / "t/rank0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, signal.SIGINT) for name in ("torchrun", "mpich", "openmpi", "intel", "srun")),
+        *((name, signal.SIGKILL) for name in ("openmpi", "srun")),
+    ],
+)
+def test_a_launcher_that_is_stopped_leaves_no_process(
+    name: str, how: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    variables: dict[str, str] = {}
+    prefix: list[str] = []
+    if name == "srun":
+        slurm: Cluster = request.getfixturevalue("slurm")
+        variables, prefix = slurm.variables, ["salloc", "--quiet", "--ntasks=2"]
+        step = {"kind": "srun", "program": "srun"}
+    elif name == "torchrun":
+        step = {"kind": "", "is_torchrun": True}
+    else:
+        step = {"kind": name, "program": find_mpiexec(name)}
+    directory = tmp_path / "t"
+    directory.mkdir()
+    write_json(directory / "trial.json", to_builtins(make_trial()))
+    command = subprocess.Popen(
+        [*prefix, sys.executable, "-c", LAUNCH, str(directory), json.dumps(step)],
+        env=make_environment(**variables),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_ranks(directory)
+        family = find_processes(directory)
+        next(process for process in family if process.cmdline()[1] == "-c").send_signal(how)
+        assert not psutil.wait_procs(family, timeout=40)[1]
+        assert not find_processes(directory)
+    finally:
+        command.kill()
+        command.wait()
+
+
+def wait_for_ranks(directory: Path, seconds: float = 60.0) -> None:
+    """Until both ranks have been started, on their way to loading torch."""
+    give_up = time.monotonic() + seconds
+    while sum("scalelab.measure.assigned" in process.cmdline() for process in find_processes(directory)) < 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

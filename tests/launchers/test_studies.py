@@ -1,0 +1,98 @@
+"""The same study under every launcher that is here: the losses are those of the local one, to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.experiment import run_study
+from scalelab.measure.launchers.launcher import Launcher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.store import RunStore, find_runs
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import Status
+from tests.cli.commands import make_environment
+from tests.launchers.programs import find_mpiexec
+from tests.ranks.emulation import REASON
+from tests.slurm import Cluster
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+SAMPLING = Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, profile_steps=0, control=False)
+FLAGS = [
+    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--ranks", "1", "2"),
+    *(
+        "--rounds",
+        "1",
+        "--steps",
+        "4",
+        "--phase-steps",
+        "0",
+        "--comm-free-steps",
+        "0",
+        "--profile-steps",
+        "0",
+        "--no-control",
+    ),
+]
+"""The same study as a user types it."""
+
+
+def make_study(**fields: Any) -> StrongScaling:
+    job = Job(workload="mlp", options={"dim": 16, "depth": 2}, **fields)
+    return StrongScaling(job=job, ranks=(1, 2), global_batch=8, sampling=SAMPLING)
+
+
+def read_losses(store: RunStore) -> dict[str, dict[int, float]]:
+    """The losses of every configuration, all of which completed."""
+    results, damaged = store.results()
+    assert not damaged
+    assert [result.reason for result in results if result.status is not Status.COMPLETED] == []
+    return {result.trial.configuration: result.losses() for result in results}
+
+
+@pytest.fixture(scope="module")
+def expected(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
+    """The losses of ranks that the forkserver made."""
+
+    class Shared:
+        launch = launcher.launch
+
+        def close(self) -> None:
+            """It is everybody's."""
+
+    shared: Launcher = Shared()
+    losses = read_losses(run_study(make_study(), runs_dir=tmp_path_factory.mktemp("local"), launcher=shared)[0])
+    assert set(losses) == {"single-1", "ddp-1", "ddp-2"}
+    return losses
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel", "hosts"])
+def test_a_study_learns_the_same_under_every_launcher(
+    name: str, expected: dict[str, dict[int, float]], tmp_path: Path
+) -> None:
+    if name == "hosts" and REASON:
+        pytest.skip(REASON)
+    fields = {"launcher": name} if name in ("torchrun", "hosts") else {"launcher": "mpi", "mpiexec": find_mpiexec(name)}
+    store, _ = run_study(make_study(**fields), runs_dir=tmp_path)
+    assert read_losses(store) == expected
+    pair = store.result("ddp-2-r1")
+    assert {rank.exit_code for rank in pair.ranks} == {0}
+    assert len({rank.cores for rank in pair.ranks}) == (2 if not pair.trial.is_oversubscribed else 1)
+
+
+def test_a_study_learns_the_same_in_an_allocation_of_slurm(
+    slurm: Cluster, expected: dict[str, dict[int, float]], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *FLAGS, "--launcher", "slurm"]
+    done = subprocess.run(
+        ["salloc", "--quiet", "--ntasks=2", *command], cwd=tmp_path, env=make_environment(**slurm.variables),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (path,) = find_runs(tmp_path / "runs")
+    assert read_losses(RunStore.open(path)) == expected

@@ -1,0 +1,247 @@
+"""Who a process is under every launcher: every rank of two nodes, uneven nodes, ranks dealt out in turn, one task."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import RankUnknown
+from scalelab.ranks.discovery import Membership, find_membership
+from scalelab.ranks.mpi import guess_local_rank
+from tests.ranks.launches import LAUNCHERS, LAYOUTS, Seat, Variables, hydra, ompi, slurm, torchrun, world
+
+CASES = [(launcher, layout) for launcher in LAUNCHERS for layout in LAYOUTS]
+INNER = ("torchrun", "Open MPI", "MPICH", "Intel MPI", "MVAPICH", "MVAPICH2", "Flux")
+ONE_LAUNCH = (("Open MPI", "LSF jsrun"), ("Flux", "PALS"))
+"""The second sets, or has set, the first one's names for the same launch: they must agree."""
+NESTED = [(one, other) for one in INNER for other in ("Slurm", "PALS", "LSF jsrun") if (one, other) not in ONE_LAUNCH]
+
+
+def seat(rank: int, layout: str = "two nodes") -> Seat:
+    return LAYOUTS[layout][rank]
+
+
+@pytest.mark.parametrize(("launcher", "layout"), CASES)
+def test_every_rank_of_every_launcher_is_found(launcher: str, layout: str) -> None:
+    for one in LAYOUTS[layout]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert (found.rank, found.num_ranks, found.local_rank) == (one.rank, one.num_ranks, one.local_rank)
+        assert found.num_local_ranks in (one.num_local_ranks, None)
+        assert found.node in (one.node, None)
+        assert found.num_nodes in (one.num_nodes, None)
+        assert found.launcher == launcher
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "Flux"])
+def test_every_launcher_but_flux_says_how_many_ranks_a_node_has(launcher: str) -> None:
+    for one in LAYOUTS["two nodes"]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert found.num_local_ranks == one.num_local_ranks
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Slurm", "PALS"])
+@pytest.mark.parametrize("layout", ["two nodes", "uneven", "in turn"])
+def test_some_launchers_say_which_node_this_is(launcher: str, layout: str) -> None:
+    for one in LAYOUTS[layout]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert found.node == one.node
+
+
+@pytest.mark.parametrize(("inner", "outer"), NESTED)
+def test_the_innermost_launcher_wins(inner: str, outer: str) -> None:
+    """One process per node, from which another launcher started the ranks: variables of the outer one are left."""
+    for one in LAYOUTS["two nodes"]:
+        daemon = Seat(rank=one.node, num_ranks=2, local_rank=0, num_local_ranks=1, node=one.node, num_nodes=2)
+        found = find_membership(LAUNCHERS[outer](daemon) | LAUNCHERS[inner](one))
+        assert found is not None
+        assert (found.launcher, found.rank, found.num_ranks) == (inner, one.rank, 8)
+        assert found.local_rank == one.local_rank
+        assert outer in found.outer
+
+
+def test_flux_knows_how_many_are_on_a_node_where_there_is_no_choice() -> None:
+    alone = find_membership(LAUNCHERS["Flux"](seat(0, "one task")))
+    assert alone is not None
+    assert (alone.num_local_ranks, alone.node) == (1, 0)
+    spread = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_NNODES": "2"}
+    one_each = find_membership(spread)
+    assert one_each is not None
+    assert (one_each.num_local_ranks, one_each.local_rank) == (1, 0)
+
+
+NOBODY: dict[str, Variables] = {
+    "a shell": {"PATH": "/usr/bin"},
+    "the script of a Slurm job": {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"},
+    "the shell of salloc": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"},
+    "the shell of salloc on a node": slurm(seat(0, "one task")) | {"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8"},
+    "srun -n 1 --pty bash": slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "4711", "SLURM_NTASKS": "8"},
+    "the same with PMI": slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
+    "an interactive PBS job": {"PBS_JOBID": "7", "PBS_ENVIRONMENT": "PBS_INTERACTIVE", "PBS_NODEFILE": "/none"},
+    "an interactive LSF job": {"LSB_JOBID": "7", "LSB_INTERACTIVE": "Y", "LSB_MCPU_HOSTS": "batch 1 n1 42"},
+    "the script of flux batch": {"FLUX_URI": "local:///run/flux", "FLUX_ENCLOSING_ID": "f1"},
+}
+
+
+@pytest.mark.parametrize("case", NOBODY)
+def test_who_was_not_launched_is_no_rank(case: str) -> None:
+    assert find_membership(NOBODY[case]) is None
+
+
+def test_launchers_work_in_an_interactive_shell_of_slurm() -> None:
+    shell = slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "4711"}
+    for inner in ("torchrun", "Open MPI", "MPICH"):
+        found = find_membership(shell | LAUNCHERS[inner](seat(5)))
+        assert found is not None
+        assert (found.launcher, found.rank) == (inner, 5)
+    step = find_membership(slurm(seat(5)) | {"SLURM_PTY_PORT": "4711"})
+    assert step is not None
+    assert step.rank == 5
+
+
+REFUSED: dict[str, tuple[Variables, str]] = {
+    "PMIx alone": ({"PMIX_RANK": "3"}, "PMIX_RANK"),
+    "no number of ranks": ({"OMPI_COMM_WORLD_RANK": "3"}, "OMPI_COMM_WORLD_RANK"),
+    "RANK alone": ({"RANK": "3"}, "WORLD_SIZE"),
+    "WORLD_SIZE alone": ({"WORLD_SIZE": "3"}, "RANK"),
+    "no number": ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK='x'"),
+    "rank beyond": ({"RANK": "3", "WORLD_SIZE": "3"}, "none of 3"),
+    "left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE"),
+    "a size left over from a script": (slurm(seat(5)) | {"WORLD_SIZE": "4"}, "WORLD_SIZE"),
+    "a rank left over from a script": (ompi(seat(5)) | {"RANK": "0"}, "RANK"),
+    "PMI against Slurm": (slurm(seat(5)) | {"PMI_RANK": "0", "PMI_SIZE": "8"}, "PMI_RANK"),
+    "PALS against Slurm": (slurm(seat(5)) | {"PALS_RANKID": "4"}, "PALS_RANKID"),
+    "PMI against PALS": (LAUNCHERS["PALS"](seat(5)) | {"PMI_RANK": "4"}, "PMI_RANK"),
+    "jsrun against Open MPI": (world("JSM_NAMESPACE", seat(1)) | ompi(seat(5)), "JSM_NAMESPACE_RANK"),
+    "tasks that do not add up": (slurm(seat(5)) | {"SLURM_STEP_NUM_TASKS": "9"}, "4(x2)"),
+    "tasks that are no list": (slurm(seat(5)) | {"SLURM_STEP_TASKS_PER_NODE": "four"}, "four"),
+    "tasks on more nodes than anybody has": (slurm(seat(5)) | {"SLURM_STEP_TASKS_PER_NODE": "1(x99999999)"}, "nodes"),
+    "a node beyond the list": (slurm(seat(5)) | {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
+    "a rank that is not among its node's": (slurm(seat(5)) | {"SLURM_GTIDS": "0,1,2,3"}, "SLURM_GTIDS"),
+    "a node with other ranks than counted": (slurm(seat(5)) | {"SLURM_GTIDS": "4,5"}, "SLURM_GTIDS"),
+    "a step over components": (slurm(seat(5)) | {"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE"),
+    "more local ranks than ranks": (world("OMPI_COMM_WORLD", Seat(0, 2, 0, 4, 0, 1)), "local ranks"),
+    "a local rank beyond": (hydra(Seat(5, 8, 4, 4, 1, 2)), "MPI_LOCALRANKID"),
+    "more nodes than ranks": ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "2"}, "FLUX_JOB_NNODES"),
+    "PALS without a list of nodes": ({"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4"}, "PALS_RANKID"),
+    "a list of nodes that is not there": (
+        {"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4", "PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_by_name(case: str) -> None:
+    variables, named = REFUSED[case]
+    with pytest.raises(RankUnknown) as refusal:
+        find_membership(variables)
+    assert named in str(refusal.value)
+
+
+def test_a_broken_launch_further_out_is_nobodys_business() -> None:
+    broken = slurm(seat(1)) | {"SLURM_HET_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "four"}
+    found = find_membership(broken | torchrun(seat(5)))
+    assert found is not None
+    assert (found.launcher, found.rank) == ("torchrun", 5)
+
+
+def test_a_scripts_own_rank_agrees_or_describes_a_larger_job() -> None:
+    same = find_membership(slurm(seat(5)) | {"RANK": "5", "WORLD_SIZE": "8"})
+    assert same is not None
+    assert (same.launcher, same.agreeing) == ("Slurm", ("environment",))
+    own = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    larger = find_membership(slurm(Seat(1, 2, 0, 1, 1, 2)) | own)
+    assert larger is not None
+    assert (larger.launcher, larger.rank, larger.num_ranks, larger.local_rank) == ("environment", 5, 8, 1)
+    alone = find_membership({"RANK": "1", "WORLD_SIZE": "2"})
+    assert alone is not None
+    assert (alone.rank, alone.num_ranks, alone.local_rank) == (1, 2, None)
+
+
+def test_aurora_has_its_number_of_ranks_from_the_list_of_nodes(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x4001c0\nx4002c0\n")
+    pals = {"PALS_RANKID": "13", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "1", "PALS_LOCAL_SIZE": "12"}
+    found = find_membership(pals | {"PMIX_RANK": "13", "PBS_NODEFILE": str(nodes)})
+    assert found is not None
+    assert (found.rank, found.num_ranks, found.local_rank, found.num_local_ranks, found.node) == (13, 24, 1, 12, 1)
+    assert found.master_address == "x4001c0"
+    assert "PBS_NODEFILE" in found.variables
+
+
+def write_apinfo(path: Path, places: list[tuple[int, int]], version: int = 1) -> Path:
+    """The file that PALS, and Slurm and Flux in its stead, write for a job."""
+    header, num_nodes = 136, len({node for _, node in places})
+    commands = struct.pack("@iii", len(places), 0, 1)
+    ranks = b"".join(struct.pack("@iii", local, 0, node) for local, node in places)
+    tables = (52, header, 0, 12, header, 1, 12, header + 12, len(places), 68, header + 12 + len(ranks), num_nodes)
+    head = struct.pack("@in" + 4 * "nni", version, header + 12 + len(ranks), *tables)
+    path.write_bytes(head.ljust(header, b"\0") + commands + ranks)
+    return path
+
+
+def test_pals_own_file_is_right_where_nodes_are_uneven(tmp_path: Path) -> None:
+    """By PALS_LOCAL_SIZE times the nodes, ranks of the first node would think of 8 and those of the second of 4."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x4001c0\nx4002c0\n")
+    file = write_apinfo(tmp_path / "apinfo", [(one.local_rank, one.node) for one in LAYOUTS["uneven"]])
+    for one in LAYOUTS["uneven"]:
+        pals = {"PALS_RANKID": str(one.rank), "PALS_LOCAL_SIZE": str(one.num_local_ranks), "PBS_NODEFILE": str(nodes)}
+        found = find_membership(pals | {"PALS_APINFO": str(file)})
+        assert found is not None
+        assert (found.num_ranks, found.local_rank, found.num_local_ranks) == (6, one.local_rank, one.num_local_ranks)
+        assert (found.node, found.num_nodes) == (one.node, 2)
+
+
+def test_pals_own_file_is_checked_against_its_variables(tmp_path: Path) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0)])
+    with pytest.raises(RankUnknown, match="PALS_APINFO"):
+        find_membership({"PALS_RANKID": "2", "PALS_APINFO": str(file)})
+    with pytest.raises(RankUnknown, match="PALS_LOCAL_SIZE"):
+        find_membership({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_APINFO": str(file)})
+
+
+@pytest.mark.parametrize("damage", ["other version", "cut", "missing"])
+def test_a_file_of_pals_that_cannot_be_read_is_not_believed(tmp_path: Path, damage: str) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0)], version=2 if damage == "other version" else 1)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:150])
+    if damage == "missing":
+        file.unlink()
+    with pytest.raises(RankUnknown, match="nobody says of how many"):
+        find_membership({"PALS_RANKID": "1", "PALS_APINFO": str(file)})
+
+
+def test_slurm_on_a_cray_ex_sets_the_names_of_pals_too() -> None:
+    one = seat(5)
+    cray = {"PALS_RANKID": "5", "PALS_NODEID": "1", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "5", "PMI_SIZE": "8"}
+    found = find_membership(slurm(one) | cray | {"PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"})
+    assert found is not None
+    assert (found.launcher, found.rank, found.num_ranks) == ("Slurm", 5, 8)
+    assert found.agreeing == ("PALS", "PMI")
+
+
+def test_the_master_is_the_first_node() -> None:
+    def find_master(variables: Variables) -> str | None:
+        found = find_membership(variables)
+        assert isinstance(found, Membership)
+        return found.master_address
+
+    assert find_master(slurm(seat(5))) == "nid001"
+    assert find_master(slurm(seat(5)) | {"MASTER_ADDR": "elsewhere"}) == "elsewhere"
+    assert find_master(slurm(seat(5)) | {"SLURM_DISTRIBUTION": "arbitrary"}) is None
+    assert find_master(slurm(seat(0, "one task"))) == "127.0.0.1"
+    assert find_master(ompi(seat(5))) is None
+
+
+def test_the_rank_alone_gives_the_wrong_device() -> None:
+    """P2's short cut: on uneven nodes two ranks of a node get the same device, and so do ranks dealt out in turn."""
+    for layout, num_devices in (("uneven", 3), ("in turn", 4)):
+        on_first = [one for one in LAYOUTS[layout] if one.node == 0]
+        guessed = [guess_local_rank(one.rank, num_devices) for one in on_first]
+        assert len(set(guessed)) < len(guessed)
+        assert len({one.local_rank for one in on_first}) == len(on_first)

@@ -1,0 +1,93 @@
+"""Which launcher a job gets, by its flag and by where it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import LaunchFailed, UsageError
+from scalelab.launching import choose_launcher, find_step
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.stepped import StepLauncher
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.study import Job
+from tests.launchers.played import write_mpiexec
+
+TWO_NODES = {
+    "SLURM_JOB_ID": "5",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "a[1-2]",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
+}
+
+
+def put_on_path(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = directory / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(directory))
+    return str(path)
+
+
+def test_without_a_flag_it_is_the_local_one() -> None:
+    assert isinstance(choose_launcher(Job(), []), LocalLauncher)
+
+
+def test_mpi_is_the_mpiexec_that_is_named_or_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = write_mpiexec(tmp_path)
+    launcher = choose_launcher(Job(launcher="mpi", mpiexec=program), [])
+    assert isinstance(launcher, StepLauncher)
+    assert (launcher.step.kind, launcher.step.program) == ("mpich", program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert find_step(Job(launcher="mpi"), {}).program == program
+
+
+def test_torchrun_needs_another_command_only_on_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_step(Job(launcher="torchrun"), {}).kind == ""
+    assert find_step(Job(launcher="torchrun"), TWO_NODES | {"SLURM_JOB_NUM_NODES": "1"}).kind == ""
+    srun = put_on_path("srun", tmp_path, monkeypatch)
+    step = find_step(Job(launcher="torchrun"), TWO_NODES)
+    assert (step.kind, step.program, step.is_torchrun) == ("srun", srun, True)
+
+
+def test_a_batch_system_starts_ranks_by_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_step(Job(launcher="pbs", mpiexec=write_mpiexec(tmp_path)), {"PBS_JOBID": "1"}).kind == "mpich"
+    put_on_path("srun", tmp_path, monkeypatch)
+    assert find_step(Job(launcher="slurm"), TWO_NODES).kind == "srun"
+    put_on_path("jsrun", tmp_path, monkeypatch)
+    assert find_step(Job(launcher="lsf"), {"LSB_JOBID": "1"}).kind == "jsrun"
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs", "lsf"])
+def test_outside_its_allocation_a_batch_system_starts_nothing(name: Any) -> None:
+    elsewhere = {} if name == "slurm" else TWO_NODES
+    with pytest.raises(LaunchFailed, match=f"--launcher {name} can only start ranks inside a job of it"):
+        find_step(Job(launcher=name), elsewhere)
+
+
+def test_ranks_of_several_nodes_share_the_cores_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TWO_NODES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("scalelab.studies.study.count_cores", lambda: 64)
+    study = StrongScaling(job=Job(workload="mlp", launcher="mpi"), ranks=(1, 4), global_batch=8)
+    trials = {trial.num_ranks: trial for trial in study.plan()}
+    assert trials[4].threads_per_rank == 1
+    assert not trials[4].is_oversubscribed
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mpiexec": "/opt/mpiexec"}, "--mpiexec /opt/mpiexec is not read without --launcher mpi"),
+        ({"ranks_per_node": 2}, "--ranks-per-node 2 is not read with --launcher local"),
+        ({"launcher": "mpi", "ranks_per_node": 0}, "--ranks-per-node 0"),
+        ({"launcher": "mpi", "ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts"),
+        ({"launcher": "mpi", "link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
+    ],
+)
+def test_flags_of_another_launcher_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Job(**fields)
