@@ -87,7 +87,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(
     small_disk = make_small_disk(num_pages * mmap.PAGESIZE)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes((num_pages - num_free) * mmap.PAGESIZE))
-    full = scalelab(*STUDY, "4", "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    full = scalelab(*STUDY, "4", "--profile-steps", "0", "--runs-dir", small_disk / "runs", cwd=tmp_path)
     assert full.returncode == 1, full.stdout
     assert "resume" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr

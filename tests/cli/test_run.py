@@ -28,7 +28,7 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
     assert "[6/6] " in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     kept = sorted(file.name for file in (run / "trials/ddp-2-r1").iterdir())
-    assert kept == ["rank0.log", "rank1.log", "result.json", "samples.csv", "trial.json"]
+    assert kept == ["rank0.log", "rank1.log", "result.json", "samples.csv", "trace", "trial.json"]
 
 
 def test_formats_go_to_files_and_to_standard_output(tmp_path: Path) -> None:

@@ -174,3 +174,12 @@ def test_closing_ends_the_server(tmp_path: Path) -> None:
         assert family, "the ranks' server should be running"
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, f"left behind: {alive}"
+
+
+def test_the_cores_of_a_rank_are_those_that_the_kernel_lets_it_use(launcher: LocalLauncher, tmp_path: Path) -> None:
+    unbound = launch(launcher, make_trial(bind="none"), tmp_path / "none")
+    assert [report.cores for report in unbound.ranks] == [usable_cores()] * 2
+    for bind in ("cores", "numa"):
+        bound = launch(launcher, make_trial(bind=bind), tmp_path / bind)
+        assert all(len(report.cores) == bound.trial.threads_per_rank for report in bound.ranks)
+        assert all(report.numa_nodes for report in bound.ranks)

@@ -11,6 +11,7 @@ import pytest
 
 from scalelab.analysis.warmup import Warmup
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import RankReport
 from scalelab.report.document import Caution
 from scalelab.studies.arms import group_arms, share_warmup
 from scalelab.studies.cautions import find_cautions
@@ -211,3 +212,13 @@ def test_long_steps_of_many_configurations_are_one_fact_about_the_machine() -> N
     results = [replace(r, trial=replace(r.trial, configuration=name, label=name)) for name in names for r in slow]
     message = only(warn(results))
     assert message == "steps over 1.5 times the median: " + ", ".join(f"{name} (4 of 162)" for name in names)
+
+
+def test_ranks_that_a_launcher_put_on_the_same_cores_are_named_unless_somebody_asked_for_it() -> None:
+    spread = [replace(r, trial=replace(r.trial, strategy="ddp", num_ranks=2)) for r in play()]
+    ranks = tuple(RankReport(rank=rank, host="n1", cores=(0, 1)) for rank in range(2))
+    shared = [replace(r, ranks=ranks) for r in spread]
+    assert "ranks 0 and 1 of n1 share cores 0-1" in only(warn(shared))
+    for fields in ({"bind": "none"}, {"is_oversubscribed": True}):
+        asked = [replace(r, trial=replace(r.trial, **fields)) for r in shared]
+        assert not any("share cores" in message for message in warn(asked))
