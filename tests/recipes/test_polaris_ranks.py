@@ -1,0 +1,66 @@
+"""P2: ranks by several launchers in one run, each by its own; those that are not here say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import LaunchFailed
+from scalelab.launching import MixedLauncher, choose_launcher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.observations import RankReport
+from scalelab.recipes.feasibility import find_launcher_obstacle
+from scalelab.recipes.polaris_ranks import LAUNCHERS, make_p2
+from scalelab.recipes.recipe import Outcome
+from scalelab.studies.study import Job
+from scalelab.trial import Status, Trial, TrialResult
+
+
+def make_trial(launcher: str) -> Trial:
+    return Trial(configuration="p2", workload="mlp", strategy="ddp", num_ranks=2, launcher=launcher)  # type: ignore[arg-type]
+
+
+def test_every_launcher_is_a_part_of_its_own() -> None:
+    parts = make_p2("small").parts
+    assert [parts[name].job.launcher for name in LAUNCHERS] == list(LAUNCHERS)
+    assert [trial.launcher for name in LAUNCHERS for trial in parts[name].plan()] == list(LAUNCHERS)
+    assert [trial.launcher for trial in parts["train"].plan()] == ["local"]
+
+
+def test_launchers_that_are_not_here_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    assert "mpiexec" in str(find_launcher_obstacle("mpi"))
+    assert "not started inside an allocation" in str(find_launcher_obstacle("slurm"))
+    assert find_launcher_obstacle("local") is find_launcher_obstacle("torchrun") is None
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert find_launcher_obstacle("slurm") is None
+    assert find_launcher_obstacle("pbs") is not None
+
+
+def test_trials_of_several_launchers_have_a_launcher_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose_launcher(Job(), [make_trial("local")]), LocalLauncher)
+    mixed = choose_launcher(Job(), [make_trial("local"), make_trial("mpi")])
+    assert isinstance(mixed, MixedLauncher)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchFailed, match="mpiexec"):
+        mixed.launch(make_trial("mpi"), tmp_path)
+
+
+def test_ranks_are_listed_by_launcher_with_what_agrees() -> None:
+    row = make_p2("small")
+    trial = make_trial("slurm")
+    ranks = tuple(
+        RankReport(
+            rank=rank, host="n1", launcher="Slurm", agreeing=("PMI",), local_rank=rank, cores=(8 * rank, 8 * rank + 1)
+        )
+        for rank in range(2)
+    )
+    result = TrialResult(trial=trial, status=Status.COMPLETED, ranks=ranks)
+    finding = row.conclude({"slurm": Outcome(study=row.parts["slurm"], results=(result,), document=None)})
+    (table,) = finding.tables
+    values = [[cell.value for cell in line] for line in table.rows]
+    assert values[1] == ["Slurm", 1, 2, 1, 1, "n1", "0x300", "0x300", "PMI"]
+    assert any("no two sources contradict" in answer for answer in finding.answers)
