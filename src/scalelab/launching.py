@@ -15,14 +15,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scalelab.errors import LaunchFailed
+from scalelab.errors import LaunchFailed, RankUnknown
 from scalelab.measure.launchers.hosts import HostsLauncher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.stepped import Step, StepLauncher
 from scalelab.measure.launchers.steps import find_program, tell_kind
 from scalelab.ranks.allocation import Allocation, find_allocation
 from scalelab.studies.study import Job
-from scalelab.trial import Trial, TrialResult
+from scalelab.trial import Trial, TrialResult, not_run
 
 ON_THIS_MACHINE = ("local", "hosts")
 
@@ -36,7 +36,10 @@ class MixedLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         if trial.launcher in ON_THIS_MACHINE:
             return self._own.launch(trial, directory)
-        launcher = StepLauncher(find_step(Job(launcher=trial.launcher), os.environ))
+        try:
+            launcher = StepLauncher(find_step(Job(launcher=trial.launcher), os.environ))
+        except (LaunchFailed, RankUnknown) as error:
+            return not_run(trial, str(error))  # the trials of other launchers can go on
         try:
             return launcher.launch(trial, directory)
         finally:

@@ -221,9 +221,9 @@ class RunStore:
             raise DamagedRun(f"{self.path / 'document.json'} cannot be read: {error}") from error
 
     @contextmanager
-    def claim(self) -> Iterator[None]:
+    def claim(self, name: str = "running.json") -> Iterator[None]:
         """Hold the run for this process; raises `RunBusy` while another living one holds it."""
-        marker = self.path / "running.json"
+        marker = self.path / name
         holder = find_holder(marker)
         if holder is not None:
             raise RunBusy(
@@ -293,8 +293,8 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
     raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
 
 
-def find_holder(marker: Path) -> dict[str, Any] | None:
-    """Who executes the run: None when nobody does or the process has ended."""
+def find_holder(marker: Path, *, on_this_host: bool = False) -> dict[str, Any] | None:
+    """Who executes the run: None when nobody does or the process has ended; or none on this host, if that is asked."""
     try:
         holder = json.loads(marker.read_text())
         host, pid, started = holder["host"], holder["pid"], holder["started"]
@@ -302,7 +302,7 @@ def find_holder(marker: Path) -> dict[str, Any] | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return dict(holder)
+    return None if on_this_host and host != socket.gethostname() else dict(holder)
 
 
 def check_schema(path: Path, data: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from scalelab.cli import doctor_ranks
 from scalelab.cli.doctor_checks import Grade
 from scalelab.cli.doctor_host import ask_mpi, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor_ranks import RankLine, examine_rank, report_mistakes
+from scalelab.measure.roofs import list_backends
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement
 from tests.cli.commands import make_environment, scalelab
@@ -180,3 +182,15 @@ def test_overlapping_masks_are_a_warning_and_no_failure() -> None:
     lines = [RankLine(member=make_member(own.rank), placement=own) for own in placements]
     assert report_mistakes(Console(file=out, width=200), lines, 2, is_json=False) == 0
     assert "ranks 0 and 1 of n1 share cores 0-1" in out.getvalue()
+
+
+def test_an_allocation_whose_files_are_hidden_is_a_warning_and_no_failure() -> None:
+    check = look_at_rank({"PBS_JOBID": "7", "PBS_NODEFILE": "/no/such"})
+    assert check.grade is Grade.WARNING
+    assert "PBS_NODEFILE='/no/such'" in check.detail
+
+
+def test_a_torch_without_distributed_has_no_backends() -> None:
+    assert list_backends(SimpleNamespace(is_available=lambda: False)) == []
+    older = SimpleNamespace(is_available=lambda: True, is_gloo_available=lambda: True, is_nccl_available=lambda: False)
+    assert list_backends(older) == ["gloo"]

@@ -14,7 +14,7 @@ from tests.cli.commands import QUICK, finished_trials, scalelab, start_scalelab,
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-STUDY = ["run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds"]
+STUDY = ["run", "strong-scaling", *QUICK, "--profile-steps", "0", "--ranks", "1", "2", "--rounds"]
 """Three trials in every round; how many rounds is left open."""
 LONG = [*STUDY, "12"]
 
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(
     small_disk = make_small_disk(num_pages * mmap.PAGESIZE)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes((num_pages - num_free) * mmap.PAGESIZE))
-    full = scalelab(*STUDY, "4", "--profile-steps", "0", "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    full = scalelab(*STUDY, "4", "--runs-dir", small_disk / "runs", cwd=tmp_path)
     assert full.returncode == 1, full.stdout
     assert "resume" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr

@@ -70,6 +70,20 @@ def test_a_study_started_by_rank_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_study_does_not_mind_a_number_of_ranks_that_a_script_exports(tmp_path: Path) -> None:
+    study = ["run", "strong-scaling", "--workload", "mlp", "--ranks", "1", "--dry-run"]
+    done = scalelab(*study, cwd=tmp_path, WORLD_SIZE="8")
+    assert done.returncode == 0, done.stderr
+    assert scalelab(*SMALL, cwd=tmp_path, WORLD_SIZE="8").returncode == 2, "a training would be rank 0 of 1"
+
+
+def test_a_shell_of_several_tasks_is_told_how_to_have_one(tmp_path: Path) -> None:
+    shell = slurm_variables(LAYOUTS["two nodes"][0]) | {"SLURM_PTY_PORT": "4711"}
+    done = scalelab("run", "strong-scaling", cwd=tmp_path, **shell)
+    assert done.returncode == 2
+    assert "srun --pty must have one task" in " ".join(done.stderr.split())
+
+
 def test_only_a_training_is_resumed_by_rank(tmp_path: Path) -> None:
     study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
     run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(lambda trial: 0.1))

@@ -7,7 +7,7 @@ environment says how it behaves, as JSON:
     dies        a rank that is killed, with everything of it, once it has said where it is: what a dead node looks like
     stops       a rank that is told to end, as a batch system does
     is_mute     ranks are not told who they are
-    says, code  words and an exit code instead of any rank
+    says, code  words and an exit code instead of any rank; no code: it says so and waits
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main(arguments: list[str]) -> int:
         return 0
     play = json.loads(os.environ.get("PLAY", "{}"))
     if "says" in play:
-        print(play["says"])
+        print(play["says"], flush=True)
+        if "code" not in play:
+            signal.pause()
         return int(play["code"])
     per_node, num_ranks = (int(arguments[arguments.index(name) + 1]) for name in ("-ppn", "-n"))
     command = arguments[arguments.index("-n") + 2 :]

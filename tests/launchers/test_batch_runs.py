@@ -14,7 +14,19 @@ from tests.cli.commands import finished_trials, scalelab, start_scalelab, wait_u
 from tests.slurm import Cluster
 
 SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "4", "--no-control"]
-STUDY = ["run", "strong-scaling", *SMALL, "--phase-steps", "0", "--comm-free-steps", "0", "--rounds", "1"]
+STUDY = [
+    "run",
+    "strong-scaling",
+    *SMALL,
+    "--phase-steps",
+    "0",
+    "--comm-free-steps",
+    "0",
+    "--profile-steps",
+    "0",
+    "--rounds",
+    "1",
+]
 ON_SLURM = [*STUDY, "--launcher", "slurm", "--poll", "0.2s", "--threads-per-rank", "1"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -96,3 +97,21 @@ def test_the_address_is_the_given_one_or_loopback_on_one_node(monkeypatch: pytes
     assert choose_address({}, is_one_node=False) == "10.0.0.7"
     monkeypatch.setattr("scalelab.measure.rendezvous._resolve", lambda _: "127.0.1.1")
     assert not choose_address({}, is_one_node=False).startswith("127.0.1")
+
+
+def test_a_rank_that_came_and_left_is_named(tmp_path: Path) -> None:
+    def come_and_leave() -> None:
+        while not rendezvous_file(tmp_path, "l").exists():
+            time.sleep(0.01)
+        port = int(rendezvous_file(tmp_path, "l").read_text().split('"port": ')[1].split(",")[0])
+        with socket.create_connection(("127.0.0.1", port)) as leaver:
+            leaver.sendall(b'{"launch": "l", "rank": 1}\n')
+            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            time.sleep(0.1)
+        join_meeting(tmp_path, "l", 2, time.monotonic() + 10)
+
+    guest = threading.Thread(target=come_and_leave)
+    guest.start()
+    with pytest.raises(LaunchFailed, match=r"rank 1 has not come to 127\.0\.0\.1:.* or has left"):
+        open_here(tmp_path, 3)
+    guest.join()

@@ -49,6 +49,17 @@ def test_a_command_that_starts_nothing_is_not_run_in_its_own_words(play: Any) ->
     assert result.reason.startswith("mpiexec ended with 3: error: no such partition; its log is ")
 
 
+def test_a_command_that_waits_for_ever_is_not_run_and_no_stacks_are_promised(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalelab.measure.launchers.stepped.LATE_SECONDS", 0.5)
+    result = play(make_short(timeout_seconds=0.5), says="srun: Requested nodes are busy")
+    assert result.status is Status.NOT_RUN
+    assert result.reason.startswith(
+        "no rank had begun after 0.5 s: mpiexec ended with -15: srun: Requested nodes are busy"
+    )
+
+
 def test_more_ranks_than_an_allocation_has_nodes_for_are_not_run(play: Any) -> None:
     allocation = Allocation(scheduler="pbs", job_id="7", num_nodes=1, first_node="a1")
     result = play(make_short(), step={"allocation": allocation, "ranks_per_node": 1})
@@ -159,6 +170,8 @@ def test_ranks_share_out_a_mask_that_all_have_and_keep_one_of_their_own() -> Non
     everywhere = (0, 1, 2, 3)
     assert [choose_cores(trial, [everywhere, everywhere], rank) for rank in (0, 1)] == [(0, 1), (2, 3)]
     assert [choose_cores(trial, [(0, 1, 2), (8, 9, 10)], rank) for rank in (0, 1)] == [(0, 1), (8, 9)]
+    sockets = [(0, 1, 2, 3), (0, 1, 2, 3), (8, 9, 10, 11), (8, 9, 10, 11)]
+    assert [choose_cores(trial, sockets, rank) for rank in range(4)] == [(0, 1), (2, 3), (8, 9), (10, 11)]
 
 
 def test_a_rank_takes_the_only_gpu_that_it_is_shown() -> None:

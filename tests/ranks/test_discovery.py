@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scalelab.errors import RankUnknown
@@ -103,6 +104,27 @@ def test_launchers_work_in_an_interactive_shell_of_slurm() -> None:
     assert step.rank == 5
 
 
+def test_ranks_that_pmi_or_pals_starts_from_a_shell_of_slurm_are_no_shells() -> None:
+    shell = slurm(seat(0, "one task")) | {"SLURM_STEP_ID": "4294967290"}
+    for inner in ("PALS", "PMI"):
+        for rank in (0, 5):
+            found = find_membership(shell | LAUNCHERS[inner](seat(rank)))
+            assert found is not None
+            assert (found.launcher, found.rank, found.num_ranks) == (inner, rank, 8)
+    with pytest.raises(RankUnknown, match="PMIX_RANK"):
+        find_membership(shell | {"PMIX_RANK": "3"})
+
+
+def test_ancestors_that_are_hidden_leave_a_launch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr("psutil.Process.parents", refuse)
+    found = find_membership(hydra(Seat(0, 2, 0, 2, 0, 1)))
+    assert found is not None
+    assert found.launch is None
+
+
 REFUSED: dict[str, tuple[Variables, str]] = {
     "PMIx alone": ({"PMIX_RANK": "3"}, "PMIX_RANK"),
     "no number of ranks": ({"OMPI_COMM_WORLD_RANK": "3"}, "OMPI_COMM_WORLD_RANK"),
@@ -113,6 +135,7 @@ REFUSED: dict[str, tuple[Variables, str]] = {
     "left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE"),
     "a size left over from a script": (slurm(seat(5)) | {"WORLD_SIZE": "4"}, "WORLD_SIZE"),
     "a rank left over from a script": (ompi(seat(5)) | {"RANK": "0"}, "RANK"),
+    "a larger job left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "16"}, "WORLD_SIZE"),
     "PMI against Slurm": (slurm(seat(5)) | {"PMI_RANK": "0", "PMI_SIZE": "8"}, "PMI_RANK"),
     "PALS against Slurm": (slurm(seat(5)) | {"PALS_RANKID": "4"}, "PALS_RANKID"),
     "PMI against PALS": (LAUNCHERS["PALS"](seat(5)) | {"PMI_RANK": "4"}, "PMI_RANK"),
@@ -245,3 +268,28 @@ def test_the_rank_alone_gives_the_wrong_device() -> None:
         guessed = [guess_local_rank(one.rank, num_devices) for one in on_first]
         assert len(set(guessed)) < len(guessed)
         assert len({one.local_rank for one in on_first}) == len(on_first)
+
+
+@pytest.mark.parametrize("children", [[4, 4], [4, 2], [1, 5]])
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_ranks_that_a_script_starts_in_every_task_are_found(children: list[int], is_in_turn: bool) -> None:
+    tasks = [task for task, count in enumerate(children) for _ in range(count)]
+    if is_in_turn:
+        tasks = [task for turn in range(max(children)) for task, count in enumerate(children) if turn < count]
+    for rank, task in enumerate(tasks):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(len(tasks))}
+        found = find_membership(slurm(Seat(task, 2, 0, 1, task, 2)) | own)
+        assert found is not None
+        assert (found.launcher, found.rank, found.num_ranks) == ("environment", rank, len(tasks))
+
+
+def test_two_torchruns_with_the_same_port_have_different_names() -> None:
+    def name(agent: str, rank: int) -> str | None:
+        one = Seat(rank, 2, rank, 2, 0, 1)
+        found = find_membership(
+            torchrun(one) | {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_x/{agent}/attempt_0/{rank}/error.json"}
+        )
+        assert found is not None
+        return found.launch
+
+    assert name("none_a", 0) == name("none_a", 1) != name("none_b", 1)

@@ -137,6 +137,15 @@ def test_one_core_for_all_is_named() -> None:
     assert mistake.message == "all 3 ranks of n1 are on core 5"
 
 
+@pytest.mark.parametrize(("num_host_cores", "said"), [(1, "the 1 core of n1"), (2, "the 2 cores of n1")])
+def test_more_ranks_than_cores_are_not_the_launchers_mistake(num_host_cores: int, said: str) -> None:
+    cores = tuple(range(num_host_cores))
+    placements = [Placement(rank=rank, host="n1", cores=cores, num_host_cores=num_host_cores) for rank in range(3)]
+    (mistake,) = find_mistakes(placements)
+    assert mistake.message == f"3 ranks share {said}"
+    assert mistake.next_step.startswith(f"start at most {num_host_cores}")
+
+
 def test_a_device_on_the_far_socket_is_named() -> None:
     device = Device(index=0, name="A100", pci="0000:07:00.0", numa_node=3, near_cores=tuple(range(24, 32)))
     far = Placement(rank=0, host="n1", cores=(0, 1), numa_nodes=(0,), device=device, distance=32)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.errors import LaunchFailed
+from scalelab.cli.reproduce import main
 from scalelab.launching import MixedLauncher, choose_launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.observations import RankReport
@@ -45,8 +45,23 @@ def test_trials_of_several_launchers_have_a_launcher_for_all(tmp_path: Path, mon
     mixed = choose_launcher(Job(), [make_trial("local"), make_trial("mpi")])
     assert isinstance(mixed, MixedLauncher)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchFailed, match="mpiexec"):
-        mixed.launch(make_trial("mpi"), tmp_path)
+    result = mixed.launch(make_trial("mpi"), tmp_path)
+    assert (result.status, "mpiexec" in result.reason) == (Status.NOT_RUN, True), "the others can go on"
+
+
+def test_where_no_hosts_can_be_emulated_other_launchers_still_start_their_own_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of an ordinary user's torchrun would else be those of the local launcher, under torchrun's name."""
+    chosen: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    for place in ("cli.reproduce", "recipes.feasibility"):
+        monkeypatch.setattr(f"scalelab.{place}.find_host_obstacle", lambda: "it needs root")
+    monkeypatch.setattr(
+        "scalelab.cli.reproduce.measure_and_report", lambda store, launcher, output: chosen.append(launcher) or 0
+    )
+    assert main(["polaris", "--only", "P2", "--size", "small"]) == 0
+    assert isinstance(chosen[0], MixedLauncher)
 
 
 def test_ranks_are_listed_by_launcher_with_what_agrees() -> None:

@@ -51,7 +51,8 @@ def main(args: Sequence[str]) -> int:
         return 0
     execution.output.check()
     # Rows that need several hosts say so where there can be none; the others are run.
-    launcher = choose_launcher(reproduce.job, () if find_host_obstacle() else trials)
+    can_emulate = find_host_obstacle() is None
+    launcher = choose_launcher(reproduce.job, [trial for trial in trials if can_emulate or trial.num_hosts == 1])
     launcher.check()
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:

@@ -16,7 +16,7 @@ from scalelab.cli.finish import measure_and_report, report_run
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.submission import Submission, check_unused, find_scheduler
-from scalelab.cli.submit import check_no_job, check_output, conclude, submit_run
+from scalelab.cli.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
 from scalelab.environment import read_environment
 from scalelab.errors import DamagedRun, UnknownName, UsageError
 from scalelab.experiment import read_study
@@ -57,6 +57,7 @@ def main(args: Sequence[str]) -> int:
     check_unused(resume.submission, study.job)
     if member is None and find_scheduler(study.job, os.environ) is not None:
         return resume_by_job(store, study, resume)
+    check_trials_free(store)
     note_place(store)
     reopen_training(store)
     launcher = joined or choose_launcher(study.job, store.trials())

@@ -78,11 +78,15 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
 
 def refuse_ranks() -> None:
     """A study that a launcher starts once per rank would be measured as often at once, each beside the others."""
-    member = find_member(os.environ)
+    # WORLD_SIZE without RANK, as scripts export it, makes nobody a rank, and the study tells its ranks theirs.
+    is_half = "RANK" not in os.environ
+    member = find_member({name: own for name, own in os.environ.items() if not (is_half and name == "WORLD_SIZE")})
     if member is not None and member.num_ranks > 1:
+        is_typed = member.launcher == "Slurm" and os.environ.get("SLURM_PTY_PORT")
+        shell = ". A shell of srun --pty must have one task (-n 1 --cpus-per-task N)" if is_typed else ""
         raise UsageError(
             f"{member.launcher} has started this as rank {member.rank} of {member.num_ranks}: start it once, and let"
-            " --launcher start its ranks; only train, resume and doctor may be started by rank"
+            f" --launcher start its ranks; only train, resume and doctor may be started by rank{shell}"
         )
 
 

@@ -72,14 +72,20 @@ def find_scheduler(job: Job, variables: Mapping[str, str]) -> Scheduler | None:
 
 
 def check_unused(submission: Submission, job: Job) -> None:
-    """Refuse flags of a batch system where none is asked for."""
-    if job.launcher in SCHEDULERS or submission == Submission():
+    """Refuse flags of a batch system where none is asked for, and where its job has begun: they would do nothing."""
+    is_inside = job.launcher in SCHEDULERS and find_scheduler(job, os.environ) is None
+    if submission == Submission() or (job.launcher in SCHEDULERS and not is_inside):
         return
     for record in (submission, submission.asked):
         for one in dataclasses.fields(record):
             value = getattr(record, one.name)
             if value not in (None, (), False) and not isinstance(value, Site):
                 name = "site" if one.name == "site_file" else one.name
+                if is_inside:
+                    raise UsageError(
+                        f"--{name.replace('_', '-')} is for a job that is submitted, and this is inside one of"
+                        f" {job.launcher}: leave it out, or start it outside"
+                    )
                 raise UsageError(
                     f"--{name.replace('_', '-')} is for batch systems, and --launcher is {job.launcher}: use"
                     f" {', '.join(SCHEDULERS)}, or leave it out"

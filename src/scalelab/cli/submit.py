@@ -34,16 +34,21 @@ from scalelab.measure.launchers.batch import (
     JobState,
     find_living,
     follow_job,
+    hand_over,
     read_record,
     save_record,
+    wait_for_results,
 )
 from scalelab.measure.launchers.trial_jobs import JobLauncher, is_out_of_time, request_run
 from scalelab.measure.scheduler import TrialEnded, TrialStarted
 from scalelab.report.document import Document
 from scalelab.report.exports import render_json
-from scalelab.store import RunStore
+from scalelab.store import RunStore, find_holder
 from scalelab.studies.study import Study
 from scalelab.trial import Trial, not_run
+
+SUBMITTING = "submitting.json"
+"""The claim of who submits a job for a run: two at once would have two jobs write into it."""
 
 
 def start_and_submit(
@@ -72,7 +77,6 @@ def check_output(submission: Submission, output: Output) -> None:
 
 def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: Submission, output: Output) -> int:
     """Have a batch system run the trials that have no result; gives the exit code."""
-    save_record(store.path, record)
     if record.is_per_trial:
         launcher = JobLauncher(
             record,
@@ -81,17 +85,28 @@ def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: S
             queue_seconds=submission.queue_seconds,
             say=say,
         )
-        return detach_trials(store, launcher) if submission.detach else measure_and_report(store, launcher, output)
+        if submission.detach:
+            return detach_trials(store, launcher, record)
+        with store.claim(SUBMITTING):
+            check_no_job(store)
+            save_record(store.path, record)
+        return measure_and_report(store, launcher, output)
     system = BatchSystem(record.scheduler, store.path)
     request = request_run(list_missing(store), store.path, record, study.job.ranks_per_node)
     try:
-        job = system.submit(request, record.site)
+        with store.claim(SUBMITTING):
+            check_no_job(store)
+            save_record(store.path, record)
+            job = hand_over(system, request, record.site, lambda job: save_jobs(store, record, job))
     except JobRejected as rejection:
         return report_rejection(store, str(rejection), output)
-    save_record(store.path, dataclasses.replace(record, jobs=(job,)))
     if submission.detach:
         return say_next(store, [job])
     return wait_and_report(store, system, job, record, submission, output)
+
+
+def save_jobs(store: RunStore, record: BatchRecord, *jobs: BatchJob) -> None:
+    save_record(store.path, dataclasses.replace(record, jobs=jobs))
 
 
 def check_no_job(store: RunStore) -> BatchRecord | None:
@@ -99,15 +114,30 @@ def check_no_job(store: RunStore) -> BatchRecord | None:
     record = read_record(store.path)
     if record is None:
         return None
-    living = find_living(store.path, record)
-    for number, state in living.items():
+    refuse_living(store, record)
+    if find_holder(store.path / "running.json", on_this_host=True):
+        raise RunBusy(f"run {store.name} is being executed on this host: wait for it, or stop it first")
+    if not record.is_per_trial:  # a job that was ended in the middle has left its claim behind, on another host
+        store.release()
+    return record
+
+
+def check_trials_free(store: RunStore) -> None:
+    """For who goes on with a run inside an allocation; raises `RunBusy` while trials of it have jobs of their own.
+
+    Those do not claim the run, of which several are at work at once. A job for all trials does, and may be this one.
+    """
+    record = read_record(store.path)
+    if record is not None and record.is_per_trial:
+        refuse_living(store, record)
+
+
+def refuse_living(store: RunStore, record: BatchRecord) -> None:
+    for number, state in find_living(store.path, record).items():
         raise RunBusy(
             f"job {number} ({record.scheduler}) of run {store.name} is {state}: wait for it (scalelab list tells), or"
             " cancel it first"
         )
-    if not record.is_per_trial:  # a job that was ended in the middle has left its claim behind, on another host
-        store.release()
-    return record
 
 
 def list_missing(store: RunStore) -> list[Trial]:
@@ -115,14 +145,17 @@ def list_missing(store: RunStore) -> list[Trial]:
     return [trial for trial in store.trials() if not store.has_result(trial.name)] or list(store.trials())
 
 
-def detach_trials(store: RunStore, launcher: JobLauncher) -> int:
+def detach_trials(store: RunStore, launcher: JobLauncher, record: BatchRecord) -> int:
     """Submit a job for every trial that has no result, and leave; a trial that is refused is not run."""
     jobs = []
-    for trial in list_missing(store):
-        try:
-            jobs.append(launcher.submit(trial))
-        except JobRejected as rejection:
-            store.save_result(not_run(trial, str(rejection)))
+    with store.claim(SUBMITTING):
+        check_no_job(store)
+        save_record(store.path, record)
+        for trial in list_missing(store):
+            try:
+                jobs.append(launcher.submit(trial))
+            except JobRejected as rejection:
+                store.save_result(not_run(trial, str(rejection)))
     if not jobs:
         conclude(store)
     return say_next(store, jobs)
@@ -172,6 +205,7 @@ def wait_and_report(
                 say=progress.say,
                 look=watch.look,
             )
+            wait_for_results(system, job, state, lambda: list_trial_directories(store.path))
             watch.look()
     except TimeoutError as late:
         error = LaunchFailed(f"{late}: scalelab resume {refer_to(store)} submits it again")
@@ -184,6 +218,12 @@ def wait_and_report(
     finally:
         signal.signal(signal.SIGTERM, previous)
     return report_end(RunStore.open(store.path), job, state, output)
+
+
+def list_trial_directories(run: Path) -> list[Path]:
+    """Those of all trials that are planned by now: a search adds some."""
+    store = RunStore.open(run)
+    return [store.trial_directory(name) for name in store.record.trials]
 
 
 class RunWatch:

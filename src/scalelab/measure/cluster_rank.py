@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelab.environment import usable_cores
+from scalelab.environment import count_oom_kills, usable_cores
 from scalelab.errors import LaunchFailed, RankUnknown, ScalelabError
 from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
@@ -44,6 +44,8 @@ from scalelab.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_buil
 NEIGHBOUR_SECONDS = 30.0
 """How long the ranks of one node may take to appear, one after the other."""
 LOOPBACK_INTERFACE = "lo"
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What launchers and batch systems end a rank by."""
 
 
 class Stopped(BaseException):
@@ -72,7 +74,7 @@ class Seat:
 def main(directory: str, launch: str) -> int:
     """Run this rank; gives the exit code of a process that has done its part, however the rank ended."""
     started = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, _stop)
     place = Path(directory)
     try:
@@ -106,7 +108,7 @@ def find_member(trial: Trial) -> Membership:
 
 def take_part(seat: Seat) -> None:
     """Meet the others, run the rank, and leave word how it ended."""
-    rank, mask = seat.rank, tuple(sorted(usable_cores()))
+    rank, mask, oom_kills = seat.rank, tuple(sorted(usable_cores())), count_oom_kills()
     end: dict[str, Any] = {"code": None, "signal": None, "is_timed_out": False}
     try:
         seat.leave_word(place_file(seat.directory, rank), rank=rank, local_rank=seat.member.local_rank, mask=mask)
@@ -118,7 +120,8 @@ def take_part(seat: Seat) -> None:
     except LaunchFailed as error:
         report_failure(seat, str(error))
         end["code"] = 1
-    seat.leave_word(end_file(seat.directory, rank), rank=rank, **end)
+    has_oom_kill = oom_kills is not None and (count_oom_kills() or 0) > oom_kills
+    seat.leave_word(end_file(seat.directory, rank), rank=rank, has_oom_kill=has_oom_kill, **end)
 
 
 def meet(seat: Seat) -> Meeting | None:
@@ -186,9 +189,8 @@ def choose_cores(trial: Trial, masks: list[tuple[int, ...]], position: int) -> t
     As many as the local launcher gives, so that trials of every launcher compare like with like.
     """
     mask = masks[position]
-    if all(other == mask for other in masks):
-        return bind_ranks(trial, len(masks), mask)[position]
-    return bind_ranks(trial, 1, mask)[0]
+    alike = [number for number, other in enumerate(masks) if other == mask]
+    return bind_ranks(trial, len(alike), mask)[alike.index(position)]
 
 
 def choose_device_number(local_rank: int, num_local_ranks: int, visible: str | None) -> int:
@@ -239,6 +241,8 @@ def report_failure(seat: Seat, reason: str) -> None:
 
 
 def _stop(number: int, _: object) -> None:
+    for other in STOPPING:  # some launchers send several: the second must not interrupt the last word
+        signal.signal(other, signal.SIG_IGN)
     raise Stopped(number)
 
 

@@ -1,19 +1,23 @@
 """One rank of a training that somebody else has launched.
 
-    python -m scalelab.measure.member PARENT DIRECTORY DEVICE MEETING
+    python -m scalelab.measure.member PARENT DIRECTORY DEVICE MEETING WHO
 
 torchrun, mpiexec or srun starts `scalelab train` on every rank, and each of them starts one of these beside itself,
 because the command itself has no torch. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who it is and where the
 others are. MEETING is empty where the launcher has arranged that; where the ranks have met already it is the socket
 that rank 0 listens on, and `joined` for the others. Only rank 0 knows the directory of the run (the others are given
-`-`); it tells them through the process group.
+`-`); it tells them through the process group. WHO is what the command has found out of the rank, before it set RANK
+and others itself: who started it, who agrees, and its number on the host. Where nobody says that, it is the place among
+the ranks with the same host name.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,46 +27,65 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from scalelab.environment import usable_cores
 from scalelab.files import read_json
 from scalelab.measure.agreement import die_with_parent
+from scalelab.measure.cluster_rank import choose_device_number
 from scalelab.measure.worker import Assignment, run_rank
-from scalelab.ranks.discovery import find_membership
 from scalelab.ranks.placement import bind_ranks
 from scalelab.trial import Trial, from_builtins
 
+Place = tuple[str, tuple[int, ...]]
+"""The host of a rank, and the cores that it may use there."""
 
-def main(parent: str, directory: str, device: str, meeting: str) -> int:
+
+def main(parent: str, directory: str, device: str, meeting: str, who: str) -> int:
     """Join the others, learn where the run is, and train."""
     die_with_parent(int(parent))
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    rank, known = int(os.environ["RANK"]), json.loads(who)
+    places: list[Place] = [(socket.gethostname(), usable_cores())]
     if int(os.environ["WORLD_SIZE"]) > 1:
-        if device == "cuda":
-            torch.cuda.set_device(local_rank)
         join_group(rank, "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", meeting)
         told = [directory]
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        directory = told[0]
-    member = find_membership(os.environ)
+        directory, places = told[0], gather_places(places[0])
+    here = list_neighbours(places, rank)
+    host_rank = here.index(rank) if known["local_rank"] is None else known["local_rank"]
+    local_rank = choose_device_number(host_rank, len(here), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    os.environ.setdefault("LOCAL_RANK", str(host_rank))
+    if device == "cuda" and local_rank < torch.cuda.device_count():  # otherwise the rank says what it lacks
+        torch.cuda.set_device(local_rank)
     assignment = Assignment(
         directory=directory,
         rank=rank,
         local_rank=local_rank,
-        cores=choose_cores(directory, rank) if dist.is_initialized() else (),
-        launcher=member.launcher if member else "",
-        agreeing=member.agreeing if member else (),
-        host_rank=member.local_rank if member else None,
+        cores=choose_cores(directory, places, rank) if len(places) > 1 else (),
+        launcher=known["launcher"],
+        agreeing=tuple(known["agreeing"]),
+        host_rank=host_rank,
     )
     return run_rank(assignment)
 
 
-def choose_cores(directory: str, rank: int) -> tuple[int, ...]:
-    """This rank's share of its host's cores by the trial's binding; none where the launcher has bound ranks itself."""
-    mine = (socket.gethostname(), usable_cores())
-    everybody: list[tuple[str, tuple[int, ...]]] = [mine] * dist.get_world_size()
+def gather_places(mine: Place) -> list[Place]:
+    """Where every rank is, in order."""
+    everybody = [mine] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    here = [number for number, (host, _) in enumerate(everybody) if host == mine[0]]
-    if any(everybody[number][1] != mine[1] for number in here):
+    return everybody
+
+
+def list_neighbours(places: Sequence[Place], rank: int) -> list[int]:
+    """The ranks on the host of this one, itself among them."""
+    return [number for number, (host, _) in enumerate(places) if host == places[rank][0]]
+
+
+def choose_cores(directory: str, places: Sequence[Place], rank: int) -> tuple[int, ...]:
+    """This rank's share of its host's cores by the trial's binding; none where the launcher has bound it by itself.
+
+    Ranks that were bound together, to a socket say, share out what that has."""
+    here, mask = list_neighbours(places, rank), places[rank][1]
+    alike = [number for number in here if places[number][1] == mask]
+    if len(alike) == 1 and len(here) > 1:
         return ()
     trial = from_builtins(read_json(Path(directory) / "trial.json"), Trial)
-    return bind_ranks(trial, len(here), mine[1])[here.index(rank)]
+    return bind_ranks(trial, len(alike), mask)[alike.index(rank)]
 
 
 def join_group(rank: int, backend: str, meeting: str) -> None:

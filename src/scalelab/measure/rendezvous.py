@@ -70,7 +70,8 @@ def open_meeting(directory: Path, launch: str, num_ranks: int, *, address: str, 
         missing = _gather(listener, launch, num_ranks, deadline)
         if missing:
             raise LaunchFailed(
-                f"rank {missing[0]} has not come to {address}:{port} of {node}: look at its log, and at step.log"
+                f"rank {missing[0]} has not come to {address}:{port} of {node}, or has left: look at its log"
+                " and at step.log"
             )
         listener.setblocking(True)
         os.set_inheritable(listener.fileno(), True)
@@ -141,7 +142,7 @@ def find_interface(address: str) -> str | None:
 
 
 def _gather(listener: socket.socket, launch: str, num_ranks: int, deadline: float) -> list[int]:
-    """Let every other rank come, and let them go when all have; gives those that have not come in time."""
+    """Let every other rank come, and let them go when all have; gives those that are not there."""
     came: dict[int, socket.socket] = {}
     with ExitStack() as stack:
         while len(came) < num_ranks - 1:
@@ -155,9 +156,16 @@ def _gather(listener: socket.socket, launch: str, num_ranks: int, deadline: floa
                 guest.close()
             else:
                 came[rank] = guest
-        for guest in came.values():
-            guest.sendall(b"go\n")
-    return []
+        return [rank for rank, guest in sorted(came.items()) if not _let_go(guest)]
+
+
+def _let_go(guest: socket.socket) -> bool:
+    """Tell a rank that all have come; False: it has gone meanwhile."""
+    try:
+        guest.sendall(b"go\n")
+    except OSError:
+        return False
+    return True
 
 
 def _greet(guest: socket.socket, launch: str) -> int | None:

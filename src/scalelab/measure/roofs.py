@@ -23,6 +23,7 @@ import numpy as np
 COPY_BYTES = 256 * 2**20
 """More than the caches of a core's share; a server's last level may hold it, and says so by its rate."""
 PRODUCT_SIZE = 1024
+BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 MOST_SECONDS = 0.3
 """For each of the two, after a first go that is not counted."""
 
@@ -38,18 +39,20 @@ def measure_roofs() -> dict[str, Any]:
     source, target = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
     a, b = torch.rand(PRODUCT_SIZE, PRODUCT_SIZE), torch.rand(PRODUCT_SIZE, PRODUCT_SIZE)
     product = torch.empty_like(a)
-    built = {
-        "gloo": dist.is_gloo_available,
-        "nccl": dist.is_nccl_available,
-        "mpi": dist.is_mpi_available,
-        "ucc": dist.is_ucc_available,
-    }
     return {
         "library": f"torch {torch.__version__}",
         "threads": torch.get_num_threads(),
-        "backends": [name for name, is_available in built.items() if dist.is_available() and is_available()],
+        "backends": list_backends(dist),
         **express(take_best(lambda: target.copy_(source)), take_best(lambda: torch.mm(a, b, out=product))),
     }
+
+
+def list_backends(dist: Any) -> list[str]:
+    """Those that were built in; a torch without any has not even the functions that say so."""
+    if not dist.is_available():
+        return []
+    asked = {name: getattr(dist, f"is_{name}_available", None) for name in BACKENDS}
+    return [name for name, is_available in asked.items() if is_available is not None and is_available()]
 
 
 def measure_by_numpy() -> dict[str, float]:

@@ -115,17 +115,20 @@ def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
     claims: dict[str, Claim] = {}
     for name, read in SOURCES.items():
         same = SAME_LAUNCH.get(next(iter(claims), ""), ())
-        if name in SAME_LAUNCH["Slurm"] and is_shell(variables):
-            continue
         try:
             claim = read(variables)
         except RankUnknown:
             if claims and name not in same:
                 continue
             raise
-        if claim is not None:
+        if claim is not None and not (is_shell(variables) and _is_of_shell(name, claim)):
             claims[name] = claim
     return claims
+
+
+def _is_of_shell(name: str, claim: Claim) -> bool:
+    """Whether Slurm has set this for the one task that a shell is; whoever is more was launched from there."""
+    return name in SAME_LAUNCH["Slurm"] and claim.rank == 0 and claim.num_ranks in (None, 1)
 
 
 def _agree(mine: Claim, other: Claim) -> Claim:
@@ -151,8 +154,20 @@ def _settle_environment(winner: Claim | None, variables: Mapping[str, str]) -> C
     if winner is None:
         return own
     if winner.num_ranks is not None and own.num_ranks is not None and own.num_ranks > winner.num_ranks:
+        _refuse_left_over(winner, own)
         return own
     return _agree(winner, own)
+
+
+def _refuse_left_over(outer: Claim, own: Claim) -> None:
+    """Where every task starts ranks, block by block or in turn, none of them has a lower number than its task: that one
+    is left over from a script, where RANK=0 would make every task rank 0."""
+    if own.rank < outer.rank:
+        raise RankUnknown(
+            f"RANK={own.rank} of WORLD_SIZE={own.num_ranks} cannot have been started by rank {outer.rank} of"
+            f" {outer.num_ranks} ({outer.source}: {', '.join(outer.variables)}): unset RANK and WORLD_SIZE, or set them"
+            " for every rank"
+        )
 
 
 def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
@@ -224,14 +239,26 @@ def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
     return None
 
 
+def _name_agent(variables: Mapping[str, str]) -> list[str]:
+    """What tells a torchrun from an earlier one with the same port: the directory that it makes for its ranks' errors,
+    RUN/attempt_0/RANK/error.json."""
+    file = Path(variables.get("TORCHELASTIC_ERROR_FILE", ""))
+    return [file.parents[2].name] if file.name == "error.json" and len(file.parents) > 3 else []
+
+
 def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
     """What tells this launch from all others. MPICH names none: on one node all ranks have the same ancestor."""
     names = LAUNCH_NAMES.get(claim.source, ())
     if names and all(variables.get(name) for name in names):
         parts = [variables[name] for name in (*names, *RESTARTS) if variables.get(name)]
+        if claim.source == "torchrun" and claim.num_nodes == 1:
+            parts += _name_agent(variables)
         return re.sub(r"[^A-Za-z0-9.-]+", "-", ".".join(parts))
     if claim.num_nodes != 1:
         return None
-    ancestors = psutil.Process().parents()
-    starter = next((process for process in ancestors if process.name().startswith(PROXIES)), None)
-    return None if starter is None else f"{starter.pid}.{int(starter.create_time())}"
+    try:
+        ancestors = psutil.Process().parents()
+        starter = next((process for process in ancestors if process.name().startswith(PROXIES)), None)
+        return None if starter is None else f"{starter.pid}.{int(starter.create_time())}"
+    except psutil.Error:  # it has gone, or is hidden from us
+        return None

@@ -7,6 +7,7 @@ whose every transfer crosses the link between sockets.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -39,6 +40,8 @@ class Placement:
     host: str
     cores: tuple[int, ...]
     """Those that the kernel lets it run on."""
+    num_host_cores: int | None = None
+    """How many cores its host has, whoever may use them; None: unknown."""
     numa_nodes: tuple[int, ...] = ()
     """Of its cores; empty: unknown."""
     device: Device | None = None
@@ -57,7 +60,15 @@ def read_placement(rank: int, host: str, local_rank: int | None, cores: Sequence
     numa_nodes = find_numa_nodes(own, read_numa_nodes())
     device = choose_device(local_rank, list_devices(), read_visible_devices())
     distance = None if device is None else find_distance(numa_nodes, device, read_distances())
-    return Placement(rank=rank, host=host, cores=own, numa_nodes=numa_nodes, device=device, distance=distance)
+    return Placement(
+        rank=rank,
+        host=host,
+        cores=own,
+        num_host_cores=os.cpu_count(),
+        numa_nodes=numa_nodes,
+        device=device,
+        distance=distance,
+    )
 
 
 def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -99,6 +110,13 @@ def _find_sharing(host: str, placements: Sequence[Placement]) -> Iterator[Mistak
     if not shared:
         return
     cores = {core for placement in placements for core in placement.cores}
+    num_host_cores = placements[0].num_host_cores
+    if num_host_cores is not None and len(placements) > num_host_cores:
+        yield Mistake(
+            f"{len(placements)} ranks share the {num_host_cores} core{'s'[: num_host_cores > 1]} of {host}",
+            f"start at most {num_host_cores} there: no binding gives more ranks cores of their own",
+        )
+        return
     if len(cores) == 1:
         yield Mistake(
             f"all {len(placements)} ranks of {host} are on core {min(cores)}",

@@ -10,10 +10,14 @@ so has one that has left its exit code.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -32,6 +36,12 @@ BATCH_DIRECTORY = "batch"
 """In the run: job scripts, their logs, and PSI/J's own files."""
 ASK_SECONDS = 60.0
 """How long a batch system may take to answer one question."""
+UNKNOWN_JOB = re.compile(r"unknown job ?id|job has finished", re.IGNORECASE)
+"""What PBS says of a job that it has forgotten, and its exit code is then that of an error."""
+DONE_CODES = ("0", "3")
+"""What scalelab ends with when every trial has a result."""
+SHOW_SECONDS = 60.0
+"""How long a shared file system may take to show what a job wrote that has ended."""
 CANCEL_SECONDS = 60.0
 """How long we wait for a cancelled job to be gone."""
 
@@ -125,6 +135,8 @@ class BatchSystem:
             done = subprocess.run(
                 self._executor.get_status_command(ids), capture_output=True, text=True, timeout=ASK_SECONDS, check=False
             )
+            if done.returncode and all(word in done.stderr for word in ids) and UNKNOWN_JOB.search(done.stderr):
+                return dict.fromkeys(ids, JobState(phase=Phase.ENDED))
             found: dict[str, Any] = dict(self._executor.parse_status_output(done.returncode, done.stdout))
         except Exception:  # noqa: BLE001 - whatever PSI/J makes of an answer that it does not expect
             return {number: JobState(phase=Phase.ENDED if self.has_ended(number) else Phase.UNKNOWN) for number in ids}
@@ -143,17 +155,28 @@ class BatchSystem:
         """Whether the job's script has come to its last line."""
         return (self.directory / self.scheduler / f"{number}.ec").is_file()
 
-    def cancel(self, ids: Collection[str]) -> None:
-        """End jobs, and wait until they are gone."""
+    def read_exit_code(self, number: str) -> str | None:
+        """What scalelab ended with in a job; None: the job's script has not come to its last line."""
+        place = self.directory / self.scheduler
+        try:
+            list(place.iterdir())  # has NFS ask its server what there is
+            return (place / f"{number}.ec").read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+
+    def cancel(self, ids: Collection[str]) -> bool:
+        """End jobs, and wait until they are gone; False: the batch system has not confirmed that they are."""
         for number in ids:
-            subprocess.run(
-                self._executor.get_cancel_command(number), capture_output=True, timeout=ASK_SECONDS, check=False
-            )
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    self._executor.get_cancel_command(number), capture_output=True, timeout=ASK_SECONDS, check=False
+                )
         give_up = time.monotonic() + CANCEL_SECONDS
-        while time.monotonic() < give_up:
-            if all(state.phase in (Phase.ENDED, Phase.UNKNOWN) for state in self.ask(ids).values()):
-                return
+        phases = {Phase.RUNNING}
+        while phases - {Phase.ENDED, Phase.UNKNOWN} and time.monotonic() < give_up:
+            phases = {state.phase for state in self.ask(ids).values()}
             time.sleep(0.2)
+        return phases <= {Phase.ENDED}
 
 
 def follow_job(
@@ -184,8 +207,72 @@ def follow_job(
                 raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s, and was cancelled")
             time.sleep(poll_seconds)
     except (KeyboardInterrupt, TimeoutError):
-        system.cancel([job.id])
+        if not system.cancel([job.id]):
+            say(f"warning: {system.scheduler} has not confirmed that job {job.id} is gone: see scalelab list")
         raise
+
+
+def shows_result(directory: Path) -> bool:
+    """Whether a trial's directory lists a result; listing has NFS ask its server what there is."""
+    return any(file.name == "result.json" for file in directory.iterdir())
+
+
+def wait_for_results(
+    system: BatchSystem, job: BatchJob, state: JobState, directories: Callable[[], Sequence[Path]]
+) -> None:
+    """Give a shared file system time to show what a job has written that ended well, as far as anybody knows.
+
+    `directories` are those of the trials that it was to run.
+    """
+    give_up = time.monotonic() + SHOW_SECONDS
+    while time.monotonic() < give_up:
+        code = system.read_exit_code(job.id)
+        may_come = code in DONE_CODES or (code is None and not state.words)
+        if not may_come or all(map(shows_result, directories())):
+            return
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: a job that was handed over must be written down, or nobody could cancel it.
+
+    They are kept from the batch system's own command too, which gets the mask of this thread.
+    """
+    numbers, came = (signal.SIGINT, signal.SIGTERM), []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def hand_over(
+    system: BatchSystem,
+    request: JobRequest,
+    site: Site,
+    write_down: Callable[[BatchJob], None],
+    trial: str | None = None,
+) -> BatchJob:
+    """Submit a job and write it down, both or neither; Ctrl-C meanwhile cancels it."""
+    job: BatchJob | None = None
+    try:
+        with hold_interrupts():
+            job = system.submit(request, site, trial)
+            write_down(job)
+    except KeyboardInterrupt:
+        if job is not None:
+            system.cancel([job.id])
+        raise
+    return job
 
 
 def save_record(run: Path, record: BatchRecord) -> None:

@@ -4,6 +4,7 @@ They differ from PSI/J's in what would otherwise fail on a real cluster:
 
 - Slurm: the states of all jobs of the user are read, and PSI/J's reader ends in an assertion when any of them has a
   reason with blanks, or one that it does not know. Here the reason is the rest of the line, whatever it says.
+- LSF: PSI/J's reader fails on every job that has a reason: a job that was killed would never be known to have ended.
 - PBS: the template's resources are left out; attributes say them (`jobscripts.py`).
 
 PSI/J's thread that asks for states is put to sleep: it gives a job up after three questions without an answer, and a
@@ -12,6 +13,7 @@ batch system that restarts is no reason to lose a job.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, ClassVar
@@ -76,6 +78,16 @@ class Lsf(LsfJobExecutor):
 
     def __init__(self, config: LsfExecutorConfig) -> None:
         super().__init__(url=None, config=config)
+
+    def parse_status_output(self, exit_code: int, out: str) -> dict[str, JobStatus]:
+        check_status_exit_code("bjobs", exit_code, out)
+        found = {}
+        for entry in json.loads(out)["RECORDS"]:
+            if "ERROR" not in entry:
+                reasons = (entry.get(name) for name in ("EXIT_REASON", "KILL_REASON", "SUSPEND_REASON"))
+                words = next(filter(None, reasons), None)
+                found[entry["JOBID"]] = JobStatus(self._STATE_MAP.get(entry["STAT"], JobState.ACTIVE), message=words)
+        return found
 
 
 EXECUTORS: dict[Scheduler, type[BatchSchedulerExecutor]] = {"slurm": Slurm, "pbs": Pbs, "lsf": Lsf}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import shlex
 import sys
@@ -93,7 +94,8 @@ def render_launch(request: JobRequest, site: Site) -> str:
         lines.append(f"export {RANK_PREFIX}={quote_text(site.container)}")
     if site.container and site.python:
         lines.append(f"export {RANK_PYTHON}={quote_text(site.python)}")
-    return "\n".join([*lines, f"exec {shlex.join([python, *request.arguments])}", ""])
+    program = python if PLAIN.fullmatch(python) else quote_text(python)
+    return "\n".join([*lines, f"exec {program} {shlex.join(request.arguments)}", ""])
 
 
 def quote_text(text: str) -> str:
@@ -106,7 +108,8 @@ def make_job(request: JobRequest, site: Site, scheduler: Scheduler) -> Job:
     from psij import Job, JobAttributes, JobSpec, ResourceSpecV1
 
     request.check()
-    duration = timedelta(seconds=round(site.wall_seconds))
+    unit = 60 if scheduler == "lsf" else 1  # seconds; LSF counts minutes
+    duration = timedelta(seconds=unit * math.ceil(site.wall_seconds / unit))
     pairs = [*_list_directives(request, site, scheduler), *(d.split("=", 1) for d in site.directives)]
     attributes = JobAttributes(
         duration=duration,

@@ -10,6 +10,7 @@ torchrun says where ranks meet, and so does whoever sets MASTER_ADDR and MASTER_
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -103,7 +104,8 @@ def run_member(
     meeting = meet(member, meeting_place, os.environ)
     listen_fd = None if meeting is None else meeting.listen_fd
     told = "" if meeting is None else str(listen_fd) if listen_fd is not None else "joined"
-    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory, device, told]
+    who = json.dumps({"launcher": member.launcher, "agreeing": member.agreeing, "local_rank": member.local_rank})
+    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory, device, told, who]
     process = subprocess.Popen(
         command,
         env=os.environ | describe_member(member, meeting),
@@ -149,7 +151,9 @@ def meet(member: Membership, place: Path, variables: Mapping[str, str]) -> Meeti
 
 def describe_member(member: Membership, meeting: Meeting | None) -> dict[str, str]:
     """Who the rank is, in the names that torch reads."""
-    told = {"RANK": str(member.rank), "WORLD_SIZE": str(member.num_ranks), "LOCAL_RANK": str(member.local_rank or 0)}
+    told = {"RANK": str(member.rank), "WORLD_SIZE": str(member.num_ranks)}
+    if member.local_rank is not None:
+        told["LOCAL_RANK"] = str(member.local_rank)
     if meeting is not None:
         told |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
         if meeting.interface and "GLOO_SOCKET_IFNAME" not in os.environ:

@@ -55,8 +55,9 @@ LOOK_SECONDS = 0.1
 """How often the launcher looks for words of the ranks."""
 LATE_SECONDS = 15.0
 """How long beyond the time limit ranks may take to write their stacks and leave word."""
-WORD_SECONDS = 10.0
-"""How long a shared file system may take to show what ranks wrote that have ended."""
+WORD_SECONDS = 60.0
+"""How long a shared file system may take to show what ranks wrote that have ended. NFS may remember for as long that a
+file was not there."""
 END_SECONDS = 10.0
 """How long a command that was told to end may take to end what it started."""
 
@@ -140,9 +141,11 @@ class StepLauncher:
         measured = conditions.compare()
         ends = watch.read_ends(describe_end(command, process, directory))
         if ends is None:
-            return not_run(trial, describe_end(command, process, directory))
+            waited = f"no rank had begun after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
+            return not_run(trial, waited + describe_end(command, process, directory))
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+        measured["has_oom_kill"] = watch.has_oom_kill()
         result = conclude_trial(trial, directory, ends, **measured)
         # Clocks of other nodes have another zero.
         is_elsewhere = any(rank.host != socket.gethostname() for rank in result.ranks)
@@ -166,7 +169,9 @@ class StepWatch:
         """Wait until the step has ended, or a rank has failed and the others had their moment."""
         while self.process.poll() is None:
             if self._has_failed():
-                deadline = min(deadline, time.perf_counter() + GRACE_SECONDS)
+                # Ranks whose time is up write their stacks, each by its own node's clock.
+                grace = LATE_SECONDS if self._is_late() else GRACE_SECONDS
+                deadline = min(deadline, time.perf_counter() + grace)
             if time.perf_counter() > deadline:
                 self.had_to_end = True
                 self.ended_before = {rank for rank in range(self.trial.num_processes) if self._read_end(rank)}
@@ -179,12 +184,18 @@ class StepWatch:
         give_up = time.perf_counter() + (0.0 if self.had_to_end or self.process.returncode else WORD_SECONDS)
         while not all(self._read_end(rank) for rank in ranks) and time.perf_counter() < give_up:
             time.sleep(LOOK_SECONDS)
+            list(self.directory.iterdir())  # has NFS ask its server what there is
         places = [read_words(place_file(self.directory, rank), self.launch) for rank in ranks]
-        if not any(places) and not self.had_to_end:
+        if not any(places):
             return None
         nodes = [place["node"] if place else "" for place in places]
         words = f"{self._describe_silent(nodes)}; {said}"
         return [self._conclude(rank, nodes[rank], words) for rank in ranks]
+
+    def has_oom_kill(self) -> bool:
+        """Whether the kernel of a rank's own node has killed for want of memory; this one's may be another."""
+        ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
+        return any(end is not None and end["has_oom_kill"] for end in ends)
 
     def _describe_silent(self, nodes: Sequence[str]) -> str:
         """Which ranks have ended and left no word: on a node that died, or killed together with their parents."""
@@ -212,6 +223,11 @@ class StepWatch:
         """Whether a rank has ended that was not to end yet."""
         ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
         return any(end is not None and end["code"] != 0 for end in ends)
+
+    def _is_late(self) -> bool:
+        """Whether a rank has ended because its time was up."""
+        ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
+        return any(end is not None and end["is_timed_out"] for end in ends)
 
     def _sleep(self, seconds: float) -> None:
         try:

@@ -18,8 +18,10 @@ from scalelab.measure.launchers.batch import (
     BatchSystem,
     JobState,
     follow_job,
+    hand_over,
     save_record,
     size_job,
+    wait_for_results,
 )
 from scalelab.measure.launchers.jobscripts import JobRequest
 from scalelab.measure.launchers.stepped import count_cores_per_process
@@ -58,13 +60,14 @@ class JobLauncher:
     def submit(self, trial: Trial) -> BatchJob:
         """Hand the job of one trial over, and write it down; raises `JobRejected`."""
         request = request_trial(trial, self._run, self._record, self._ranks_per_node)
-        job = self._system.submit(request, self._record.site, trial.name)
-        others = tuple(other for other in self._record.jobs if other.trial != trial.name)
+        return hand_over(self._system, request, self._record.site, self._write_down, trial.name)
+
+    def _write_down(self, job: BatchJob) -> None:
+        others = tuple(other for other in self._record.jobs if other.trial != job.trial)
         self._record = dataclasses.replace(self._record, jobs=(*others, job))
         save_record(self._run, self._record)
-        return job
 
-    def launch(self, trial: Trial, directory: Path) -> TrialResult:  # noqa: ARG002 - the protocol's signature
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
         try:
             job = self.submit(trial)
             state = follow_job(
@@ -76,6 +79,8 @@ class JobLauncher:
             )
         except (JobRejected, TimeoutError) as refusal:
             return not_run(trial, str(refusal))
+        # What is taken for lost is written over the result that the job has left.
+        wait_for_results(self._system, job, state, lambda: [directory])
         store = RunStore.open(self._run)
         return store.result(trial.name) if store.has_result(trial.name) else describe_loss(trial, job, state)
 
