@@ -28,8 +28,8 @@ demo: setup
 
 # Real ranks have both cores to themselves; the rest shares them.
 test: setup mpi
-	@status=0; $(BIN)/python -m pytest -m "ranks or slow" || status=1; \
-		$(BIN)/python -m pytest -n 2 -m "not ranks and not slow" || status=1; exit $$status
+	@status=0; $(BIN)/python -m pytest -m ranks || status=1; \
+		$(BIN)/python -m pytest -n 2 -m "not ranks" || status=1; exit $$status
 
 check: setup
 	$(BIN)/ruff check .

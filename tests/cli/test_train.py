@@ -143,7 +143,7 @@ def test_the_rank_that_failed_under_torchrun_is_named_although_another_was_busy(
 @pytest.mark.slow
 def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tmp_path: Path) -> None:
     slow = [*SMALL, "--steps", "100000", "--checkpoint-every", "50", "--log-every", "1000"]
-    late = torchrun(*slow, "--timeout", "20s", cwd=tmp_path)
+    late = torchrun(*slow, "--timeout", "15s", cwd=tmp_path)
     assert read_result(tmp_path / "runs")["status"] == "timed_out", late.stderr
     resumed = torchrun("resume", "last", cwd=tmp_path)
     assert "going on after" in resumed.stderr

@@ -18,7 +18,6 @@ from scalelab.studies.study import Job, Sampling
 from scalelab.trial import Status
 from tests.cli.commands import make_environment
 from tests.launchers.programs import find_mpiexec
-from tests.ranks.emulation import REASON
 from tests.slurm import Cluster
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -71,13 +70,11 @@ def expected(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) 
     return losses
 
 
-@pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel", "hosts"])
+@pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel"])
 def test_a_study_learns_the_same_under_every_launcher(
     name: str, expected: dict[str, dict[int, float]], tmp_path: Path
 ) -> None:
-    if name == "hosts" and REASON:
-        pytest.skip(REASON)
-    fields = {"launcher": name} if name in ("torchrun", "hosts") else {"launcher": "mpi", "mpiexec": find_mpiexec(name)}
+    fields = {"launcher": name} if name == "torchrun" else {"launcher": "mpi", "mpiexec": find_mpiexec(name)}
     store, _ = run_study(make_study(**fields), runs_dir=tmp_path)
     assert read_losses(store) == expected
     pair = store.result("ddp-2-r1")
