@@ -54,16 +54,6 @@ def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(tmp_path: 
     assert {sample.step for sample in result.samples if sample.rank == 1} == {0, 1, 2, 3}
 
 
-def test_a_rank_that_hangs_times_out_with_every_stack_in_the_logs(tmp_path: Path) -> None:
-    spec = write_step_workload(tmp_path, "time.sleep(3600)", rank=1, step=4)
-    trial = make_trial(workload=spec, timeout_seconds=12.0)
-    result = launch(StepLauncher(make_step("openmpi")), trial, tmp_path / "t")
-    assert result.status is Status.TIMED_OUT
-    assert "not finished after 12 s" in result.reason
-    assert "in endless" in (tmp_path / "t/rank1.log").read_text()
-    assert "most recent call first" in (tmp_path / "t/rank0.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("name", "how"),
     [
