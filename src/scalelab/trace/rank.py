@@ -142,19 +142,22 @@ class _Collector:
                 self.collectives.take(event, start, end, kind)
 
     def _find_entry(self, category: str, name: str) -> int:
+        """The number of a category and name; those beyond the most that are told apart share one for every kind."""
         key = (category, name)
+        found = self._entries.get(key)
+        if found is not None:
+            return found
+        kind, on_device = self.classify(category, name), category.lower() in DEVICE_CATEGORIES
+        if len(self._entries) >= 2 * MOST_NAMES:
+            key = (f"{kind} {on_device}", OTHER_NAMES)
         if key not in self._entries:
-            kept = name if len(self._name_ids) < MOST_NAMES else OTHER_NAMES
-            if len(self._entries) >= 2 * MOST_NAMES:
-                self._entries.clear()
-                self._entry_kinds, self._entry_names, self._entry_on_device = [], [], []
+            kept = key[1] if len(self._name_ids) < MOST_NAMES else OTHER_NAMES
             self._entries[key] = len(self._entry_kinds)
-            self._entry_kinds.append(self.classify(category, name))
-            self._entry_on_device.append(category.lower() in DEVICE_CATEGORIES)
-            if kept not in self._name_ids:
-                self._name_ids[kept] = len(self.names)
+            self._entry_kinds.append(kind)
+            self._entry_on_device.append(on_device)
+            self._entry_names.append(self._name_ids.setdefault(kept, len(self.names)))
+            if self._entry_names[-1] == len(self.names):
                 self.names.append(kept)
-            self._entry_names.append(self._name_ids[kept])
         return self._entries[key]
 
     def _find_lane(self, process: int | str, thread: int | str, is_device: bool) -> int:
