@@ -153,9 +153,6 @@ class TracedStep:
     copy_ns: int
     """Memory copies with neither beside them."""
     idle_ns: int
-    num_collectives: int = 0
-    payload_bytes: int | None = None
-    """Of the collectives whose size was recorded; None: of none."""
     transfer_ns: int | None = None
     """Of the collectives that all ranks' traces hold: the shortest time that any rank spent in each, added up."""
     waiting_ns: int | None = None
@@ -164,6 +161,16 @@ class TracedStep:
     """How many of its collectives those are."""
     messages: tuple[Message, ...] = ()
     """Its collectives by kind."""
+
+    @property
+    def num_collectives(self) -> int:
+        return sum(message.count for message in self.messages)
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """Of the collectives whose size was recorded; None: of none."""
+        sizes = [message.payload_bytes for message in self.messages if message.payload_bytes is not None]
+        return sum(sizes) if sizes else None
 
 
 @dataclass(frozen=True, kw_only=True)

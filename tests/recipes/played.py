@@ -97,8 +97,7 @@ def play_trace(trial: Trial) -> tuple[TracedStep, ...]:
         exposed_ns=communication,
         copy_ns=0,
         idle_ns=0,
-        num_collectives=2,
-        payload_bytes=4_000_000,
+        messages=(Message(kind="all_reduce", count=2, payload_bytes=4_000_000),),
         transfer_ns=communication - 1_000_000,
         waiting_ns=1_000_000,
     )

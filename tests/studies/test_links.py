@@ -56,8 +56,7 @@ def trace(result: TrialResult, *, waiting_ns: int = 1_000_000) -> TrialResult:
             exposed_ns=transfer + waited,
             copy_ns=0,
             idle_ns=waiting_ns - waited,
-            num_collectives=2,
-            payload_bytes=PAYLOAD_BYTES,
+            messages=(Message(kind="all_reduce", count=2, payload_bytes=PAYLOAD_BYTES),),
             transfer_ns=transfer,
             waiting_ns=waited,
         )
@@ -260,7 +259,8 @@ def test_a_bandwidth_of_launches_that_differ_much_is_never_negative(tmp_path: Pa
 
 
 def test_a_mean_latency_is_of_the_collectives_that_all_traces_hold() -> None:
-    step = replace(trace_one_step(), num_collectives=4, num_matched=2, transfer_ns=6_000_000, waiting_ns=2_000_000)
+    four = (Message(kind="all_reduce", count=4, payload_bytes=None),)
+    step = replace(trace_one_step(), messages=four, num_matched=2, transfer_ns=6_000_000, waiting_ns=2_000_000)
     assert read_latency(step) == pytest.approx(0.004)
     assert read_latency(replace(step, num_matched=None)) == pytest.approx(0.002)
     assert read_latency(replace(step, num_matched=0)) is None

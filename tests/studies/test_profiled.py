@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import DdpCounters, RankReport, TracedStep
+from scalelab.observations import DdpCounters, Message, RankReport, TracedStep
 from scalelab.report.document import Document, Table
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.communication import compare_trace
@@ -47,8 +47,7 @@ def make_step(*, exposed_ms: float, waiting_ms: float | None = 0.0, compute_ms: 
         exposed_ns=exposed,
         copy_ns=0,
         idle_ns=0,
-        num_collectives=1,
-        payload_bytes=1000,
+        messages=(Message(kind="all_reduce", count=1, payload_bytes=1000),),
         transfer_ns=None if waiting_ms is None else exposed - round(1e6 * waiting_ms),
         waiting_ns=None if waiting_ms is None else round(1e6 * waiting_ms),
     )

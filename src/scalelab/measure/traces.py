@@ -64,8 +64,7 @@ def _list_steps(trace: RankTrace, waiting: dict[int, StepWaiting]) -> tuple[Trac
             collectives.setdefault(number, []).append(collective)
     found = []
     for step, parts in trace.breakdown.by_step.items():
-        matched, messages = waiting.get(step), count_messages(collectives.get(step, ()))
-        sizes = [message.payload_bytes for message in messages if message.payload_bytes is not None]
+        matched = waiting.get(step)
         found.append(
             TracedStep(
                 span_ns=parts.span_ns,
@@ -74,12 +73,10 @@ def _list_steps(trace: RankTrace, waiting: dict[int, StepWaiting]) -> tuple[Trac
                 exposed_ns=parts.exposed_ns,
                 copy_ns=parts.copy_ns,
                 idle_ns=parts.idle_ns,
-                num_collectives=sum(message.count for message in messages),
-                payload_bytes=sum(sizes) if sizes else None,
                 transfer_ns=matched.transfer_ns if matched else None,
                 waiting_ns=matched.waiting_ns if matched else None,
                 num_matched=matched.num_collectives if matched else None,
-                messages=messages,
+                messages=count_messages(collectives.get(step, ())),
             )
         )
     return tuple(found)

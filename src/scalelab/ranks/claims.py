@@ -264,20 +264,6 @@ def _refuse_components(variables: Variables) -> None:
         )
 
 
-def read_pmi(variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
-    rank = read.number("PMI_RANK")
-    if rank is None:
-        return None
-    return read.claim(
-        "PMI",
-        rank,
-        num_ranks=read.number("PMI_SIZE"),
-        local_rank=read.number("PMI_LOCAL_RANK"),
-        num_local_ranks=read.number("PMI_LOCAL_SIZE"),
-    )
-
-
 def read_pmix(variables: Variables) -> Claim | None:
     read = Reader(variables, [])
     rank = read.number("PMIX_RANK")
@@ -295,7 +281,7 @@ SOURCES: dict[str, Callable[[Variables], Claim | None]] = {
     "Slurm": read_slurm,
     "PALS": read_pals,
     "PALS's file": read_pals_file,
-    "PMI": read_pmi,
+    "PMI": _read_world("PMI", "PMI"),
     "PMIx": read_pmix,
 }
 """The innermost first: whoever runs inside another's job has its variables beside the other's."""

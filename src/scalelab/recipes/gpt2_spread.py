@@ -22,13 +22,24 @@ from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.report.document import Column, Table, make_row
 from scalelab.settings import Course, StepShape
 from scalelab.strategies.catalogue import Strategy
-from scalelab.studies.study import Study
+from scalelab.studies.study import Job, Study
 from scalelab.studies.train import Train
 from scalelab.units import format_learning_rate, format_loss
 
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: cards of 80 GB do."""
 STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
+
+
+def make_large_job(size: Size) -> Job:
+    """The large model in passes of 8, with selective checkpointing and the published schedule."""
+    return make_job(
+        size,
+        model="large",
+        optimization=SCHEDULE,
+        seed=published.TRAIN_SEED,
+        shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
+    )
 
 
 def make_training(size: Size, strategy: Strategy) -> Train:
@@ -38,13 +49,7 @@ def make_training(size: Size, strategy: Strategy) -> Train:
         strategy=strategy,
         global_batch=published.TRAIN_BATCH,
         course=Course(steps=published.TRAIN_STEPS, keep=0),
-        job=make_job(
-            size,
-            model="large",
-            optimization=SCHEDULE,
-            seed=published.TRAIN_SEED,
-            shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
-        ),
+        job=make_large_job(size),
     )
 
 

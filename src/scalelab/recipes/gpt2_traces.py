@@ -8,13 +8,10 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.observations import Message, RankReport
 from scalelab.recipes import gpt2_published as published
 from scalelab.recipes.evidence import find_arm, keep_tables, say
-from scalelab.recipes.gpt2_checks import SCHEDULE
-from scalelab.recipes.gpt2_single import make_job
-from scalelab.recipes.gpt2_spread import STRATEGIES
+from scalelab.recipes.gpt2_spread import STRATEGIES, make_large_job
 from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.recipes.sizes import make_sampling
 from scalelab.report.document import Column, Table, make_row
-from scalelab.settings import StepShape
 from scalelab.studies.arms import Arm
 from scalelab.studies.profiled import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.strategies import Strategies
@@ -32,13 +29,7 @@ def make_g6(size: Size) -> Row:
         strategies=STRATEGIES,
         ranks=published.TRAIN_RANKS,
         global_batch=published.TRAIN_BATCH,
-        job=make_job(
-            size,
-            model="large",
-            optimization=SCHEDULE,
-            seed=published.TRAIN_SEED,
-            shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
-        ),
+        job=make_large_job(size),
         sampling=make_sampling(size, rounds=3, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
     )
     return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=find_g6, num_tables=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.observations import RankReport, TracedStep, Transfer
+from scalelab.observations import Message, RankReport, TracedStep, Transfer
 from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
 
 WARMUP_FACTORS = (3.5, 1.6, 1.2)
@@ -115,9 +115,9 @@ class FakeLauncher:
                     exposed_ns=min(span, exposed),
                     copy_ns=0,
                     idle_ns=0,
-                    num_collectives=int(exposed > 0),
                     transfer_ns=exposed,
                     waiting_ns=0,
+                    messages=(Message(kind="all_reduce", count=1, payload_bytes=None),) if exposed else (),
                 )
                 steps[sample.rank].append(whole)
         return tuple(RankReport(rank=rank, traced_steps=tuple(found)) for rank, found in steps.items())
