@@ -15,6 +15,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     ├── LaunchFailed                       ranks could not be started at all
     │   └── JobRejected                    a batch system does not take a job; the message is its own words
     ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
+    ├── DataUnreadable                     a data file is corrupt, truncated, changed or not what was expected
     └── NothingMeasured                    every trial of a run failed
 """
 
@@ -81,6 +82,10 @@ class JobRejected(LaunchFailed):
 
 class TraceUnreadable(ScalelabError):
     """A trace file is corrupt, truncated or no trace at all."""
+
+
+class DataUnreadable(ScalelabError):
+    """A data file is corrupt, truncated, was changed while it was read, or is not what was expected."""
 
 
 class NothingMeasured(ScalelabError):

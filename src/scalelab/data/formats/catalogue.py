@@ -1,0 +1,89 @@
+"""The formats by name: where each is, how its files are called, what must be installed for it.
+
+Nothing is imported before it is used: a format's library may be missing, and that of `.pt` is torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalelab.data.formats.columns import Format
+from scalelab.errors import DataUnreadable, UnknownName, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is known of a format before it is loaded."""
+
+    sentence: str
+    suffix: str
+    """What names of its files end in; a directory has none."""
+    module: str
+    """In this package; it has a `FORMATS` by name."""
+    extra: str = ""
+    """What of scalelab must be installed for it; empty: nothing more."""
+    marker: str = ""
+    """The file in a directory by which the format is known."""
+
+
+ENTRIES: dict[str, Entry] = {
+    "npy": Entry(sentence="NumPy's own, read by memory map", suffix=".npy", module="npy"),
+    "npz": Entry(sentence="several .npy in a zip, stored: read by memory map", suffix=".npz", module="npz"),
+    "npz-compressed": Entry(sentence="the same, deflated", suffix=".npz", module="npz"),
+    "pt": Entry(sentence="torch.save, read by memory map", suffix=".pt", module="pt", extra="torch"),
+    "hdf5": Entry(sentence="HDF5, contiguous: read by memory map", suffix=".h5", module="hdf5", extra="data"),
+    "hdf5-gzip": Entry(sentence="HDF5 in chunks, deflated", suffix=".h5", module="hdf5", extra="data"),
+    "hdf5-lzf": Entry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module="hdf5", extra="data"),
+    "hdf5-blosc2": Entry(sentence="HDF5 in chunks, by Blosc2", suffix=".h5", module="hdf5", extra="formats"),
+    "files": Entry(sentence="a file for every sample", suffix="", module="files", marker="samples.json"),
+    "tokens": Entry(sentence="a shard of tokens, read by memory map", suffix=".bin", module="tokens"),
+    "safetensors": Entry(
+        sentence="safetensors, read by memory map", suffix=".safetensors", module="safetensors", extra="formats"
+    ),
+    "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module="zarr", extra="formats"),
+    "arrow": Entry(sentence="Arrow IPC, read by memory map", suffix=".arrow", module="arrow", extra="formats"),
+    "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module="parquet", extra="formats"),
+    "lmdb": Entry(sentence="LMDB, a record for every sample", suffix=".lmdb", module="lmdb", extra="formats"),
+    "webdataset": Entry(
+        sentence="a tar of samples, as WebDataset reads", suffix=".tar", module="webdataset", extra="formats"
+    ),
+}
+
+
+def load_format(name: str) -> Format:
+    """A format by its name; says what to install where its library is missing."""
+    entry = find_entry(name)
+    try:
+        module = importlib.import_module(f"scalelab.data.formats.{entry.module}")
+    except ModuleNotFoundError as error:
+        if not entry.extra or (error.name or "").startswith("scalelab"):
+            raise
+        raise UsageError(
+            f"format {name} needs {error.name}, which is not installed: pip install 'scalelab[{entry.extra}]'"
+        ) from error
+    found: Format = module.FORMATS[name]
+    return found
+
+
+def find_entry(name: str) -> Entry:
+    if name not in ENTRIES:
+        raise UnknownName("format", name, ENTRIES, "scalelab data doctor --help tells more.")
+    return ENTRIES[name]
+
+
+def find_format(path: Path) -> str:
+    """The format that a file's name stands for; the first of those that share a suffix, which are read alike."""
+    if not path.exists():
+        raise DataUnreadable(f"{path} cannot be read: there is no such file or directory")
+    for name, entry in ENTRIES.items():
+        if (entry.suffix and path.suffix == entry.suffix) or (entry.marker and (path / entry.marker).is_file()):
+            return name
+    aliases = {".hdf5": "hdf5", ".hdf": "hdf5", ".pth": "pt", ".raw": "tokens"}
+    if path.suffix in aliases:
+        return aliases[path.suffix]
+    if path.is_dir() and any(path.glob("*.npy")):
+        return "npy"
+    known = ", ".join(dict.fromkeys(entry.suffix for entry in ENTRIES.values() if entry.suffix))
+    raise UsageError(f"{path} has no known format: names end in {known}; or say --format")

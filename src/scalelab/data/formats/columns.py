@@ -1,0 +1,158 @@
+"""What a stored set is made of: columns with the same number of samples, each an array cut along its first axis.
+
+A format gives two functions: `write(path, arrays, options)`, and `open(path, options)` for an `Opened` set whose
+columns fetch any samples by their numbers. What formats share is in `stored.py` (opening late, forks, changed
+files, wrong numbers) and `writing.py` (whole files or none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scalelab.errors import DataUnreadable, UsageError
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+"""Columns by name, the sample as their first axis."""
+Indices = npt.NDArray[np.intp]
+Setting = bool | int | float | str | tuple[int, ...]
+Settings = Mapping[str, Setting]
+"""Options of a format by name; every format says which it knows."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """What one column holds of every sample."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sample."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}: {self.dtype} {self.shape}"
+
+
+class Column(Protocol):
+    """One column of an open set."""
+
+    @property
+    def field(self) -> Field: ...
+
+    def __len__(self) -> int:
+        """Samples."""
+        ...
+
+    def take(self, indices: Indices) -> Array:
+        """A new array of the samples with these numbers, in this order. They lie in the range, and may repeat."""
+        ...
+
+    def load(self) -> Array:
+        """All samples in memory, read the fastest way there is."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A set that is open in this process."""
+
+    columns: tuple[Column, ...]
+    watched: tuple[Path, ...] = ()
+    """Files that may not change while they are read; few, since each costs a system call per batch."""
+    survives_fork: bool = False
+    """Whether a forked process may go on with what its parent has opened."""
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How a set is written and opened."""
+
+    name: str
+    write: Callable[[Path, Arrays, Settings], None]
+    """Into a path that does not exist yet; whoever calls puts it into its place."""
+    open: Callable[[Path, Settings], Opened]
+    write_options: tuple[str, ...] = ()
+    open_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArrayColumn:
+    """A column that is an array, in memory or mapped."""
+
+    field: Field
+    array: Array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def take(self, indices: Indices) -> Array:
+        return self.array.take(indices, axis=0)
+
+    def load(self) -> Array:
+        return np.array(self.array)
+
+
+def make_array_column(name: str, array: Array) -> ArrayColumn:
+    """The column of an array; a memory map is seen as a plain array, whose indexing is far quicker."""
+    plain = array.view(np.ndarray)
+    return ArrayColumn(Field(name, plain.dtype, plain.shape[1:]), plain)
+
+
+def check_arrays(arrays: Arrays) -> int:
+    """Refuse what cannot be stored as columns; gives the number of samples."""
+    if not arrays:
+        raise UsageError("there is nothing to store: give at least one array")
+    for name, array in arrays.items():
+        check_name(name)
+        if array.ndim < 1:
+            raise UsageError(f"{name} is a single number, not an array of samples: give it a first axis")
+        check_dtype(name, array.dtype)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UsageError(f"columns have different numbers of samples ({told}): cut them to the same")
+    if not next(iter(lengths.values())):
+        raise UsageError("there is nothing to store: the arrays have no samples")
+    return next(iter(lengths.values()))
+
+
+def check_name(name: str) -> None:
+    if not name or name.startswith(".") or any(character in name for character in '/\\\0:"') or len(name) > 100:
+        raise UsageError(f"{name!r} cannot name a column: use letters, digits, '_' and '-'")
+
+
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Numbers of a fixed size only: what else an array may hold has to be unpickled."""
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are stored")
+
+
+def check_columns(path: Path, columns: Iterable[Column]) -> int:
+    """Refuse a set whose columns do not fit together; gives the number of samples."""
+    lengths = {column.field.name: len(column) for column in columns}
+    if not lengths:
+        raise DataUnreadable(f"{path} holds no arrays: scalelab data convert writes files that do")
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataUnreadable(f"{path} is no set of samples: its columns have different lengths ({told})")
+    return next(iter(lengths.values()))
+
+
+def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:
+    """A misspelt option would be silently the default."""
+    for option in options:
+        if option not in known:
+            listed = ", ".join(known) or "none"
+            raise UsageError(f"{option}={options[option]} is no option of {name}: it knows {listed}")

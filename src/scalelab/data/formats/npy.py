@@ -1,0 +1,55 @@
+"""`.npy`: NumPy's own format, one array per file, read by memory map.
+
+A set of one column is a file, named after it; one of several is a directory of such files. Pickled objects are
+refused by NumPy itself, and a file that is shorter than its header says by us: a map of it would end in a signal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from scalelab.data.formats.columns import (
+    Array,
+    ArrayColumn,
+    Arrays,
+    Format,
+    Opened,
+    Settings,
+    check_dtype,
+    make_array_column,
+    refuse_options,
+)
+from scalelab.errors import DataUnreadable
+
+
+def write(path: Path, arrays: Arrays, _: Settings) -> None:
+    if len(arrays) == 1:
+        _write_one(path, *arrays.values())
+        return
+    path.mkdir()
+    for name, array in arrays.items():
+        _write_one(path / f"{name}.npy", array)
+
+
+def _write_one(path: Path, array: Array) -> None:
+    with path.open("wb") as file:  # np.save would add a suffix to a path
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def open_set(path: Path, options: Settings) -> Opened:
+    refuse_options("npy", options, ())
+    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    return Opened(columns=tuple(map(_map, files)), watched=tuple(files), survives_fork=True)
+
+
+def _map(path: Path) -> ArrayColumn:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if array.ndim < 1:
+        raise DataUnreadable(f"{path} holds a single number, not an array of samples")
+    check_dtype(path.stem, array.dtype)
+    return make_array_column(path.stem, array)
+
+
+FORMATS = {"npy": Format(name="npy", write=write, open=open_set)}

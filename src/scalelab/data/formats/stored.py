@@ -1,0 +1,165 @@
+"""`StoredSet`: samples on disk, by number, whichever format they are in.
+
+A set is opened by the process that first asks it for something. It is pickled without what is open, and a process
+that was forked opens it anew unless the format says that it need not: so workers of a loader, forked or spawned, each
+have their own. Eager loads every column once and then answers from memory.
+
+Before each batch the files are looked at again: one whose size, time or identity has changed since it was opened is
+refused. A map of a file that was cut short would otherwise end the process with a signal.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.formats.catalogue import find_format, load_format
+from scalelab.data.formats.columns import (
+    Array,
+    Field,
+    Indices,
+    Opened,
+    Settings,
+    check_columns,
+    make_array_column,
+)
+from scalelab.errors import DataUnreadable, ScalelabError
+
+Signature = tuple[int, int, int]
+"""Inode, size and time of the last change."""
+
+
+class StoredSet:
+    """Samples of one set; `set[i]` is a sample, `set.__getitems__(numbers)` a whole batch, one array per column."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        format: str = "",  # noqa: A002 - it is what it is called everywhere
+        eager: bool = False,
+        options: Settings | None = None,
+        expected: Sequence[Field] = (),
+    ) -> None:
+        self.path = path
+        self.format = format or find_format(path)
+        self.eager = eager
+        self._options = dict(options or {})
+        self._expected = tuple(expected)
+        self._opened: Opened | None = None
+        self._signatures: dict[Path, Signature] = {}
+        self._num_samples = 0
+        self._pid = 0
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(column.field for column in self._open().columns)
+
+    def __len__(self) -> int:
+        self._open()
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Array, ...]:
+        number = operator.index(index)
+        opened = self._open()
+        if not 0 <= number < self._num_samples:
+            raise IndexError(f"there is no sample {number} in {self.path}: it has {self._num_samples}")
+        numbers = np.array([number], dtype=np.intp)
+        return tuple(array[0] for array in self._take(opened, numbers))
+
+    def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]:
+        numbers = np.asarray(indices, dtype=np.intp)
+        opened = self._open()
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < self._num_samples):
+            wrong = numbers[(numbers < 0) | (numbers >= self._num_samples)][0]
+            raise IndexError(f"there is no sample {wrong} in {self.path}: it has {self._num_samples}")
+        return self._take(opened, numbers)
+
+    def close(self) -> None:
+        """Give back what is open; the next question opens it again."""
+        if self._opened is not None and self._pid == os.getpid():
+            self._opened.close()
+        self._opened = None
+
+    def __enter__(self) -> StoredSet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_signatures": {}, "_pid": 0}
+
+    def _take(self, opened: Opened, numbers: Indices) -> tuple[Array, ...]:
+        self._check_unchanged()
+        with reading_errors(self.path):
+            return tuple(column.take(numbers) for column in opened.columns)
+
+    def _open(self) -> Opened:
+        if self._opened is not None and (self._pid == os.getpid() or self._opened.survives_fork):
+            return self._opened
+        self._opened = None
+        with reading_errors(self.path):
+            opened = load_format(self.format).open(self.path, self._options)
+            try:
+                self._signatures = {path: read_signature(path) for path in opened.watched}
+                self._num_samples = check_columns(self.path, opened.columns)
+                self._check_expected(opened)
+                if self.eager:
+                    opened = self._load(opened)
+            except BaseException:
+                opened.close()
+                raise
+        self._opened, self._pid = opened, os.getpid()
+        return opened
+
+    def _load(self, opened: Opened) -> Opened:
+        columns = [make_array_column(column.field.name, column.load()) for column in opened.columns]
+        self._check_unchanged()
+        opened.close()
+        self._signatures = {}
+        return Opened(columns=tuple(columns), survives_fork=True)
+
+    def _check_expected(self, opened: Opened) -> None:
+        """Refuse columns of another type or shape than the reader was told to expect."""
+        found = {column.field.name: column.field for column in opened.columns}
+        for field in self._expected:
+            if field.name not in found:
+                raise DataUnreadable(f"{self.path} has no column {field.name!r}: it has {', '.join(found)}")
+            if found[field.name] != field:
+                raise DataUnreadable(f"{self.path} holds {found[field.name].words}, and {field.words} is expected")
+
+    def _check_unchanged(self) -> None:
+        for path, before in self._signatures.items():
+            if read_signature(path) != before:
+                raise DataUnreadable(f"{path} was changed while it was read: what was read so far may be of both")
+
+
+def read_signature(path: Path) -> Signature:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataUnreadable(f"{path} is gone while it is read: {error.strerror}") from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class reading_errors:  # noqa: N801 - it is used as a statement
+    """Whatever a library raises about a file becomes one sentence that names it; ours pass."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(error, (ScalelabError, IndexError, MemoryError)):
+            return
+        if isinstance(error, Exception):
+            words = str(error).strip().splitlines()
+            what = words[0] if words else type(error).__name__
+            raise DataUnreadable(f"{self._path} cannot be read: {what}") from error

@@ -1,0 +1,79 @@
+"""Writing a set: whole or not at all.
+
+A format writes beside the place, into a name that begins with a dot. What is there is then forced to the disk and takes
+its place in one rename. A full disk, a signal or a refused array leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scalelab.data.formats.catalogue import load_format
+from scalelab.data.formats.columns import Arrays, Settings, check_arrays, refuse_options
+from scalelab.errors import UsageError
+from scalelab.files import storage_errors
+
+
+def write_set(
+    path: Path,
+    arrays: Arrays,
+    *,
+    format: str,  # noqa: A002
+    options: Settings | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write columns in a format; gives the bytes on disk."""
+    check_arrays(arrays)
+    form = load_format(format)
+    refuse_options(format, options or {}, form.write_options)
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} is already there: choose another name, or say --overwrite")
+    with taking_place(path) as scratch:
+        form.write(scratch, arrays, options or {})
+    return count_bytes(path)
+
+
+@contextmanager
+def taking_place(path: Path) -> Iterator[Path]:
+    """A path to write to; what is there in the end becomes `path`, and nothing stays after a failure."""
+    scratch = path.with_name(f".{path.stem[:100]}.{os.getpid()}{path.suffix}")
+    with storage_errors(path, "--out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove(scratch)
+        try:
+            yield scratch
+            force_to_disk(scratch)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            scratch.replace(path)
+        except BaseException:
+            remove(scratch)
+            raise
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def force_to_disk(path: Path) -> None:
+    """What is not on the disk may be lost after the rename, or be reported as full only later."""
+    for file in [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def count_bytes(path: Path) -> int:
+    """Of a file, or of all files in a directory."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
