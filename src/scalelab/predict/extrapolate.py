@@ -1,0 +1,124 @@
+"""From a few sizes to others: laws combined, each as far as it has earned it.
+
+Every law is asked for the sizes that are known, each from all others (leave-one-out), and weighs
+
+    w = prior · exp(−mean |ln(said / known)| / 2 %)
+
+From two sizes nothing can be left out, and the prior decides: half linear, half ring. Over that lies a creep of 1 % per
+doubling, for what grows with every job and shows on no two ranks: stragglers, slower links, the input of all.
+
+    s(n) = Σ w · law(n) · (1 + 0.01 · log₂(n / n_last))
+
+The interval is that of Student's t with 3 degrees of freedom around ln s(n), whose scale grows with the distance and
+with what scaling has cost so far. Prior, creep and scales were chosen on public tables of data-parallel training,
+each table scored by what the others had chosen: `benchmarks/predict_tables.py` does so again and prints both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scipy import stats
+
+from scalelab.errors import UsageError
+from scalelab.predict.laws import LAWS
+from scalelab.predict.prediction import CONFIDENCE, Prediction
+from scalelab.predict.series import ScalingSeries
+
+FORGIVENESS = 0.02
+"""A mean error of so much makes a law weigh 1/e of a perfect one."""
+TAILS = 3
+"""Degrees of freedom: tables have surprises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What cannot be learned from one series."""
+
+    priors: Mapping[str, float] = field(default_factory=lambda: {"linear": 0.5, "ring": 0.5, "tree": 0.0})
+    creep: float = 0.01
+    """Stretch that every doubling beyond the last size adds."""
+    base_scale: float = 0.004
+    distance_scale: float = 0.010
+    """Per doubling."""
+    excess_scale: float = 0.35
+    """Of the stretch per doubling so far, times the root of the doublings to come."""
+
+
+DEFAULT = Tuning()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolated:
+    """One size of a series that was not run."""
+
+    ranks: int
+    throughput: Prediction
+    efficiency: Prediction
+    """Over the smallest size that is known."""
+    weights: Mapping[str, float]
+    """Of every law."""
+
+
+def extrapolate(series: ScalingSeries, ranks: Sequence[int], tuning: Tuning = DEFAULT) -> list[Extrapolated]:
+    """The series at other sizes, with 80 % intervals."""
+    if len(series.ranks) < 2:
+        raise UsageError(f"{series.label}: one size says nothing about scaling: give at least two numbers of ranks")
+    known = series.stretch
+    weights = weigh_laws(known, tuning)
+    found = []
+    for count in ranks:
+        if count < 1:
+            raise UsageError(f"--ranks {count} cannot be: use whole numbers from 1")
+        stretch = predict_stretch(known, count, weights, tuning)
+        found.append(
+            Extrapolated(
+                ranks=count,
+                throughput=stretch.map(lambda value, count=count: series.throughput_at(count, value)),  # type: ignore[misc]
+                efficiency=stretch.map(lambda value: 1 / value),
+                weights=weights,
+            )
+        )
+    return found
+
+
+def predict_stretch(
+    known: Mapping[int, float], ranks: int, weights: Mapping[str, float], tuning: Tuning = DEFAULT
+) -> Prediction:
+    """The stretch on so many ranks; of a size that is known, itself."""
+    if ranks in known:
+        return Prediction(value=known[ranks], low=known[ranks], high=known[ranks])
+    last = max(known)
+    doublings = abs(math.log2(ranks / min(known, key=lambda size: abs(math.log(size / ranks)))))
+    value = sum(weight * LAWS[name](known, ranks) for name, weight in weights.items() if weight)
+    if ranks > last:
+        value *= 1 + tuning.creep * doublings
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, TAILS) * find_scale(known, doublings, tuning)
+    return Prediction(value=value, low=value * math.exp(-reach), high=value * math.exp(reach))
+
+
+def weigh_laws(known: Mapping[int, float], tuning: Tuning = DEFAULT) -> dict[str, float]:
+    """The weight of every law, by how well it says each size from the others; the smallest is always known."""
+    weights = {name: tuning.priors.get(name, 0.0) for name in LAWS}
+    inner = sorted(known)[1:]
+    if len(inner) > 1:
+        for name, law in LAWS.items():
+            misses = []
+            for left_out in inner:
+                rest = {size: value for size, value in known.items() if size != left_out}
+                misses.append(abs(math.log(law(rest, left_out) / known[left_out])))
+            prior = weights[name] or min(prior for prior in weights.values() if prior) / 5
+            weights[name] = prior * math.exp(-sum(misses) / len(misses) / FORGIVENESS)
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def find_scale(known: Mapping[int, float], doublings: float, tuning: Tuning = DEFAULT) -> float:
+    """The scale of ln s so many doublings away from what is known."""
+    first, last = min(known), max(known)
+    excess = abs(math.log(known[last] / known[first])) / math.log2(last / first)
+    return math.hypot(
+        tuning.base_scale, tuning.distance_scale * doublings, tuning.excess_scale * excess * math.sqrt(doublings)
+    )

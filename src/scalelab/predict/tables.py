@@ -1,0 +1,199 @@
+"""Anybody's table of scaling: a CSV file in which one column is the ranks and one what they gave.
+
+Which column is which is told by its name, and can be said. The rest describes the job: rows that agree in every
+descriptive column are one series. A column describes unless it is a number that may change with the ranks, as a global
+batch or an aggregate does; of numbers only those are taken whose names say that they belong to the job. Rows that say
+the same size twice are taken at their median.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalelab.errors import UsageError
+from scalelab.predict.series import ScalingSeries
+
+Row = Mapping[str, str]
+
+RANK_NAMES = (
+    *("ranks", "num_ranks", "n_ranks", "gpus", "n_gpus", "num_gpus", "devices", "n_devices", "num_devices"),
+    *("world_size", "workers", "processes", "accelerators", "chips", "nodes"),
+)
+RATE_PATTERN = re.compile(r"throughput|per_s(ec(ond)?)?(_|$)|/s\b|samples_s\b|tokens_s\b|speed|rate", re.IGNORECASE)
+TIME_PATTERN = re.compile(r"time|seconds|_s$|_ms$|\bms\b|epoch_s|iter", re.IGNORECASE)
+SHARE_PATTERN = re.compile(r"mfu|pct_peak|percent_of_peak|utili[sz]ation", re.IGNORECASE)
+JOB_PATTERN = re.compile(r"batch|seq|length|hidden|layers|heads|width|depth|precision|bits", re.IGNORECASE)
+WHOLE_PATTERN = re.compile(r"global|total|aggregate|accum|flops", re.IGNORECASE)
+PER_RANK_PATTERN = re.compile(r"per_s_(gpu|rank|device)|_gpu$|per_gpu$|per_rank$|/gpu", re.IGNORECASE)
+PLAIN_NAMES = ("value", "throughput", "x", "y")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which column is what; None: told by names."""
+
+    ranks: str | None = None
+    value: str | None = None
+    by: tuple[str, ...] | None = None
+    """Those that describe a job."""
+    is_time: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSeries:
+    """One series of a table."""
+
+    series: ScalingSeries
+    utilization: Mapping[int, float]
+    """The share of the peak on so many ranks, where a column has it."""
+    job: Mapping[str, str]
+    """What its rows agree in."""
+
+
+def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
+    """The series of a CSV file, in the order of its rows; those of one size only too."""
+    rows = read_rows(path)
+    names = list(rows[0])
+    ranks_name = columns.ranks or choose_ranks(path, names)
+    value_name = columns.value or choose_value(path, names, ranks_name)
+    for name in (ranks_name, value_name, *(columns.by or ())):
+        if name not in names:
+            raise UsageError(f"{path} has no column {name!r}: it has {', '.join(names)}")
+    is_time = columns.is_time
+    if is_time is None:
+        is_time = not RATE_PATTERN.search(value_name) and bool(TIME_PATTERN.search(value_name))
+    by = columns.by if columns.by is not None else choose_descriptive(rows, {ranks_name, value_name})
+    share_name = next((name for name in names if SHARE_PATTERN.search(name)), None)
+    groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
+    for number, row in enumerate(rows, start=2):
+        groups.setdefault(tuple(row[name] for name in by), []).append((number, row))
+    told = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
+    found = []
+    for members in groups.values():
+        job = {name: members[0][1][name] for name in by}
+        label = ", ".join(job[name] for name in told if job[name]) or path.stem
+        found.append(_make_series(path, members, label, job, (ranks_name, value_name, share_name), is_time))
+    return found
+
+
+def _make_series(
+    path: Path,
+    members: Sequence[tuple[int, Row]],
+    label: str,
+    job: Mapping[str, str],
+    names: tuple[str, str, str | None],
+    is_time: bool,
+) -> ReadSeries:
+    ranks_name, value_name, share_name = names
+    values: dict[int, list[float]] = {}
+    shares: dict[int, float] = {}
+    for number, row in members:
+        where = f"{path}, line {number}"
+        ranks = read_number(row[ranks_name], ranks_name, where)
+        value = read_number(row[value_name], value_name, where)
+        if ranks < 1 or ranks != int(ranks):
+            raise UsageError(f"{where}: {ranks_name} is {row[ranks_name]}, and a whole number from 1 is expected")
+        if value <= 0:
+            raise UsageError(f"{where}: {value_name} is {row[value_name]}, and a number above 0 is expected")
+        values.setdefault(int(ranks), []).append(1 / value if is_time else value)
+        if share_name and (share := try_number(row[share_name])) is not None:
+            shares[int(ranks)] = share / 100 if "pct" in share_name or "percent" in share_name or share > 2 else share
+    if PER_RANK_PATTERN.search(value_name) and not is_time:
+        values = {ranks: [value * ranks for value in found] for ranks, found in values.items()}
+    series = ScalingSeries(
+        label=label,
+        throughput={ranks: statistics.median(found) for ranks, found in values.items()},
+        is_time=is_time,
+        unit=value_name,
+    )
+    return ReadSeries(series=series, utilization=shares, job=job)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file by column name, all with every column."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"{path} cannot be read: {words}") from error
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    try:
+        table = csv.reader(io.StringIO(text), delimiter=delimiter)
+        lines = [line for line in table if any(cell.strip() for cell in line)]
+    except csv.Error as error:
+        raise UsageError(f"{path} is no CSV file: {error}") from error
+    if len(lines) < 2:
+        raise UsageError(f"{path} holds no table: a line of column names and at least one row are expected")
+    names = [name.strip() for name in lines[0]]
+    if len(set(names)) < len(names) or not all(names):
+        raise UsageError(f"{path} needs a different name for each column: it has {', '.join(names)}")
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(names):
+            raise UsageError(f"{path}, line {number}: {len(line)} fields, and {len(names)} columns are named")
+    return [dict(zip(names, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
+
+
+def choose_ranks(path: Path, names: Sequence[str]) -> str:
+    plain = {name.lower().replace(" ", "_").replace("-", "_"): name for name in names}
+    found = next((plain[known] for known in RANK_NAMES if known in plain), None)
+    if found is None:
+        raise UsageError(f"{path}: no column is called like ranks ({', '.join(names)}): say --ranks-column NAME")
+    return found
+
+
+def choose_value(path: Path, names: Sequence[str], ranks_name: str) -> str:
+    """A throughput of all ranks, or else a time, or else a throughput of each rank."""
+    others = [name for name in names if name != ranks_name]
+    rates = [name for name in others if RATE_PATTERN.search(name)]
+    whole = [name for name in rates if not PER_RANK_PATTERN.search(name) and not name.lower().endswith("column")]
+    times = [name for name in others if TIME_PATTERN.search(name) and not RATE_PATTERN.search(name)]
+    plain = [name for name in others if name.lower() in PLAIN_NAMES]
+    choices = whole or plain or times or rates
+    exact = [name for name in choices if name.lower() in PLAIN_NAMES]
+    if len(exact) == 1:
+        return exact[0]
+    if len(choices) != 1:
+        found = f"{', '.join(choices)} may all be" if choices else f"none of {', '.join(names)} is called like"
+        raise UsageError(f"{path}: {found} what was measured: say --value-column NAME")
+    return choices[0]
+
+
+def choose_descriptive(rows: Sequence[Row], taken: Iterable[str]) -> tuple[str, ...]:
+    """Columns that say which job a row is of."""
+    found = []
+    for name in rows[0]:
+        if name in taken or SHARE_PATTERN.search(name) or (RATE_PATTERN.search(name) and _is_numeric(rows, name)):
+            continue
+        if not _is_numeric(rows, name) or (JOB_PATTERN.search(name) and not WHOLE_PATTERN.search(name)):
+            found.append(name)
+    return tuple(found)
+
+
+def _is_numeric(rows: Sequence[Row], name: str) -> bool:
+    return all(try_number(row[name]) is not None for row in rows if row[name])
+
+
+def read_number(text: str, name: str, where: str) -> float:
+    value = try_number(text)
+    if value is None:
+        raise UsageError(f"{where}: {name} is {text!r}, and a number is expected")
+    return value
+
+
+def try_number(text: str) -> float | None:
+    """A finite number, perhaps with commas between thousands, a percent sign or a multiplication sign behind it."""
+    plain = text.strip().rstrip("%x×").strip()
+    if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", plain):
+        plain = plain.replace(",", "")
+    try:
+        value = float(plain)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,59 @@
+"""What collectives cost, by ring and tree, on one level and on two."""
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.predict.link_cost import LinkCost, Network, read_link
+
+LINK = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
+
+
+def test_one_rank_sends_nothing():
+    assert Network(inside=LINK).cost("all_reduce", 1, 1e9) == 0
+
+
+def test_two_ranks_send_a_message_each_way():
+    assert Network(inside=LINK).cost("all_reduce", 2, 1e9) == pytest.approx(1 + 2e-5)
+
+
+def test_many_ranks_send_twice_the_message():
+    assert Network(inside=LINK).cost("all_reduce", 1000, 1e9) == pytest.approx(2 * 0.999, rel=1e-3)
+
+
+def test_small_messages_take_the_tree():
+    assert Network(inside=LINK).cost("all_reduce", 1024, 4) == pytest.approx(20 * 1e-5, rel=1e-3)
+
+
+def test_a_gather_is_half_of_an_all_reduce():
+    network = Network(inside=LINK)
+    halves = network.cost("all_gather", 8, 1e8) + network.cost("reduce_scatter", 8, 1e8)
+    assert halves == pytest.approx(network.cost("all_reduce", 8, 1e8))
+
+
+def test_between_nodes_the_slow_link_rules():
+    slow = LinkCost(latency_seconds=0, bytes_per_second=1e8)
+    network = Network(inside=LINK, between=slow, ranks_per_node=4)
+    assert network.cost("all_reduce", 4, 1e8) == pytest.approx(Network(inside=LINK).cost("all_reduce", 4, 1e8))
+    assert network.cost("all_reduce", 8, 1e8) == pytest.approx(1.0 + 0.15, rel=1e-3)
+
+
+def test_ranks_that_share_cores_take_turns():
+    shared = Network(inside=LINK, host_seconds_per_byte=1e-9, cores=2)
+    two, eight = (shared.cost("all_reduce", ranks, 1e9) for ranks in (2, 8))
+    assert eight / two == pytest.approx(7, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "latency"),
+    [("25GB/s,5us", 25e9, 5e-6), ("100gbit", 12.5e9, 0), ("1gbit/s, 50us", 1.25e8, 5e-5), ("600GB/s", 6e11, 0)],
+)
+def test_a_link_is_read_as_it_is_typed(text, rate, latency):
+    link = read_link(text)
+    assert link.bytes_per_second == pytest.approx(rate)
+    assert link.latency_seconds == pytest.approx(latency)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "25GB", "0GB/s", "5us", "25GB/s,soon", "-1GB/s"])
+def test_a_link_that_carries_nothing_is_refused(text):
+    with pytest.raises(UsageError):
+        read_link(text)
