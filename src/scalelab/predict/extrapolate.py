@@ -29,6 +29,8 @@ from scalelab.predict.series import ScalingSeries
 
 FORGIVENESS = 0.02
 """A mean error of so much makes a law weigh 1/e of a perfect one."""
+CHANCE = 0.4
+"""What a law without a prior has of the smallest one, once there is something to learn from."""
 TAILS = 3
 """Degrees of freedom: tables have surprises."""
 
@@ -104,13 +106,13 @@ def weigh_laws(known: Mapping[int, float], tuning: Tuning = DEFAULT) -> dict[str
     weights = {name: tuning.priors.get(name, 0.0) for name in LAWS}
     inner = sorted(known)[1:]
     if len(inner) > 1:
+        least = min(prior for prior in weights.values() if prior) * CHANCE
         for name, law in LAWS.items():
             misses = []
             for left_out in inner:
                 rest = {size: value for size, value in known.items() if size != left_out}
                 misses.append(abs(math.log(law(rest, left_out) / known[left_out])))
-            prior = weights[name] or min(prior for prior in weights.values() if prior) / 5
-            weights[name] = prior * math.exp(-sum(misses) / len(misses) / FORGIVENESS)
+            weights[name] = (weights[name] or least) * math.exp(-sum(misses) / len(misses) / FORGIVENESS)
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 

@@ -69,8 +69,8 @@ class ScaledJob:
     compression: float = 1.0
     """Bytes that are sent over those of the gradients."""
     contention: float = 0.0
-    jitter_seconds: float = 0.0
-    """The standard deviation of a rank's own time per step, by itself."""
+    jitter_ratio: float = 0.0
+    """The standard deviation of a rank's own steps, over their time: the slowest of n sets the pace."""
     residual_seconds: float = 0.0
     delay_seconds: float = 0.0
     """Added to every step of the slowest rank."""
@@ -122,7 +122,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
     """One step of a job on so many ranks, with so many samples on each."""
     if num_ranks < 1:
         raise UsageError(f"--ranks {num_ranks} cannot be: use 1 or more")
-    if batch_per_rank <= 0:
+    if batch_per_rank < 1:
         raise UsageError(f"{num_ranks} ranks leave {batch_per_rank:g} samples for each: use fewer, or a larger batch")
     per_pass = batch_per_rank / job.accumulation
     times = {name: job.phases.get(name, Phase()).seconds(per_pass) for name in PHASES}
@@ -142,7 +142,8 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
             backward, buckets, lambda size: job.network.cost("all_reduce", num_ranks, size), job.contention
         )
         exposed, communication = found.exposed_seconds, found.communication_seconds
-    straggler = job.jitter_seconds * max(0.0, expected_maximum(num_ranks) - expected_maximum(2))
+    computing = (times["forward"] + backward) * passes
+    straggler = job.jitter_ratio * computing * max(0.0, expected_maximum(num_ranks) - expected_maximum(2))
     return StepParts(
         num_ranks=num_ranks,
         input_seconds=times["input"] * passes,

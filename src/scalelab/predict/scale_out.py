@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalelab.predict.job import Known, ScaledJob, StepParts, predict_step
+from scalelab.predict.job import ScaledJob, StepParts, predict_step
 from scalelab.predict.prediction import CONFIDENCE, Prediction
 
 NUM_DRAWS = 400
@@ -111,10 +111,6 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         phases={name: phase.scale(factor["compute"]) for name, phase in job.phases.items()},
         network=network,
         contention=min(1.0, job.contention * factor["contention"]),
-        jitter_seconds=job.jitter_seconds * factor["jitter"],
+        jitter_ratio=job.jitter_ratio * factor["jitter"],
         residual_seconds=job.residual_seconds * factor["residual"],
     )
-
-
-UNKNOWN = Known()
-"""What is assumed of inputs that were declared and not measured."""

@@ -78,9 +78,14 @@ def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
     found = []
     for members in groups.values():
         job = {name: members[0][1][name] for name in by}
-        label = ", ".join(job[name] for name in told if job[name]) or path.stem
+        label = ", ".join(_name_value(name, job[name]) for name in told if job[name]) or path.stem
         found.append(_make_series(path, members, label, job, (ranks_name, value_name, share_name), is_time))
     return found
+
+
+def _name_value(name: str, value: str) -> str:
+    """A number alone would not say what it is."""
+    return value if try_number(value) is None else f"{name} {value}"
 
 
 def _make_series(

@@ -1,0 +1,187 @@
+"""`scalelab predict`: what sizes that nobody has run would give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from scalelab.checks import check_at_least, read_flag
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.errors import UsageError
+from scalelab.experiment import read_results
+from scalelab.predict.link_cost import Network, read_link
+from scalelab.predict.scale_out import scale_out
+from scalelab.predict.tables import Columns, read_table
+from scalelab.predict.what_if import WhatIf, change_job
+from scalelab.report.document import Document
+from scalelab.settings import MaybeInt
+from scalelab.store import RUNS_DIR, open_run
+from scalelab.studies.predicted import describe_prediction
+from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, find_own_link, read_job
+from scalelab.studies.predicted_table import describe_table
+from scalelab.studies.scaling import ScalingAnswer
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.units import parse_seconds
+
+ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
+STUDIES = (StrongScaling.name, WeakScaling.name)
+USUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFlags:
+    """Of --table: which column is what."""
+
+    ranks_column: ColumnName = None
+    """The column with the ranks; None: told by its name."""
+    value_column: ColumnName = None
+    """The column with what was measured; None: told by its name."""
+    by: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME…")] = None
+    """Columns that tell jobs apart; None: all that describe a job."""
+    time: bool | None = None
+    """Whether the values are times of the same job, not throughputs; None: told by the column's name."""
+    force: bool = False
+    """Extrapolate also what cannot be right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFlags:
+    """Of a run: what if something were different?"""
+
+    link: Link = None
+    """What joins the ranks, such as 25GB/s,5us or 100gbit."""
+    ranks_per_node: MaybeInt = None
+    """Ranks on each node; --node-link joins nodes."""
+    node_link: Link = None
+    """What joins nodes, for all ranks of a node together."""
+    cores: MaybeInt = None
+    """Cores of one host that all ranks share for their messages, as with gloo on a laptop. None: each has its own."""
+    batch: MaybeInt = None
+    """Another batch: in all for strong scaling, per rank for weak."""
+    bucket_mb: float | None = None
+    """Another size of DDP's buckets, in MiB."""
+    compression: str = "none"
+    """Gradients sent as fp16 or bf16."""
+    accumulation: MaybeInt = None
+    """Passes per step: only the last exchanges gradients."""
+    delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
+    """Added to every step, such as 10ms."""
+    slow: float = 1.0
+    """How many times longer one rank computes than the others."""
+    compute: float = 1.0
+    """How many times faster every rank computes: another device or data type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """What sizes that nobody has run would give: from a run of strong-scaling or weak-scaling on one and two ranks, or
+    from anybody's table."""
+
+    run: Annotated[str | None, tyro.conf.arg(name="run", metavar="RUN"), tyro.conf.Positional] = None
+    """A run's name, the beginning of its name, its path, or last."""
+    ranks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
+    """Numbers of ranks to predict; without any, up to 64, or 2, 4 and 8 times the largest of a table."""
+    table: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv")] = None
+    """Instead of a run: a table of ranks against throughput or time."""
+    collectives: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """A run of scalelab collectives on two ranks, which tells latency and bandwidth."""
+    change: ChangeFlags = field(default_factory=ChangeFlags)
+    columns: TableFlags = field(default_factory=TableFlags)
+    runs_dir: RunsDir = RUNS_DIR
+    output: Output = field(default_factory=Output)
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is read."""
+        self.output.check()
+        for count in self.ranks:
+            check_at_least("ranks", count, 1)
+        if (self.run is None) == (self.table is None):
+            raise UsageError("name a run (scalelab predict last), or a table with --table FILE.csv")
+        if self.table is not None and (self.change != ChangeFlags() or self.collectives is not None):
+            raise UsageError("a table says nothing of links, batches or buckets: these flags need a run")
+        if self.run is not None and self.columns != TableFlags():
+            raise UsageError("flags for columns need --table FILE.csv")
+        if self.change.node_link is not None and self.change.ranks_per_node is None:
+            raise UsageError("--node-link needs --ranks-per-node: which ranks share a node?")
+        if self.change.cores is not None:
+            check_at_least("cores", self.change.cores, 1)
+
+    def make_change(self) -> WhatIf:
+        flags = self.change
+        return WhatIf(
+            batch=flags.batch,
+            bucket_mb=flags.bucket_mb,
+            compression=flags.compression,
+            accumulation=flags.accumulation,
+            link=None if flags.link is None else read_link(flags.link),
+            between=None if flags.node_link is None else read_link(flags.node_link),
+            ranks_per_node=flags.ranks_per_node,
+            delay_seconds=read_flag("delay", flags.delay, parse_seconds),
+            slow_factor=flags.slow,
+            compute_factor=flags.compute,
+        )
+
+
+def main(args: Sequence[str]) -> int:
+    wanted = parse_flags(Predict, args, "predict")
+    wanted.check()
+    write_outputs(predict_table(wanted) if wanted.table is not None else predict_run(wanted), wanted.output)
+    return 0
+
+
+def predict_table(wanted: Predict) -> Document:
+    assert wanted.table is not None
+    flags = wanted.columns
+    columns = Columns(ranks=flags.ranks_column, value=flags.value_column, by=flags.by, is_time=flags.time)
+    found = read_table(wanted.table, columns)
+    if all(len(one.series.ranks) < 2 for one in found):
+        raise UsageError(
+            f"{wanted.table} has no job with two sizes or more: say with --by which columns tell jobs apart"
+        )
+    return describe_table(found, wanted.ranks, wanted.table.name, is_forced=flags.force)
+
+
+def predict_run(wanted: Predict) -> Document:
+    change = wanted.make_change()
+    found, name = read_measured(wanted)
+    batch = change.batch or found.batch
+    ranks = wanted.ranks or tuple(count for count in USUAL_RANKS if found.is_weak or count <= batch)
+    steps = []
+    for count in ranks:
+        job = change_job(found.job, change, batch if found.is_weak else batch / count)
+        steps += scale_out(job, [count], batch=batch, is_weak=found.is_weak)
+    return describe_prediction(found, steps, change, name, is_share=wanted.change.cores is not None)
+
+
+def read_measured(wanted: Predict) -> tuple[MeasuredJob, str]:
+    """The run as a job, and its name."""
+    assert wanted.run is not None
+    store = open_run(wanted.run, wanted.runs_dir)
+    if store.record.study not in STUDIES:
+        raise UsageError(
+            f"{store.name} is a run of {store.record.study}: a prediction starts from {' or '.join(STUDIES)}"
+        )
+    results, _ = read_results(store)
+    strategy = str(store.record.fields.get("strategy", "ddp"))
+    sampling = store.record.fields.get("sampling", {})
+    answer = ScalingAnswer.from_results(
+        results, strategy, sampling.get("warmup"), is_strong=store.record.study == StrongScaling.name
+    )
+    link: FoundLink | None = None
+    if wanted.collectives is not None:
+        measured, _ = read_results(open_run(wanted.collectives, wanted.runs_dir))
+        link = find_measured_link(measured, wanted.collectives)
+    network = None
+    if wanted.change.cores is not None:
+        shared = link or find_own_link(answer.spread[-1])
+        network = Network(
+            inside=shared.cost, host_seconds_per_byte=1 / shared.cost.bytes_per_second, cores=wanted.change.cores
+        )
+    return read_job(answer, link, network), store.name

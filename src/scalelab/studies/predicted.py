@@ -1,0 +1,146 @@
+"""The document of `scalelab predict RUN`: a measured job at sizes that were not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scalelab.predict.prediction import Prediction
+from scalelab.predict.scale_out import GROUP_WORDS, ScaledStep
+from scalelab.predict.what_if import WhatIf
+from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
+from scalelab.studies.predicted_job import MeasuredJob
+from scalelab.units import format_quantity, format_seconds, format_share
+
+INTERVAL_NOTE = "± is an 80 % interval of the prediction"
+FAR = 16
+"""Times the ranks that were measured."""
+
+
+def describe_prediction(
+    found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, source: str, *, is_share: bool = False
+) -> Document:
+    """Predicted sizes beside those that were measured."""
+    kind = "weak scaling" if found.is_weak else "strong scaling"
+    batch = f"batch {change.batch or found.batch}{' per rank' if found.is_weak else ' in all'}"
+    words = [source, kind, found.job.strategy, batch, f"{found.job.network.inside.words} ({found.link.source})"]
+    return Document(
+        title="Prediction",
+        question="What would other numbers of ranks give?",
+        setting=" · ".join([*words, *change.changes]),
+        sections=(
+            Section(tables=(make_step_table(found, steps, change),)),
+            Section(heading="Where a step goes", tables=(make_parts_table(steps),)),
+        ),
+        summary=tuple(summarise(found, steps, change)),
+        cautions=tuple(find_cautions(found, steps, change, is_share=is_share)),
+    )
+
+
+def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Table:
+    columns = (
+        Column(key="ranks", header="ranks", quantity="count"),
+        Column(key="step_seconds", header="step", quantity="seconds"),
+        Column(key="measured_seconds", header="measured", quantity="seconds", unit_of="step_seconds"),
+        Column(key="throughput", header="samples/s", quantity="rate"),
+        Column(key="speedup", header="speedup", quantity="ratio"),
+        Column(key="efficiency", header="efficiency", quantity="share"),
+        Column(key="exposed", header="exposed comm", quantity="share"),
+        Column(key="dominant", header="least known", align="left"),
+    )
+    rows = [
+        (
+            Cell(value=one.num_ranks),
+            show(one.step),
+            *make_row(None if change.changes else found.measured.get(one.num_ranks)),
+            show(one.throughput),
+            show(one.speedup),
+            show(one.efficiency),
+            show(one.exposed),
+            Cell(value=one.dominant),
+        )
+        for one in steps
+    ]
+    basis = "over one rank with the same work on each" if found.is_weak else "over one rank with the whole batch"
+    notes = (INTERVAL_NOTE + "; of the measured step 95 %", f"speedup and efficiency are {basis}")
+    return Table(columns=columns, rows=tuple(rows), notes=notes)
+
+
+def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
+    names = {
+        "input": "input",
+        "forward": "forward",
+        "backward": "backward",
+        "exposed": "exposed comm",
+        "optimizer": "optimizer",
+        "straggler": "waiting for the slowest",
+        "rest": "rest",
+    }
+    columns = (
+        Column(key="ranks", header="ranks", quantity="count"),
+        *(
+            Column(key=f"{key}_seconds", header=header, quantity="seconds", unit_of="backward_seconds")
+            for key, header in names.items()
+        ),
+        Column(key="communication_seconds", header="all comm", quantity="seconds", unit_of="backward_seconds"),
+    )
+    rows = [
+        make_row(
+            one.num_ranks,
+            *(getattr(one.parts, f"{key}_seconds") for key in names),
+            one.parts.communication_seconds,
+        )
+        for one in steps
+    ]
+    notes = (
+        "the parts add up to the step; of all communication, what is not exposed is hidden behind backward",
+        "rest: what two ranks took beyond the other parts, taken as it is",
+    )
+    return Table(columns=columns, rows=tuple(rows), notes=notes)
+
+
+def show(prediction: Prediction) -> Cell:
+    return Cell(value=prediction.value, low=prediction.low, high=prediction.high)
+
+
+def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[str]:
+    last = max(steps, key=lambda one: one.num_ranks)
+    low, high = (format_quantity("ratio", value) for value in (last.speedup.low, last.speedup.high))
+    under = f" with {', '.join(change.changes)}" if change.changes else ""
+    yield (
+        f"On {last.num_ranks} ranks{under} the job would be {format_quantity('ratio', last.speedup.value)} times as"
+        f" fast as on one ({low} to {high}), an efficiency of {format_share(last.efficiency.value)}: a step of"
+        f" {format_seconds(last.step.value)}, of which {format_share(last.exposed.value)} is exposed communication."
+    )
+    yield (
+        f"What is known least there is {GROUP_WORDS[last.dominant]}: it makes"
+        f" {format_share(last.shares[last.dominant])} of the prediction's variance."
+    )
+    fastest = min(steps, key=lambda one: one.step.value)
+    if fastest is not last and not found.is_weak:
+        grown = last.parts.exposed_seconds - fastest.parts.exposed_seconds
+        waited = last.parts.straggler_seconds - fastest.parts.straggler_seconds
+        cause = "communication" if grown > waited else "waiting for the slowest rank"
+        yield f"Beyond {fastest.num_ranks} ranks a step gets longer: {cause} grows by more than computing shrinks."
+
+
+def find_cautions(
+    found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, *, is_share: bool
+) -> Iterator[Caution]:
+    most = max(found.measured, default=2)
+    if max(one.num_ranks for one in steps) > FAR * most:
+        yield Caution(
+            message=f"{max(one.num_ranks for one in steps)} ranks are far from the {most} that were measured: what"
+            " appears only there (congestion, failures, input of all) is in no interval",
+            next_step="measure a larger size, and predict from that",
+        )
+    if change.link is None and change.between is None and not is_share:
+        yield Caution(
+            message="ranks beyond those measured are taken to have cores and a link of their own, as the two had",
+            next_step="say --link for another link, --ranks-per-node and --node-link for nodes, or --cores for one"
+            " host that all share",
+        )
+    if found.job.residual_seconds > 0.1 * max(estimate.value for estimate in found.measured.values()):
+        yield Caution(
+            message=f"two ranks took {format_seconds(found.job.residual_seconds)} more than the model explains",
+            next_step="measure the link with scalelab collectives --ranks 2 and give it as --collectives",
+        )

@@ -1,0 +1,93 @@
+"""Tables of scaling, extrapolated."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelab.errors import UsageError
+from scalelab.predict.doubts import find_doubts
+from scalelab.predict.extrapolate import Tuning, extrapolate, weigh_laws
+from scalelab.predict.laws import LAWS, follow_ring, follow_tree, stay_linear
+from scalelab.predict.series import ScalingSeries
+
+
+def make_series(throughput, **others):
+    return ScalingSeries(label="job", throughput=throughput, **others)
+
+
+def test_perfect_scaling_goes_on_but_for_the_creep():
+    (found,) = extrapolate(make_series({1: 10.0, 2: 20.0}), [4], Tuning(creep=0.0))
+    assert found.throughput.value == pytest.approx(40)
+    assert found.efficiency.value == pytest.approx(1)
+
+
+def test_a_ring_is_recognised_by_what_it_sends():
+    known = {count: 1 + 0.2 * (count - 1) / count for count in (1, 2, 4, 8)}
+    assert follow_ring(known, 64) == pytest.approx(1 + 0.2 * 63 / 64)
+    weights = weigh_laws(known)
+    assert max(weights, key=lambda name: weights[name]) == "ring"
+
+
+def test_a_tree_adds_the_same_with_every_doubling():
+    known = {count: 1 + 0.05 * power for power, count in enumerate((1, 2, 4, 8, 16))}
+    assert follow_tree(known, 64) == pytest.approx(1.30)
+    weights = weigh_laws(known)
+    assert max(weights, key=lambda name: weights[name]) == "tree"
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_every_law_goes_through_the_last_point(name):
+    known = {1: 1.0, 2: 1.1, 4: 1.3}
+    assert LAWS[name](known, 4) == pytest.approx(1.3)
+
+
+def test_two_points_leave_the_prior():
+    assert weigh_laws({1: 1.0, 2: 1.1}) == {"linear": 0.5, "ring": 0.5, "tree": 0.0}
+
+
+def test_a_size_that_is_known_is_itself():
+    (found,) = extrapolate(make_series({1: 10.0, 2: 17.0}), [2])
+    assert found.throughput.low == found.throughput.high == pytest.approx(17)
+
+
+@given(st.floats(0.4, 1.05), st.integers(3, 4096))
+def test_efficiency_never_grows_and_the_interval_holds_the_value(efficiency, ranks):
+    (found,) = extrapolate(make_series({1: 1.0, 2: 2 * efficiency}), [ranks])
+    assert found.efficiency.value <= efficiency + 1e-9
+    assert found.throughput.low <= found.throughput.value <= found.throughput.high
+
+
+def test_the_interval_widens_with_the_distance():
+    near, far = extrapolate(make_series({1: 1.0, 2: 1.8}), [4, 64])
+    assert far.efficiency.high / far.efficiency.low > near.efficiency.high / near.efficiency.low
+
+
+def test_the_published_epochs_on_four_devices_follow_from_one_and_two():
+    """R2: batch 32, 128 and 512; times of the same epoch."""
+    for one, two, four in ((23.550, 16.164, 9.060), (18.311, 9.849, 5.023), (19.704, 10.012, 5.160)):
+        series = make_series({1: 1 / one, 2: 1 / two}, is_time=True)
+        (found,) = extrapolate(series, [4])
+        assert 1 / found.throughput.value == pytest.approx(four, rel=0.05)
+        assert found.throughput.holds(1 / four)
+
+
+def test_super_linear_jumps_and_impossible_utilisation_are_doubted():
+    jump = make_series({32: 100.0, 64: 245.0})
+    assert "22%" in find_doubts(jump)[0]
+    assert "135%" in find_doubts(make_series({1: 1.0, 2: 2.0}), {2: 1.35})[0]
+    assert find_doubts(make_series({1: 1.0, 2: 1.9})) == []
+
+
+def test_a_single_size_says_nothing():
+    with pytest.raises(UsageError, match="one size"):
+        extrapolate(make_series({8: 1.0}), [16])
+
+
+@pytest.mark.parametrize("throughput", [{1: 0.0}, {0: 1.0}, {1: float("nan")}])
+def test_what_is_no_throughput_is_refused(throughput):
+    with pytest.raises(UsageError):
+        make_series(throughput)
+
+
+def test_linear_takes_the_nearest_smaller_size():
+    assert stay_linear({1: 1.0, 2: 1.2, 8: 1.5}, 4) == 1.2

@@ -1,0 +1,130 @@
+"""One step of a job on any number of ranks."""
+
+from dataclasses import replace
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.predict.buckets import Gradient, fill_buckets
+from scalelab.predict.job import Phase, ScaledJob, fit_phase, predict_step, settle_on_two
+from scalelab.predict.link_cost import LinkCost, Network
+from scalelab.predict.scale_out import scale_out
+from scalelab.predict.what_if import WhatIf, change_job
+
+FAST = LinkCost(latency_seconds=0, bytes_per_second=1e15)
+SLOW = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
+JOB = ScaledJob(
+    phases={
+        "forward": Phase(sample_seconds=0.001),
+        "backward": Phase(sample_seconds=0.002),
+        "optimizer": Phase(fixed_seconds=0.01),
+    },
+    gradients=tuple(Gradient((number + 1) / 40, 4e6) for number in range(40)),
+    network=Network(inside=SLOW),
+)
+PERFECT = replace(JOB, network=Network(inside=FAST), phases={**JOB.phases, "optimizer": Phase()})
+
+
+def test_a_perfect_link_gives_perfect_scaling():
+    (found,) = scale_out(PERFECT, [64], batch=64, is_weak=False)
+    assert found.speedup.value == pytest.approx(64, rel=1e-3)
+    assert found.exposed.value == pytest.approx(0, abs=1e-3)
+
+
+def test_what_does_not_shrink_bounds_the_speedup():
+    (found,) = scale_out(replace(JOB, network=Network(inside=FAST)), [64], batch=64, is_weak=False)
+    assert found.speedup.value == pytest.approx(0.202 / 0.013, rel=1e-3)
+
+
+def test_the_parts_add_up_to_the_step():
+    parts = predict_step(replace(JOB, jitter_ratio=0.1, residual_seconds=0.003), 8, 8)
+    assert parts.seconds == pytest.approx(0.034 + parts.exposed_seconds + parts.straggler_seconds + 0.003)
+    assert parts.straggler_seconds > 0
+
+
+def test_one_rank_exchanges_nothing():
+    parts = predict_step(replace(JOB, residual_seconds=1.0, jitter_ratio=0.5), 1, 8)
+    assert (parts.exposed_seconds, parts.rest_seconds, parts.straggler_seconds) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp-full", "fsdp-grad-op"])
+def test_a_faster_link_is_never_slower(strategy):
+    slow, fast = (
+        predict_step(replace(JOB, strategy=strategy, network=Network(inside=link)), 8, 8).seconds
+        for link in (SLOW, FAST)
+    )
+    assert fast < slow
+
+
+def test_sharding_parameters_sends_more_than_sharding_gradients():
+    full, grad_op, ddp = (
+        predict_step(replace(JOB, strategy=name), 8, 8).communication_seconds
+        for name in ("fsdp-full", "fsdp-grad-op", "ddp")
+    )
+    assert full / ddp == pytest.approx(1.5, rel=0.02)
+    assert grad_op / ddp == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("measured", [0.03, 0.2, 1.0])
+def test_two_ranks_take_what_they_were_measured_to_take(measured):
+    settled = settle_on_two(JOB, measured, 8)
+    assert predict_step(settled, 2, 8).seconds == pytest.approx(measured, rel=1e-6)
+    assert 0 <= settled.contention <= 1
+
+
+def test_a_line_through_two_batches_finds_what_is_fixed():
+    phase = fit_phase({4: 0.5, 8: 0.9})
+    assert (phase.fixed_seconds, phase.sample_seconds) == (pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_a_batch_that_is_slower_in_half_has_no_negative_cost():
+    phase = fit_phase({4: 1.0, 8: 0.9})
+    assert (phase.fixed_seconds, phase.sample_seconds) == (0.9, 0)
+
+
+def test_the_first_bucket_is_small():
+    buckets = fill_buckets([Gradient(number / 10, 2 << 20) for number in range(20)])
+    assert [round(bucket.payload_bytes / (1 << 20)) for bucket in buckets] == [2, 26, 12]
+    assert buckets[0].ready_seconds == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        WhatIf(compression="fp16"),
+        WhatIf(link=FAST),
+        WhatIf(compute_factor=2.0),
+        WhatIf(bucket_mb=1000.0),
+        WhatIf(delay_seconds=0.1),
+        WhatIf(slow_factor=1.5),
+        WhatIf(accumulation=2),
+    ],
+)
+def test_every_change_moves_the_step_the_way_it_should(change):
+    before, after = (predict_step(job, 8, 8).seconds for job in (JOB, change_job(JOB, change, 8)))
+    is_slower = change.delay_seconds > 0 or change.slow_factor > 1 or change.bucket_mb is not None
+    assert (after > before) == is_slower or change.accumulation == 2
+    assert change.changes
+
+
+def test_the_interval_of_what_is_known_exactly_is_a_point():
+    known = replace(JOB.known, compute=0, latency=0, bandwidth=0, contention=0, jitter=0, residual=0)
+    (found,) = scale_out(replace(JOB, known=known), [8], batch=64, is_weak=False)
+    assert found.step.low == pytest.approx(found.step.high)
+
+
+def test_the_link_dominates_where_communication_does():
+    (found,) = scale_out(replace(JOB, network=Network(inside=SLOW)), [8], batch=8, is_weak=False)
+    assert found.dominant == "bandwidth"
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_less_than_a_sample_per_rank_is_refused():
+    with pytest.raises(UsageError, match=r"0\.5 samples"):
+        predict_step(JOB, 16, 0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"slow_factor": 0.5}, {"compression": "zip"}, {"batch": 0}, {"delay_seconds": -1}])
+def test_changes_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UsageError):
+        WhatIf(**wrong)

@@ -1,0 +1,82 @@
+"""Anybody's table as series."""
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.predict.tables import Columns, read_table
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_text(text):
+        path = tmp_path / "table.csv"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_text
+
+
+def test_columns_are_told_by_their_names(write):
+    path = write("model,batch,gpus,img_per_s,source\na,32,1,10,x\na,32,2,19,x\nb,32,1,5,x\nb,32,2,9,x\n")
+    found = read_table(path, Columns())
+    assert [one.series.label for one in found] == ["a", "b"]
+    assert found[1].series.throughput == {1: 5, 2: 9}
+
+
+def test_times_become_throughputs(write):
+    (found,) = read_table(write("devices,epoch_seconds\n1,20\n2,10\n"), Columns())
+    assert found.series.is_time
+    assert found.series.stretch == {1: 1, 2: 1}
+
+
+def test_a_throughput_of_each_rank_is_multiplied(write):
+    (found,) = read_table(write("gpus,tok_per_s_gpu\n8,100\n16,95\n"), Columns())
+    assert found.series.throughput == {8: 800, 16: 1520}
+
+
+def test_numbers_that_grow_with_ranks_do_not_tell_jobs_apart(write):
+    (found,) = read_table(write("gpus,global_batch,throughput\n1,32,10\n2,64,19\n4,128,37\n"), Columns())
+    assert found.series.ranks == (1, 2, 4)
+
+
+def test_a_size_that_is_there_twice_is_its_median(write):
+    (found,) = read_table(write("ranks,throughput\n1,10\n1,12\n1,11\n2,20\n"), Columns())
+    assert found.series.throughput[1] == 11
+
+
+def test_utilisation_is_read_where_it_is(write):
+    (found,) = read_table(write("ranks,throughput,mfu_pct\n1,10,120\n2,20,60\n"), Columns())
+    assert found.utilization == {1: 1.2, 2: 0.6}
+
+
+@pytest.mark.parametrize("text", ["ranks;throughput\n1;10\n2;19\n", "ranks\tthroughput\n1\t10\n2\t19\n"])
+def test_other_separators_are_read(write, text):
+    assert read_table(write(text), Columns())[0].series.throughput == {1: 10, 2: 19}
+
+
+def test_columns_can_be_said(write):
+    path = write("kind,n,a_per_s,b_per_s\nx,1,10,100\ny,2,20,150\n")
+    (found,) = read_table(path, Columns(ranks="n", value="b_per_s", by=()))
+    assert found.series.throughput == {1: 100, 2: 150}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no table"),
+        ("ranks,throughput\n", "holds no table"),
+        ("ranks,throughput\n1,10,3\n", "line 2: 3 fields"),
+        ("ranks,throughput\n1,fast\n", "line 2: throughput is 'fast'"),
+        ("ranks,throughput\n1.5,10\n", "whole number"),
+        ("ranks,throughput\n1,0\n", "above 0"),
+        ("ranks,ranks\n1,0\n", "different name"),
+        ("cats,throughput\n1,10\n", "--ranks-column"),
+        ("ranks,colour\n1,10\n", "--value-column"),
+        ("ranks,a_per_s,b_per_s\n1,10,10\n", "--value-column"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(write, text, words):
+    path = write(text)
+    with pytest.raises(UsageError, match=words) as caught:
+        read_table(path, Columns())
+    assert "table.csv" in str(caught.value)
