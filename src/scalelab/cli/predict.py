@@ -14,7 +14,7 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
 from scalelab.experiment import read_results
-from scalelab.predict.link_cost import Network, read_link
+from scalelab.predict.link_cost import read_link
 from scalelab.predict.scale_out import scale_out
 from scalelab.predict.tables import Columns, read_table
 from scalelab.predict.what_if import WhatIf, change_job
@@ -22,7 +22,7 @@ from scalelab.report.document import Document
 from scalelab.settings import MaybeInt
 from scalelab.store import RUNS_DIR, open_run
 from scalelab.studies.predicted import describe_prediction
-from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, find_own_link, read_job
+from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, read_job
 from scalelab.studies.predicted_table import describe_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.strong_scaling import StrongScaling
@@ -178,10 +178,4 @@ def read_measured(wanted: Predict) -> tuple[MeasuredJob, str]:
     if wanted.collectives is not None:
         measured, _ = read_results(open_run(wanted.collectives, wanted.runs_dir))
         link = find_measured_link(measured, wanted.collectives)
-    network = None
-    if wanted.change.cores is not None:
-        shared = link or find_own_link(answer.spread[-1])
-        network = Network(
-            inside=shared.cost, host_seconds_per_byte=1 / shared.cost.bytes_per_second, cores=wanted.change.cores
-        )
-    return read_job(answer, link, network), store.name
+    return read_job(answer, link, wanted.change.cores), store.name

@@ -54,22 +54,27 @@ class MeasuredJob:
     """Step times by number of ranks, as they were measured."""
 
 
-def read_job(answer: ScalingAnswer, link: FoundLink | None, network: Network | None = None) -> MeasuredJob:
-    """The job of a scaling study. `link` overrules what its own messages say; `network` has what the link is not."""
+def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
+    """The job of a scaling study. `link` overrules what its own messages say; `cores`: all ranks share those of a host.
+
+    What two ranks with a core each move in a second, a core moves: so the link's rate is that of a core.
+    """
     one, two = find_bases(answer)
     batch = one.trial.global_batch
-    batches = {one.trial.batch_per_rank: one, two.trial.batch_per_rank: two}
+    batches = {two.trial.batch_per_rank: two, one.trial.batch_per_rank: one}  # the same batch: one rank is alone
     times = find_gradients(one)
     phases = find_phases(batches)
     found = link or find_own_link(two)
-    base = network or Network(inside=found.cost)
+    network = Network(inside=found.cost)
+    if cores is not None:
+        network = replace(network, host_seconds_per_byte=1 / found.cost.bytes_per_second, cores=cores)
     job = ScaledJob(
         phases=phases,
         gradients=share_times(
             [Gradient(*pair) for pair in zip(times.ready_seconds, times.payload_bytes, strict=True)],
             times.ready_seconds[-1],
         ),
-        network=replace(base, inside=found.cost),
+        network=network,
         strategy=answer.strategy,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=one.trial.accumulation,
