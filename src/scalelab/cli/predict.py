@@ -10,24 +10,27 @@ from typing import Annotated
 import tyro
 
 from scalelab.checks import check_at_least, read_flag
+from scalelab.cli.confirm import confirm_best
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
 from scalelab.experiment import read_results
 from scalelab.predict.link_cost import read_link
 from scalelab.predict.scale_out import scale_out
+from scalelab.predict.search import search_best
 from scalelab.predict.tables import Columns, read_table
-from scalelab.predict.what_if import WhatIf, change_job
+from scalelab.predict.what_if import Compression, WhatIf, change_job
 from scalelab.report.document import Document
 from scalelab.settings import MaybeInt
-from scalelab.store import RUNS_DIR, open_run
+from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.predicted import describe_prediction
+from scalelab.studies.predicted_best import describe_best, find_need
 from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, read_job
 from scalelab.studies.predicted_table import describe_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.units import parse_seconds
+from scalelab.units import parse_bytes, parse_seconds
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
@@ -67,7 +70,7 @@ class ChangeFlags:
     """Another batch: in all for strong scaling, per rank for weak."""
     bucket_mb: float | None = None
     """Another size of DDP's buckets, in MiB."""
-    compression: str = "none"
+    compression: Compression = "none"
     """Gradients sent as fp16 or bf16."""
     accumulation: MaybeInt = None
     """Passes per step: only the last exchanges gradients."""
@@ -77,6 +80,20 @@ class ChangeFlags:
     """How many times longer one rank computes than the others."""
     compute: float = 1.0
     """How many times faster every rank computes: another device or data type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestFlags:
+    """Of a run: which combination would be fastest?"""
+
+    best: bool = False
+    """Try batches, buckets, compression and accumulation, and rank what fits memory; --ranks names one number."""
+    memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    """What a rank may use, such as 16GB. None: not looked at."""
+    top: int = 5
+    """How many combinations are shown."""
+    confirm: bool = False
+    """Run the best three here, and put what they give beside what was said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +110,7 @@ class Predict:
     collectives: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """A run of scalelab collectives on two ranks, which tells latency and bandwidth."""
     change: ChangeFlags = field(default_factory=ChangeFlags)
+    search: BestFlags = field(default_factory=BestFlags)
     columns: TableFlags = field(default_factory=TableFlags)
     runs_dir: RunsDir = RUNS_DIR
     output: Output = field(default_factory=Output)
@@ -108,6 +126,11 @@ class Predict:
             raise UsageError("a table says nothing of links, batches or buckets: these flags need a run")
         if self.run is not None and self.columns != TableFlags():
             raise UsageError("flags for columns need --table FILE.csv")
+        if self.search.best and len(self.ranks) > 1:
+            raise UsageError("--best looks for the fastest on one number of ranks: give one with --ranks")
+        if not self.search.best and self.search != BestFlags():
+            raise UsageError("--memory, --top and --confirm belong to --best: give it too")
+        check_at_least("top", self.search.top, 1)
         if self.change.node_link is not None and self.change.ranks_per_node is None:
             raise UsageError("--node-link needs --ranks-per-node: which ranks share a node?")
         if self.change.cores is not None:
@@ -132,7 +155,11 @@ class Predict:
 def main(args: Sequence[str]) -> int:
     wanted = parse_flags(Predict, args, "predict")
     wanted.check()
-    write_outputs(predict_table(wanted) if wanted.table is not None else predict_run(wanted), wanted.output)
+    if wanted.table is not None:
+        document = predict_table(wanted)
+    else:
+        document = predict_best(wanted) if wanted.search.best else predict_run(wanted)
+    write_outputs(document, wanted.output)
     return 0
 
 
@@ -150,18 +177,40 @@ def predict_table(wanted: Predict) -> Document:
 
 def predict_run(wanted: Predict) -> Document:
     change = wanted.make_change()
-    found, name = read_measured(wanted)
+    store, answer = read_run(wanted)
+    found = read_measured(wanted, answer)
     batch = change.batch or found.batch
     ranks = wanted.ranks or tuple(count for count in USUAL_RANKS if found.is_weak or count <= batch)
     steps = []
     for count in ranks:
         job = change_job(found.job, change, batch if found.is_weak else batch / count)
         steps += scale_out(job, [count], batch=batch, is_weak=found.is_weak)
-    return describe_prediction(found, steps, change, name, is_share=wanted.change.cores is not None)
+    return describe_prediction(found, steps, change, store.name, is_share=wanted.change.cores is not None)
 
 
-def read_measured(wanted: Predict) -> tuple[MeasuredJob, str]:
-    """The run as a job, and its name."""
+def predict_best(wanted: Predict) -> Document:
+    change = wanted.make_change()
+    store, answer = read_run(wanted)
+    found = read_measured(wanted, answer)
+    num_ranks = wanted.ranks[0] if wanted.ranks else max(found.measured)
+    memory = None if wanted.search.memory is None else float(read_flag("memory", wanted.search.memory, parse_bytes))
+    batches = [change.batch] if change.batch else [found.batch, 2 * found.batch, 4 * found.batch]
+    best, num_left_out = search_best(
+        found.job,
+        change,
+        num_ranks,
+        batches,
+        is_weak=found.is_weak,
+        need=find_need(answer),
+        memory_bytes=memory,
+        top=wanted.search.top,
+    )
+    confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
+    return describe_best(found, best, num_left_out, store.name, confirmed)
+
+
+def read_run(wanted: Predict) -> tuple[RunStore, ScalingAnswer]:
+    """The run and its arms."""
     assert wanted.run is not None
     store = open_run(wanted.run, wanted.runs_dir)
     if store.record.study not in STUDIES:
@@ -169,13 +218,19 @@ def read_measured(wanted: Predict) -> tuple[MeasuredJob, str]:
             f"{store.name} is a run of {store.record.study}: a prediction starts from {' or '.join(STUDIES)}"
         )
     results, _ = read_results(store)
-    strategy = str(store.record.fields.get("strategy", "ddp"))
     sampling = store.record.fields.get("sampling", {})
-    answer = ScalingAnswer.from_results(
-        results, strategy, sampling.get("warmup"), is_strong=store.record.study == StrongScaling.name
+    return store, ScalingAnswer.from_results(
+        results,
+        str(store.record.fields.get("strategy", "ddp")),
+        sampling.get("warmup"),
+        is_strong=store.record.study == StrongScaling.name,
     )
+
+
+def read_measured(wanted: Predict, answer: ScalingAnswer) -> MeasuredJob:
+    """The run as a job."""
     link: FoundLink | None = None
     if wanted.collectives is not None:
         measured, _ = read_results(open_run(wanted.collectives, wanted.runs_dir))
         link = find_measured_link(measured, wanted.collectives)
-    return read_job(answer, link, wanted.change.cores), store.name
+    return read_job(answer, link, wanted.change.cores)

@@ -7,13 +7,15 @@ go says so in its own docstring.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from scalelab.errors import UsageError
 from scalelab.predict.buckets import MEBIBYTE
 from scalelab.predict.job import ScaledJob, predict_step
 from scalelab.predict.link_cost import LinkCost
 
-COMPRESSIONS = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+Compression = Literal["none", "fp16", "bf16"]
+COMPRESSIONS: dict[Compression, float] = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 """Bytes that are sent for float32 gradients; the work of compressing is not counted."""
 
 
@@ -24,7 +26,7 @@ class WhatIf:
     batch: int | None = None
     """Samples per step: of all ranks where the run was strong scaling, of each where it was weak."""
     bucket_mb: float | None = None
-    compression: str = "none"
+    compression: Compression = "none"
     accumulation: int | None = None
     link: LinkCost | None = None
     between: LinkCost | None = None
