@@ -39,16 +39,12 @@ ENTRIES: dict[str, Entry] = {
     "hdf5-blosc2": Entry(sentence="HDF5 in chunks, by Blosc2", suffix=".h5", module="hdf5", extra="formats"),
     "files": Entry(sentence="a file for every sample", suffix="", module="files", marker="samples.json"),
     "tokens": Entry(sentence="a shard of tokens, read by memory map", suffix=".bin", module="tokens"),
-    "safetensors": Entry(
-        sentence="safetensors, read by memory map", suffix=".safetensors", module="safetensors", extra="formats"
-    ),
+    "safetensors": Entry(sentence="safetensors, read by memory map", suffix=".safetensors", module="safetensors"),
     "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module="zarr", extra="formats"),
     "arrow": Entry(sentence="Arrow IPC, read by memory map", suffix=".arrow", module="arrow", extra="formats"),
     "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module="parquet", extra="formats"),
     "lmdb": Entry(sentence="LMDB, a record for every sample", suffix=".lmdb", module="lmdb", extra="formats"),
-    "webdataset": Entry(
-        sentence="a tar of samples, as WebDataset reads", suffix=".tar", module="webdataset", extra="formats"
-    ),
+    "webdataset": Entry(sentence="a tar of samples, as WebDataset reads", suffix=".tar", module="webdataset"),
 }
 
 

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from scalelab.environment import read_available_memory
 from scalelab.errors import DataUnreadable, UsageError
+from scalelab.units import format_bytes
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -104,10 +106,36 @@ class ArrayColumn:
         return np.array(self.array)
 
 
-def make_array_column(name: str, array: Array) -> ArrayColumn:
+@dataclass(frozen=True)
+class OddColumn:
+    """A column that NumPy's own `take` would copy as a whole for every batch: not aligned, not in one piece, or with
+    the bytes of its numbers in another order than this machine's. It is told, and given, in this machine's order."""
+
+    field: Field
+    array: Array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def take(self, indices: Indices) -> Array:
+        if self.array.flags.c_contiguous and self.field.num_bytes:
+            rows = self.array.reshape(-1).view(np.uint8).reshape(len(self.array), self.field.num_bytes)
+            found = rows.take(indices, axis=0).view(self.array.dtype).reshape(len(indices), *self.field.shape)
+        else:
+            found = self.array[indices]
+        return found.astype(self.field.dtype, copy=False)
+
+    def load(self) -> Array:
+        return np.array(self.array, dtype=self.field.dtype, order="C")
+
+
+def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
     """The column of an array; a memory map is seen as a plain array, whose indexing is far quicker."""
     plain = array.view(np.ndarray)
-    return ArrayColumn(Field(name, plain.dtype, plain.shape[1:]), plain)
+    field = Field(name, plain.dtype.newbyteorder("="), plain.shape[1:])
+    if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype.isnative:
+        return ArrayColumn(field, plain)
+    return OddColumn(field, plain)
 
 
 def check_arrays(arrays: Arrays) -> int:
@@ -139,15 +167,38 @@ def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
         raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are stored")
 
 
+def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    """Refuse what a file holds and is no column."""
+    try:
+        check_dtype(repr(name), dtype)
+    except UsageError as error:
+        raise DataUnreadable(f"{path} cannot be read: {error}") from error
+    if not len(shape):
+        raise DataUnreadable(f"{path} holds a single number as {name!r}, not an array of samples")
+
+
 def check_columns(path: Path, columns: Iterable[Column]) -> int:
     """Refuse a set whose columns do not fit together; gives the number of samples."""
     lengths = {column.field.name: len(column) for column in columns}
     if not lengths:
         raise DataUnreadable(f"{path} holds no arrays: scalelab data convert writes files that do")
+    for name in lengths:
+        if not name.isprintable():
+            raise DataUnreadable(f"{path} is damaged: {name!r} cannot name a column")
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise DataUnreadable(f"{path} is no set of samples: its columns have different lengths ({told})")
     return next(iter(lengths.values()))
+
+
+def check_memory(path: Path, num_bytes: int) -> None:
+    """Refuse to load more than there is room for, before the machine runs out of memory."""
+    available = read_available_memory()
+    if num_bytes > available:
+        raise DataUnreadable(
+            f"{path} would take {format_bytes(num_bytes)} of memory, and {format_bytes(available)} are available:"
+            " read it lazily, in a format that can be (scalelab data convert)"
+        )
 
 
 def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:

@@ -12,16 +12,15 @@ import numpy as np
 
 from scalelab.data.formats.columns import (
     Array,
-    ArrayColumn,
     Arrays,
+    Column,
     Format,
     Opened,
     Settings,
-    check_dtype,
+    check_found,
     make_array_column,
     refuse_options,
 )
-from scalelab.errors import DataUnreadable
 
 
 def write(path: Path, arrays: Arrays, _: Settings) -> None:
@@ -34,8 +33,10 @@ def write(path: Path, arrays: Arrays, _: Settings) -> None:
 
 
 def _write_one(path: Path, array: Array) -> None:
-    with path.open("wb") as file:  # np.save would add a suffix to a path
-        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    with path.open("wb") as file:  # np.save would add a suffix to a path, and not tell why writing failed
+        whole = np.ascontiguousarray(array)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(whole))
+        file.write(whole.data)
 
 
 def open_set(path: Path, options: Settings) -> Opened:
@@ -44,11 +45,9 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=tuple(map(_map, files)), watched=tuple(files), survives_fork=True)
 
 
-def _map(path: Path) -> ArrayColumn:
+def _map(path: Path) -> Column:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if array.ndim < 1:
-        raise DataUnreadable(f"{path} holds a single number, not an array of samples")
-    check_dtype(path.stem, array.dtype)
+    check_found(path, path.stem, array.dtype, array.shape)
     return make_array_column(path.stem, array)
 
 

@@ -26,10 +26,12 @@ from scalelab.data.formats.columns import (
     Opened,
     Settings,
     check_columns,
+    check_memory,
     make_array_column,
 )
 from scalelab.errors import DataUnreadable, ScalelabError
 
+INDEX_DTYPE = np.dtype(np.intp)
 Signature = tuple[int, int, int]
 """Inode, size and time of the last change."""
 
@@ -52,7 +54,7 @@ class StoredSet:
         self._options = dict(options or {})
         self._expected = tuple(expected)
         self._opened: Opened | None = None
-        self._signatures: dict[Path, Signature] = {}
+        self._signatures: tuple[tuple[str, Signature], ...] = ()
         self._num_samples = 0
         self._pid = 0
 
@@ -73,10 +75,15 @@ class StoredSet:
         return tuple(array[0] for array in self._take(opened, numbers))
 
     def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]:
-        numbers = np.asarray(indices, dtype=np.intp)
+        numbers = make_numbers(indices)
         opened = self._open()
-        if numbers.size and not (numbers.min() >= 0 and numbers.max() < self._num_samples):
-            wrong = numbers[(numbers < 0) | (numbers >= self._num_samples)][0]
+        if not len(numbers):
+            return tuple(np.empty((0, *field.shape), field.dtype) for field in self.fields)
+        # As numbers without a sign, negative ones are too large as well: one look instead of two.
+        places = numbers.view(np.uintp)
+        most = places.item(places.argmax())
+        if most >= self._num_samples:
+            wrong = numbers[places == most][0]
             raise IndexError(f"there is no sample {wrong} in {self.path}: it has {self._num_samples}")
         return self._take(opened, numbers)
 
@@ -93,21 +100,24 @@ class StoredSet:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_signatures": {}, "_pid": 0}
+        return {**self.__dict__, "_opened": None, "_signatures": (), "_pid": 0}
 
     def _take(self, opened: Opened, numbers: Indices) -> tuple[Array, ...]:
         self._check_unchanged()
-        with reading_errors(self.path):
-            return tuple(column.take(numbers) for column in opened.columns)
+        try:
+            return tuple([column.take(numbers) for column in opened.columns])
+        except Exception as error:
+            refuse_error(self.path, error)
+            raise
 
     def _open(self) -> Opened:
-        if self._opened is not None and (self._pid == os.getpid() or self._opened.survives_fork):
+        if self._opened is not None and (self._opened.survives_fork or self._pid == os.getpid()):
             return self._opened
         self._opened = None
         with reading_errors(self.path):
             opened = load_format(self.format).open(self.path, self._options)
             try:
-                self._signatures = {path: read_signature(path) for path in opened.watched}
+                self._signatures = tuple((str(path), read_signature(path)) for path in opened.watched)
                 self._num_samples = check_columns(self.path, opened.columns)
                 self._check_expected(opened)
                 if self.eager:
@@ -119,10 +129,11 @@ class StoredSet:
         return opened
 
     def _load(self, opened: Opened) -> Opened:
+        check_memory(self.path, sum(column.field.num_bytes for column in opened.columns) * self._num_samples)
         columns = [make_array_column(column.field.name, column.load()) for column in opened.columns]
         self._check_unchanged()
         opened.close()
-        self._signatures = {}
+        self._signatures = ()
         return Opened(columns=tuple(columns), survives_fork=True)
 
     def _check_expected(self, opened: Opened) -> None:
@@ -135,14 +146,24 @@ class StoredSet:
                 raise DataUnreadable(f"{self.path} holds {found[field.name].words}, and {field.words} is expected")
 
     def _check_unchanged(self) -> None:
-        for path, before in self._signatures.items():
+        for path, before in self._signatures:
             if read_signature(path) != before:
                 raise DataUnreadable(f"{path} was changed while it was read: what was read so far may be of both")
 
 
-def read_signature(path: Path) -> Signature:
+def make_numbers(indices: Iterable[int]) -> Indices:
+    """Numbers of samples as an array; a fraction would silently become another sample."""
+    if type(indices) is np.ndarray and indices.dtype is INDEX_DTYPE and indices.ndim == 1:
+        return indices
+    numbers = np.asarray(indices)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"samples are asked for by whole numbers in one row, not by {numbers.dtype} {numbers.shape}")
+    return numbers.astype(np.intp, copy=False)
+
+
+def read_signature(path: Path | str) -> Signature:
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116 - a string is looked up in half the time, before every batch
     except OSError as error:
         raise DataUnreadable(f"{path} is gone while it is read: {error.strerror}") from error
     return status.st_ino, status.st_size, status.st_mtime_ns
@@ -157,9 +178,14 @@ class reading_errors:  # noqa: N801 - it is used as a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, (ScalelabError, IndexError, MemoryError)):
-            return
         if isinstance(error, Exception):
-            words = str(error).strip().splitlines()
-            what = words[0] if words else type(error).__name__
-            raise DataUnreadable(f"{self._path} cannot be read: {what}") from error
+            refuse_error(self._path, error)
+
+
+def refuse_error(path: Path, error: Exception) -> None:
+    """Raise what a library said about a file as an error of ours; nothing happens if it is one already."""
+    if isinstance(error, (ScalelabError, IndexError, MemoryError)):
+        return
+    words = str(error).strip().splitlines()
+    what = words[0] if words else type(error).__name__
+    raise DataUnreadable(f"{path} cannot be read: {what}") from error

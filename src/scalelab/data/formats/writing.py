@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scalelab.data.formats.catalogue import load_format
-from scalelab.data.formats.columns import Arrays, Settings, check_arrays, refuse_options
+from scalelab.data.formats.columns import Array, Arrays, Settings, check_arrays, refuse_options
 from scalelab.errors import UsageError
 from scalelab.files import storage_errors
+
+MOST_FILES = 100
+"""That are forced to the disk one by one; of more, everything at once takes less time."""
 
 
 def write_set(
@@ -33,8 +36,13 @@ def write_set(
     if path.exists() and not overwrite:
         raise UsageError(f"{path} is already there: choose another name, or say --overwrite")
     with taking_place(path) as scratch:
-        form.write(scratch, arrays, options or {})
+        form.write(scratch, {name: make_native(array) for name, array in arrays.items()}, options or {})
     return count_bytes(path)
+
+
+def make_native(array: Array) -> Array:
+    """The same numbers with their bytes in this machine's order: not every format knows another."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 @contextmanager
@@ -47,12 +55,26 @@ def taking_place(path: Path) -> Iterator[Path]:
         try:
             yield scratch
             force_to_disk(scratch)
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            scratch.replace(path)
+            put_into_place(scratch, path)
         except BaseException:
             remove(scratch)
             raise
+
+
+def put_into_place(scratch: Path, path: Path) -> None:
+    """In one rename; a directory, or a file that becomes one, is moved aside first and back if that fails."""
+    if not path.exists() or not (path.is_dir() or scratch.is_dir()):
+        scratch.replace(path)
+        return
+    aside = scratch.with_name(f"{scratch.name}.old")
+    remove(aside)
+    path.rename(aside)
+    try:
+        scratch.rename(path)
+    except BaseException:
+        aside.rename(path)
+        raise
+    remove(aside)
 
 
 def remove(path: Path) -> None:
@@ -64,7 +86,11 @@ def remove(path: Path) -> None:
 
 def force_to_disk(path: Path) -> None:
     """What is not on the disk may be lost after the rename, or be reported as full only later."""
-    for file in [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]:
+    files = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
+    if len(files) > MOST_FILES:
+        os.sync()
+        return
+    for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)

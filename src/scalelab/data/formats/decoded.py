@@ -1,0 +1,91 @@
+"""Columns in chunks of whole samples that are decoded as a whole, and the cache of those that were.
+
+A batch decodes every chunk that it touches once, however many of its samples lie there. What was decoded stays until
+newer chunks need its room, so that samples in order decode each chunk once per epoch, and shuffled ones too while the
+set fits into the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings
+from scalelab.data.formats.options import read_count
+from scalelab.errors import UsageError
+
+CHUNK_BYTES = 1 << 20
+"""Of a chunk that is written, about, where nobody says otherwise."""
+CACHE_BYTES = 64 << 20
+"""Of decoded chunks that are kept, over all columns of a set."""
+
+
+class ChunkCache:
+    """Decoded chunks, the least recently used first; the last is kept however large it is."""
+
+    def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
+
+    def find(self, name: str, number: int, decode: Callable[[int], Array]) -> Array:
+        """A chunk of a column, decoded if it is not here."""
+        key = (name, number)
+        if key in self._chunks:
+            self._chunks.move_to_end(key)
+            return self._chunks[key]
+        chunk = decode(number)
+        self._chunks[key] = chunk
+        self._num_bytes += chunk.nbytes
+        while self._num_bytes > self._most_bytes and len(self._chunks) > 1:
+            self._num_bytes -= self._chunks.popitem(last=False)[1].nbytes
+        return chunk
+
+
+class ChunkedColumn:
+    """A column in chunks; `starts` is the first sample of each, and behind them the number of samples."""
+
+    def __init__(self, field: Field, starts: Sequence[int], decode: Callable[[int], Array], cache: ChunkCache) -> None:
+        self.field = field
+        self._starts = np.array(starts, dtype=np.intp)
+        self._decode = decode
+        self._cache = cache
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, indices: Indices) -> Array:
+        found = np.empty((len(indices), *self.field.shape), self.field.dtype)
+        if not len(indices):
+            return found
+        owners = self._starts.searchsorted(indices, side="right") - 1
+        order = owners.argsort(kind="stable")
+        numbers, begins = np.unique(owners[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+            chunk = self._cache.find(self.field.name, number, self._decode)
+            found[places] = chunk[indices[places] - self._starts[number]]
+        return found
+
+    def load(self) -> Array:
+        return np.concatenate([self._decode(number) for number in range(len(self._starts) - 1)])
+
+
+def choose_chunk_samples(arrays: Arrays, options: Settings) -> int:
+    """Samples per chunk: what the options say, or about a megabyte of the largest column."""
+    sample_bytes = max(math.prod(array.shape[1:]) * array.dtype.itemsize for array in arrays.values())
+    return read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(sample_bytes, 1)), least=1)
+
+
+def make_cache(options: Settings) -> ChunkCache:
+    return ChunkCache(read_count(options, "cache_bytes", CACHE_BYTES))
+
+
+def choose_compression(options: Settings, known: Sequence[str]) -> str:
+    """One of those that a format knows; the first if nothing is said."""
+    asked = options.get("compression", known[0])
+    if asked not in known:
+        raise UsageError(f"compression={asked} is none of {', '.join(known)}")
+    return str(asked)

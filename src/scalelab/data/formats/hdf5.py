@@ -1,0 +1,223 @@
+"""HDF5: every array of numbers in a file is a column, those in groups under their path; all else is left out.
+
+Contiguous arrays are read by a map of the file at the place where they begin; the library is only asked for it. Chunks
+are decoded as `hdf5_chunks.py` tells. An array of which some chunks were never written would be read as zeros and is
+refused.
+
+    writing   chunk_samples   samples per chunk, whole; 64 KB of them where nothing is said
+              chunks          a chunk's whole shape instead, or "auto" for what h5py would choose
+              level           of gzip and of Blosc2
+              shuffle         first all first bytes of the numbers, then all second ones, …
+    reading   cache_bytes     decoded samples that a process keeps. By default a quarter of the memory that is
+                              available, over the number of cores: as many processes may read at once
+              cache_slots     of the library's own cache, where not even one row of chunks fits
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py  # type: ignore[import-untyped, unused-ignore]
+import numpy as np
+
+from scalelab.data.formats.columns import (
+    Array,
+    Arrays,
+    Column,
+    Field,
+    Format,
+    Opened,
+    Settings,
+    make_array_column,
+    refuse_options,
+)
+from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
+from scalelab.data.formats.hdf5_sources import (
+    DEFLATE,
+    SHUFFLE,
+    LibraryChunks,
+    MappedChunks,
+    is_stored_as_is,
+    list_filters,
+)
+from scalelab.data.formats.mapped import map_file
+from scalelab.data.formats.options import read_count, read_flag
+from scalelab.data.formats.remembering import remembering_errors
+from scalelab.environment import count_cores, read_available_memory
+from scalelab.errors import DataUnreadable, UsageError
+
+CHUNK_BYTES = 1 << 16
+"""Of a chunk that is written, about, where nobody says otherwise: little is decoded in vain, at a small overhead."""
+BLOCK_BYTES = 1 << 20
+"""Of what is read at once where there are no chunks and no map."""
+BLOSC2 = 32026
+OPEN_OPTIONS = ("cache_bytes", "cache_slots")
+DEFAULT_SLOTS = 8191
+
+
+def write_contiguous(path: Path, arrays: Arrays, _: Settings) -> None:
+    _write(path, arrays, {name: {} for name in arrays})
+
+
+def write_gzip(path: Path, arrays: Arrays, options: Settings) -> None:
+    level = read_count(options, "level", 4, most=9)
+    _write_chunked(path, arrays, options, {"compression": "gzip", "compression_opts": level})
+
+
+def write_lzf(path: Path, arrays: Arrays, options: Settings) -> None:
+    _write_chunked(path, arrays, options, {"compression": "lzf"})
+
+
+def write_blosc2(path: Path, arrays: Arrays, options: Settings) -> None:
+    plugin = load_plugin(f"{path} by Blosc2")
+    level = read_count(options, "level", 5, most=9)
+    filters = plugin.Blosc2.SHUFFLE if read_flag(options, "shuffle", True) else plugin.Blosc2.NOFILTER
+    _write_chunked(
+        path, arrays, {**options, "shuffle": False}, {"compression": plugin.Blosc2(clevel=level, filters=filters)}
+    )
+
+
+def _write_chunked(path: Path, arrays: Arrays, options: Settings, settings: dict[str, Any]) -> None:
+    settings = {"shuffle": read_flag(options, "shuffle", False), **settings}
+    _write(
+        path, arrays, {name: {**settings, "chunks": _choose_chunk(array, options)} for name, array in arrays.items()}
+    )
+
+
+def _write(path: Path, arrays: Arrays, settings: dict[str, dict[str, Any]]) -> None:
+    with remembering_errors(path) as room, h5py.File(room, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **settings[name])
+
+
+def _choose_chunk(array: Array, options: Settings) -> tuple[int, ...] | bool:
+    """A chunk's shape; True leaves it to h5py."""
+    asked = options.get("chunks")
+    if asked is None:
+        sample_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+        length = read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(1, sample_bytes)), least=1)
+        return (min(length, len(array)), *(max(1, size) for size in array.shape[1:]))
+    if asked == "auto":
+        return True
+    if not isinstance(asked, tuple) or len(asked) != array.ndim or min(asked) < 1:
+        raise UsageError(f'chunks={asked} is no shape for {array.shape}: give as many numbers from 1 on, or "auto"')
+    return tuple(min(length, max(1, size)) for length, size in zip(asked, array.shape, strict=True))
+
+
+def load_plugin(what: str) -> Any:
+    try:
+        import hdf5plugin  # type: ignore[import-untyped, unused-ignore]
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{what} needs hdf5plugin, which is not installed: pip install 'scalelab[formats]'") from error
+    return hdf5plugin
+
+
+def open_set(path: Path, options: Settings) -> Opened:
+    refuse_options("hdf5", options, OPEN_OPTIONS)
+    budget = read_count(options, "cache_bytes", read_available_memory() // (4 * count_cores()))
+    slots = read_count(options, "cache_slots", DEFAULT_SLOTS, least=1)
+    file = h5py.File(path, "r")
+    try:
+        datasets = list_datasets(file)
+        data = map_file(path)
+        sizes = {name: found.nbytes for name, found in datasets.items() if not is_mapped(found)}
+        shares = share_budget(budget, sizes)
+        columns = tuple(
+            _open_blocks(path, name, found, data, shares[name], slots) if name in shares
+            else _map_dataset(path, name, found, data)
+            for name, found in datasets.items()
+        )  # fmt: skip
+        needs_library = any(name in shares and not is_decoded_here(found) for name, found in datasets.items())
+    except BaseException:
+        file.close()
+        raise
+    if not needs_library:
+        file.close()
+    return Opened(columns=columns, watched=(path,), survives_fork=not needs_library, close=file.close)
+
+
+def list_datasets(file: Any) -> dict[str, Any]:
+    """The arrays of numbers in a file by their path; links to other files are not followed."""
+    found: dict[str, Any] = {}
+
+    def look(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.ndim and item.dtype.kind in "biuf" and item.dtype.itemsize <= 8:
+            found[name] = item
+
+    file.visititems(look)
+    return found
+
+
+def is_mapped(dataset: Any) -> bool:
+    """Whether its samples lie one behind the other in this very file, as NumPy would have them."""
+    return dataset.id.get_offset() is not None and not dataset.external and is_stored_as_is(dataset)
+
+
+def is_decoded_here(dataset: Any) -> bool:
+    return bool(dataset.chunks) and is_stored_as_is(dataset) and set(list_filters(dataset)) <= {DEFLATE, SHUFFLE}
+
+
+def _map_dataset(path: Path, name: str, dataset: Any, data: Array) -> Column:
+    begin = dataset.id.get_offset()
+    if begin + dataset.nbytes > len(data):
+        raise DataUnreadable(f"{path} is truncated: {name} ends at byte {begin + dataset.nbytes} of {len(data)}")
+    return make_array_column(name, np.ndarray(dataset.shape, dataset.dtype, buffer=data.data, offset=begin))
+
+
+def _open_blocks(path: Path, name: str, dataset: Any, data: Array, budget: int, slots: int) -> Column:
+    field = Field(name, dataset.dtype.newbyteorder("="), dataset.shape[1:])
+    if is_decoded_here(dataset):
+        return BlockColumn(field, len(dataset), dataset.chunks[0], MappedChunks(path, dataset, data), budget)
+    check_readable(path, name, dataset)
+    block_samples = dataset.chunks[0] if dataset.chunks else max(1, BLOCK_BYTES // max(1, field.num_bytes))
+    is_kept_here = budget >= min(block_samples, len(dataset)) * field.num_bytes
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_chunk_cache(slots, 0 if is_kept_here else budget, 0.75)
+    own = h5py.Dataset(h5py.h5d.open(dataset.file.id, name.encode(), access))
+    return BlockColumn(field, len(own), block_samples, LibraryChunks(own, field, block_samples), budget)
+
+
+def check_readable(path: Path, name: str, dataset: Any) -> None:
+    """Refuse what the library would read as zeros, or cannot undo."""
+    if dataset.external or dataset.is_virtual:
+        raise DataUnreadable(f"{path} keeps {name} in other files: scalelab reads what is in one")
+    for number in list_filters(dataset):
+        if not h5py.h5z.filter_avail(number):
+            load_plugin(f"{path} is compressed by filter {number}, which")
+        if not h5py.h5z.filter_avail(number):
+            raise DataUnreadable(f"{path} is compressed by filter {number}, which HDF5 does not know here")
+    if dataset.chunks:
+        grid = (-(-size // length) for size, length in zip(dataset.shape, dataset.chunks, strict=True))
+        expected = math.prod(grid)
+        if dataset.id.get_num_chunks() != expected:
+            raise DataUnreadable(
+                f"{path} is not complete: {name} has {dataset.id.get_num_chunks()} of {expected} chunks"
+            )
+
+
+FORMATS = {
+    "hdf5": Format(name="hdf5", write=write_contiguous, open=open_set, open_options=OPEN_OPTIONS),
+    "hdf5-gzip": Format(
+        name="hdf5-gzip",
+        write=write_gzip,
+        open=open_set,
+        write_options=("chunk_samples", "chunks", "level", "shuffle"),
+        open_options=OPEN_OPTIONS,
+    ),
+    "hdf5-lzf": Format(
+        name="hdf5-lzf",
+        write=write_lzf,
+        open=open_set,
+        write_options=("chunk_samples", "chunks", "shuffle"),
+        open_options=OPEN_OPTIONS,
+    ),
+    "hdf5-blosc2": Format(
+        name="hdf5-blosc2",
+        write=write_blosc2,
+        open=open_set,
+        write_options=("chunk_samples", "chunks", "level", "shuffle"),
+        open_options=OPEN_OPTIONS,
+    ),
+}

@@ -1,0 +1,47 @@
+"""A shard of tokens, as models of language are trained on (`data/shards.py`), as a set of samples.
+
+A sample is a row of `sequence` tokens, one token where nothing is said; what is left over at the end is not read. All
+samples lie one behind the other in a map of the file. Tokens are written as uint16, or as uint32 (version 7) where one
+does not fit; a name that ends in .raw has no header.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from scalelab.data.formats.columns import Arrays, Format, Opened, Settings, make_array_column, refuse_options
+from scalelab.data.formats.options import read_count
+from scalelab.data.shards import FORMATS as KINDS
+from scalelab.data.shards import ShardKind, open_shard, write_shard
+from scalelab.errors import UsageError
+
+COLUMN = "tokens"
+OPEN_OPTIONS = ("sequence",)
+
+
+def write(path: Path, arrays: Arrays, _: Settings) -> None:
+    if len(arrays) > 1:
+        raise UsageError(f"a shard of tokens has one column, not {len(arrays)} ({', '.join(arrays)})")
+    name, array = next(iter(arrays.items()))
+    if array.dtype.kind not in "iu":
+        raise UsageError(f"{name} is {array.dtype}: tokens are integers")
+    kind: ShardKind = "raw" if path.suffix == ".raw" else "v1"
+    if kind == "v1" and array.size and int(array.max()) > KINDS["v1"].most_token:
+        kind = "v7"
+    write_shard(path, np.ascontiguousarray(array).reshape(-1), kind)
+
+
+def open_set(path: Path, options: Settings) -> Opened:
+    refuse_options("tokens", options, OPEN_OPTIONS)
+    sequence = read_count(options, "sequence", 1, least=1)
+    tokens = open_shard(path).tokens
+    num_samples = len(tokens) // sequence
+    if not num_samples:
+        raise UsageError(f"sequence={sequence} is longer than {path}: it has {len(tokens)} tokens")
+    rows = tokens if sequence == 1 else tokens[: num_samples * sequence].reshape(num_samples, sequence)
+    return Opened(columns=(make_array_column(COLUMN, rows),), watched=(path,), survives_fork=True)
+
+
+FORMATS = {"tokens": Format(name="tokens", write=write, open=open_set, open_options=OPEN_OPTIONS)}
