@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelab.data.order import FullShuffle, Sequential
 from scalelab.data.sample_batches import Partition, SampleBatches, draw_words
 from scalelab.errors import UsageError
 
@@ -83,7 +84,11 @@ def test_a_test_leaves_no_sample_out_and_no_rank_without(num_samples: int, batch
             make_batches(num_samples, batch_size=batch, num_ranks=num_ranks, is_test=True)
         return
     ranks = [
-        list(make_batches(num_samples, batch_size=batch, rank=rank, num_ranks=num_ranks, is_test=True, shuffle=False))
+        list(
+            make_batches(
+                num_samples, batch_size=batch, rank=rank, num_ranks=num_ranks, is_test=True, order=Sequential()
+            )
+        )
         for rank in range(num_ranks)
     ]
     assert len({len(own) for own in ranks}) == 1
@@ -100,7 +105,7 @@ def test_a_rest_too_small_for_all_ranks_joins_the_batch_before() -> None:
 
 
 def test_every_epoch_has_an_order_and_a_randomness_of_its_own_which_come_again() -> None:
-    batches = make_batches(shuffle=True)
+    batches = make_batches(order=FullShuffle())
     epochs = []
     for epoch in (0, 1, 0):
         batches.set_epoch(epoch)
@@ -111,7 +116,7 @@ def test_every_epoch_has_an_order_and_a_randomness_of_its_own_which_come_again()
 
 
 def test_without_shuffling_the_samples_keep_their_order() -> None:
-    indices = torch.cat([batch[0] for batch in make_batches(shuffle=False)])
+    indices = torch.cat([batch[0] for batch in make_batches(order=Sequential())])
     assert indices.tolist() == list(range(40))
 
 
@@ -174,7 +179,7 @@ def test_seeking_fetches_nothing_of_what_went_before() -> None:
         fetched.extend(indices.tolist())
         return (indices,)
 
-    batches = SampleBatches(fetch, 40, batch_size=4, rank=0, num_ranks=1, seed=0, shuffle=False)
+    batches = SampleBatches(fetch, 40, batch_size=4, rank=0, num_ranks=1, seed=0, order=Sequential())
     batches.seek(8)
     list(batches)
     assert fetched == list(range(32, 40))

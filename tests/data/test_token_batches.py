@@ -65,6 +65,26 @@ def test_every_target_is_read_once_by_one_rank_except_a_tail_shorter_than_a_step
 
 
 @given(
+    batch=sizes,
+    sequence=sizes,
+    num_ranks=sizes,
+    accumulation=sizes,
+    extra=st.lists(st.integers(0, 90), min_size=2, max_size=4),
+)
+def test_all_ranks_change_shard_on_the_same_step_however_uneven_shards_are(
+    batch: int, sequence: int, num_ranks: int, accumulation: int, extra: list[int]
+) -> None:
+    """Also within a step: accumulated batches all lie in one shard."""
+    step = batch * sequence * num_ranks * accumulation
+    lengths = [step + 1 + more for more in extra]
+    shards, ends = make_shards(*lengths), np.cumsum(lengths)
+    ranks = [TokenBatches(shards, batch, sequence, rank, num_ranks, accumulation) for rank in range(num_ranks)]
+    read = [[set(np.searchsorted(ends, inputs.flatten().numpy(), side="right")) for inputs, _ in own] for own in ranks]
+    expected = [{number} for number, length in enumerate(lengths) for _ in range((length - 1) // step * accumulation)]
+    assert read == [expected] * num_ranks
+
+
+@given(
     base=sizes,
     sequence=sizes,
     num_ranks=sizes,

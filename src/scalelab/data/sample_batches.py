@@ -1,7 +1,7 @@
-"""One rank's batches of a data set that is held in memory.
+"""One rank's batches of a data set whose samples can be fetched by number: held in memory, or stored.
 
-Batch i of an epoch is a global batch: the next `batch_size`·`num_ranks` samples of a permutation that is drawn from
-seed and epoch. Each rank keeps its slice. So two ranks with half the batch each train on the same samples as one
+Batch i of an epoch is a global batch: the next `batch_size`·`num_ranks` samples of an order (`order.py`) that is drawn
+from seed and epoch. Each rank keeps its slice. So two ranks with half the batch each train on the same samples as one
 rank with the whole, and so do two accumulated batches of half the size. What is left over at the end of an epoch, too
 little for a whole step of `accumulation` batches, is dropped in training and never in a test: there the last batch is
 smaller, and when it would leave a rank with nothing it is made part of the batch before.
@@ -19,15 +19,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from scalelab.checks import check_at_least
+from scalelab.data.order import FullShuffle, Order, draw_order
 from scalelab.errors import UsageError
 
 Batch = tuple[torch.Tensor, ...]
@@ -36,6 +35,9 @@ Fetch = Callable[[torch.Tensor, torch.Tensor], Batch]
 (n, 4), uniform from 0 to 2⁶³ − 1. The same arguments must give the same tensors, in whatever process."""
 
 NUM_WORDS = 4
+FULL_SHUFFLE = FullShuffle()
+StartMethod = Literal["fork", "spawn"]
+"""How worker processes begin: as a copy of this one, or anew, for which `Fetch` must be something that is pickled."""
 BatchNumber = tuple[int, int]
 """Epoch, and number in the epoch."""
 
@@ -96,8 +98,9 @@ class SampleBatches:
         rank: int,
         num_ranks: int,
         seed: int,
-        shuffle: bool = True,
+        order: Order = FULL_SHUFFLE,
         workers: int = 0,
+        start_method: StartMethod = "fork",
         is_test: bool = False,
         accumulation: int = 1,
     ) -> None:
@@ -112,9 +115,10 @@ class SampleBatches:
         )
         partition.check()
         self._num_batches = partition.num_batches
-        self._source = BatchSource(fetch, partition, seed % 2**64, shuffle)
+        self._source = BatchSource(fetch, partition, seed % 2**64, order)
         self._turn = EpochTurn()
         self._workers = workers
+        self._start_method: StartMethod = start_method
         self._loader: DataLoader[Batch] | None = None
 
     def __len__(self) -> int:
@@ -127,12 +131,12 @@ class SampleBatches:
         if self._workers == 0:
             return map(self._source.__getitem__, self._turn.numbers)
         if self._loader is None:
-            self._loader = start_workers(self._source, self._turn, self._workers)
+            self._loader = start_workers(self._source, self._turn, self._workers, self._start_method)
         with without_warnings():
             return iter(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which permutation and which augmentation the next iteration uses."""
+        """Which order and which augmentation the next iteration uses."""
         check_at_least("epoch", epoch, 0)
         self._turn.epoch = epoch
 
@@ -152,19 +156,16 @@ class SampleBatches:
 class BatchSource(Dataset[Batch]):
     """Any batch by its number: what the rank itself or a worker process asks."""
 
-    def __init__(self, fetch: Fetch, partition: Partition, seed: int, shuffle: bool) -> None:
+    def __init__(self, fetch: Fetch, partition: Partition, seed: int, order: Order) -> None:
         self._fetch = fetch
         self._partition = partition
         self._seed = seed
-        self._shuffle = shuffle
+        self._order = order
 
     def __getitem__(self, number: BatchNumber) -> Batch:
         epoch, index = number
         first, end = self._partition.bounds(index)
-        if self._shuffle:
-            indices = draw_permutation(self._seed, epoch, self._partition.num_samples)[first:end].copy()
-        else:
-            indices = np.arange(first, end)
+        indices = draw_order(self._order, self._seed, epoch, self._partition.num_samples)[first:end].copy()
         return self._fetch(torch.from_numpy(indices), draw_words(self._seed, epoch, first, end))
 
 
@@ -180,7 +181,7 @@ class EpochTurn(Sampler[BatchNumber]):
         return iter(self.numbers)
 
 
-def start_workers(source: BatchSource, turn: EpochTurn, workers: int) -> DataLoader[Batch]:
+def start_workers(source: BatchSource, turn: EpochTurn, workers: int, start_method: StartMethod) -> DataLoader[Batch]:
     """A loader whose worker processes stay for all epochs."""
     with without_warnings():
         return DataLoader(
@@ -189,7 +190,7 @@ def start_workers(source: BatchSource, turn: EpochTurn, workers: int) -> DataLoa
             sampler=turn,
             num_workers=workers,
             persistent_workers=True,
-            multiprocessing_context="fork",
+            multiprocessing_context=start_method,
             collate_fn=_leave,
             # Without one of its own the loader draws from the global generator, and dropout would depend on workers.
             generator=torch.Generator(),
@@ -207,14 +208,6 @@ def without_warnings() -> Iterator[None]:
 
 def _leave(batch: Any) -> Any:
     return batch
-
-
-@lru_cache(maxsize=2)
-def draw_permutation(seed: int, epoch: int, num_samples: int) -> npt.NDArray[np.int64]:
-    """The order of the samples in an epoch."""
-    permutation = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).permutation(num_samples)
-    permutation.flags.writeable = False
-    return permutation
 
 
 def draw_words(seed: int, epoch: int, first: int, end: int) -> torch.Tensor:
