@@ -16,6 +16,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   └── JobRejected                    a batch system does not take a job; the message is its own words
     ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
     ├── DataUnreadable                     a data file is corrupt, truncated, changed or not what was expected
+    ├── OutOfReach                         a data set cannot be fetched from anywhere that was tried
     └── NothingMeasured                    every trial of a run failed
 """
 
@@ -86,6 +87,10 @@ class TraceUnreadable(ScalelabError):
 
 class DataUnreadable(ScalelabError):
     """A data file is corrupt, truncated, was changed while it was read, or is not what was expected."""
+
+
+class OutOfReach(ScalelabError):
+    """A data set cannot be fetched: no network, no such program, no such file on the site."""
 
 
 class NothingMeasured(ScalelabError):

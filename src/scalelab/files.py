@@ -56,9 +56,12 @@ def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(_existing_parent(path)).free
-            raise StorageFull(
-                f"no space left for {path} ({free} bytes free): free some, then 'scalelab resume' goes on from here"
-            ) from error
+            again = (
+                "'scalelab resume' goes on from here"
+                if flag == "--runs-dir"
+                else f"try again, or choose another {flag}"
+            )
+            raise StorageFull(f"no space left for {path} ({free} bytes free): free some, then {again}") from error
         if error.errno in UNWRITABLE:
             raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another {flag}") from error
         raise

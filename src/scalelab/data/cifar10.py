@@ -121,7 +121,10 @@ def find_files(directory: Path, names: Sequence[str]) -> list[Path]:
 def explain_download(place: Path, layout: Layout) -> str:
     """How to get the files to where they are looked for."""
     target = place.parent if place.name == layout.folder else place
-    return f"get {ADDRESS}/{layout.archive} and unpack it with 'tar -xzf {layout.archive} -C {target}'"
+    return (
+        f"run 'scalelab data fetch cifar10 --out {target}', or get {ADDRESS}/{layout.archive} and unpack it with"
+        f" 'tar -xzf {layout.archive} -C {target}'"
+    )
 
 
 def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scalelab.data.fashion_mnist import NUM_TRAIN
 from scalelab.errors import UsageError
 from scalelab.studies.study import Job
 from scalelab.workloads.catalogue import BUILT_IN
@@ -17,7 +18,7 @@ DIGITS_IMAGES = 1442
 CIFAR10_IMAGES_PER_FILE = 10_000
 """Training images."""
 
-DATA_NAMES = {"digits": "digits", "cifar10": "CIFAR-10"}
+DATA_NAMES = {"digits": "digits", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
 def put_on_images(job: Job, why: str) -> Job:
@@ -44,4 +45,6 @@ def count_images(job: Job) -> int | None:
     options: object = job.built_in
     if not isinstance(options, ImageOptions):
         return None
+    if options.data == "fashion-mnist":
+        return NUM_TRAIN
     return DIGITS_IMAGES if options.data == "digits" else CIFAR10_IMAGES_PER_FILE * options.train_files

@@ -9,11 +9,13 @@ from typing import Literal, Self
 
 from scalelab.checks import check_at_least
 from scalelab.data.cifar10 import NUM_TRAIN_FILES, check_cifar10
+from scalelab.data.fashion_mnist import check_fashion_mnist
 from scalelab.data.images import SIDE
 from scalelab.errors import UsageError
 from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
 
 DEFAULT_PATH = "data"
+FROM_FILES = ("cifar10", "fashion-mnist")
 RESNET18_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 """Channels and stride of each stage of two blocks."""
 
@@ -22,10 +24,11 @@ RESNET18_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 class ImageOptions:
     """Which images a workload is trained on: all are of 3 × 32 × 32, in ten classes."""
 
-    data: Literal["synthetic", "cifar10", "digits"] = "synthetic"
-    """synthetic: random pixels; cifar10: the files at --data-path; digits: scikit-learn's, enlarged, always there."""
+    data: Literal["synthetic", "cifar10", "fashion-mnist", "digits"] = "synthetic"
+    """synthetic: random pixels; cifar10, fashion-mnist: the files at --data-path, as scalelab data fetch gets them;
+    digits: scikit-learn's, enlarged, always there."""
     data_path: str = DEFAULT_PATH
-    """The directory of CIFAR-10's files, python or binary form, or the one that contains it."""
+    """The directory of the set's files, or the one that contains it: what was --out of scalelab data fetch."""
     train_files: int = NUM_TRAIN_FILES
     """How many of CIFAR-10's five training files are read, 10,000 images each."""
     augment: bool = True
@@ -39,15 +42,18 @@ class ImageOptions:
             raise UsageError(f"--train-files {self.train_files} cannot be: use 1 to {NUM_TRAIN_FILES}")
 
     def resolve(self) -> Self:
-        if self.data != "cifar10":
+        if self.data not in FROM_FILES:
             return self
         return replace(self, data_path=str(Path(self.data_path).expanduser().absolute()))
 
     def check(self) -> None:
         if self.data == "digits" and find_spec("sklearn") is None:
             raise UsageError("--data digits needs scikit-learn: pip install 'scalelab[torch]'")
+        directory = Path(self.data_path).expanduser()
         if self.data == "cifar10":
-            check_cifar10(Path(self.data_path).expanduser(), self.train_files)
+            check_cifar10(directory, self.train_files)
+        elif self.data == "fashion-mnist":
+            check_fashion_mnist(directory)
         elif self.data_path != DEFAULT_PATH:
             raise UsageError(f"--data-path {self.data_path} is not read with --data {self.data}: use --data cifar10")
 

