@@ -6,11 +6,13 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from scalelab.checks import check_at_least, check_share
+from scalelab.cli import data_convert, data_doctor
+from scalelab.cli.data_fetch import Fetch, fetch
 from scalelab.cli.flags import parse_flags
 from scalelab.data.encoders import ByteEncoder, Encoder, load_pair_encoder
 from scalelab.data.shards import ShardKind
@@ -145,8 +147,19 @@ def _count(number: int) -> str:
 
 
 VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "fetch": (fetch, "A published data set, verified, to where workloads look for it."),
     "tokenize": (tokenize, "Texts to shards of tokens."),
+    "doctor": (data_doctor.main, "What the layout of a data file costs, and what would be better."),
+    "convert": (data_convert.main, "The samples of a data file in another format, verified."),
 }
+
+FLAGS: dict[str, type[Any]] = {
+    "fetch": Fetch,
+    "tokenize": Tokenize,
+    "doctor": data_doctor.DataDoctor,
+    "convert": data_convert.DataConvert,
+}
+"""What each of them is told."""
 
 
 def print_verbs() -> None:

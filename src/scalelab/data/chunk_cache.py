@@ -1,0 +1,285 @@
+"""How often chunks are inflated by a reader that keeps some of them: the policy of HDF5's chunk cache, step by step.
+
+HDF5 has a table of slots and a list for every dataset. What is done with them is in H5Dchunk.c (`H5D__chunk_lock`,
+`H5D__chunk_cache_prune`, `H5D__chunk_hash_val`; alike in 1.10 to 2.0):
+
+    slot       the coordinates of a chunk in the grid, shifted and combined by exclusive or, modulo the slots. Two
+               chunks of the same slot are never kept together: the new one drives the old one out
+    hit        the chunk moves one step towards the end of the list; in LRU it would move to the end
+    miss       the chunk is inflated and appended. Before that, as long as there is no room, chunks are dropped from
+               the beginning: such as were read completely; once a share w0 of the list was passed in vain, any
+    too large  a chunk that is larger than the whole cache is never kept
+
+Read in order, all samples of a row of chunks visit the same ones. As soon as the state of the cache repeats within a
+row, the rest of the row is arithmetic: the count is that of the whole epoch and exact, unless `MOST_VISITS` ends it.
+Shuffled, as many samples of a random order are followed as that allows, and the last half of them stand for the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MOST_VISITS = 300_000
+"""Visits of chunks that are followed; each takes about a microsecond."""
+NOTHING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """What a chunk cache may hold: HDF5's three numbers."""
+
+    num_bytes: int
+    num_slots: int
+    w0: float = 0.75
+    """How far into the list only chunks that were read completely are dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The chunks of a column, all of one size."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    item_bytes: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Chunks along every axis."""
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunk) * self.item_bytes
+
+    @property
+    def row_length(self) -> int:
+        """Chunks side by side, in all of which a sample lies."""
+        return math.prod(self.counts[1:])
+
+
+@dataclass(frozen=True)
+class Inflations:
+    """How many chunks were inflated in an epoch."""
+
+    number: float
+    is_exact: bool
+
+
+@dataclass
+class _Cache:
+    """The list, linked both ways, and the table of slots."""
+
+    most: int
+    w0: float
+    chunk_bytes: int
+    after: dict[int, int] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
+    unread: dict[int, int] = field(default_factory=dict)
+    """Bytes of a chunk that were not read since it was inflated."""
+    slot_of: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    head: int = NOTHING
+    tail: int = NOTHING
+    num_complete: int = 0
+    """Chunks of which nothing is unread."""
+
+    def visit(self, chunk: int, slot: int, num_bytes: int) -> bool:
+        """Read bytes of a chunk; whether it had to be inflated."""
+        left = self.unread.get(chunk)
+        if left is not None:
+            if left:
+                self._note(chunk, max(0, left - num_bytes))
+            self._move_on(chunk)
+            return False
+        if self.most:
+            if slot in self.slots:
+                self._drop(self.slots[slot])
+            self._make_room()
+            self._append(chunk, slot)
+            self._note(chunk, self.chunk_bytes - num_bytes)
+        return True
+
+    def _note(self, chunk: int, left: int) -> None:
+        self.unread[chunk] = left
+        self.num_complete += not left
+
+    def list_state(self) -> list[tuple[int, int]]:
+        """The chunks in their order, with what is unread of each."""
+        state, chunk = [], self.head
+        while chunk != NOTHING:
+            state.append((chunk, self.unread[chunk]))
+            chunk = self.after[chunk]
+        return state
+
+    def _move_on(self, chunk: int) -> None:
+        """Let a chunk and its successor change places."""
+        other = self.after[chunk]
+        if other == NOTHING:
+            return
+        first, last = self.before[chunk], self.after[other]
+        self._link(first, other)
+        self._link(other, chunk)
+        self._link(chunk, last)
+
+    def _link(self, first: int, second: int) -> None:
+        if first == NOTHING:
+            self.head = second
+        else:
+            self.after[first] = second
+        if second == NOTHING:
+            self.tail = first
+        else:
+            self.before[second] = first
+
+    def _append(self, chunk: int, slot: int) -> None:
+        self._link(self.tail, chunk)
+        self._link(chunk, NOTHING)
+        self.slots[slot], self.slot_of[chunk] = chunk, slot
+
+    def _drop(self, chunk: int) -> None:
+        self._link(self.before.pop(chunk), self.after.pop(chunk))
+        self.num_complete -= not self.unread.pop(chunk)
+        del self.slots[self.slot_of.pop(chunk)]
+
+    def _make_room(self) -> None:
+        """Drop what has to go for one chunk more. A list that is gone through in vain stays as it is, as in HDF5."""
+        patience = int(len(self.unread) * self.w0)
+        if len(self.unread) == self.most and not self.num_complete and patience < self.most:
+            self._drop(self.head)  # what the walk below would come to
+            return
+        eager, resigned = self.head, NOTHING
+        while len(self.unread) >= self.most and (eager != NOTHING or resigned != NOTHING):
+            if patience == 0:
+                resigned = self.head
+            following = self.after[eager] if eager != NOTHING else NOTHING
+            next_resigned = self.after[resigned] if resigned != NOTHING else NOTHING
+            if eager != NOTHING and not self.unread[eager]:
+                if resigned == eager:
+                    resigned = NOTHING
+                if next_resigned == eager:
+                    next_resigned = self.after[eager]
+                self._drop(eager)
+            if resigned != NOTHING and len(self.unread) >= self.most:
+                if following == resigned:
+                    following = self.after[resigned]
+                self._drop(resigned)
+            eager, resigned = following, next_resigned
+            patience -= 1
+
+
+class Walk:
+    """Samples read one after the other through a cache."""
+
+    def __init__(self, grid: Grid, size: CacheSize) -> None:
+        most = size.num_bytes // grid.chunk_bytes if size.num_slots else 0
+        self.cache = _Cache(most, size.w0, grid.chunk_bytes)
+        self._num_slots = max(size.num_slots, 1)
+        self._row_length = grid.row_length
+        self._chunk_samples = grid.chunk[0]
+        shifts = [(count - 1).bit_length() for count in grid.counts[1:]]
+        self._shift = sum(shifts)
+        self._row = []
+        for number, place in enumerate(itertools.product(*map(range, grid.counts[1:]))):
+            low = 0
+            for at, shift in zip(place, shifts, strict=True):
+                low = (low << shift) ^ at
+            sizes = zip(place, grid.chunk[1:], grid.shape[1:], strict=True)
+            num_bytes = math.prod(min(step, size - at * step) for at, step, size in sizes) * grid.item_bytes
+            self._row.append((number, low, num_bytes))
+
+    def list_slots(self, row: int) -> list[int]:
+        """Those of a row of chunks."""
+        return [((row << self._shift) ^ low) % self._num_slots for _, low, _ in self._row]
+
+    def read(self, sample: int) -> int:
+        """Read a sample; the chunks that had to be inflated for it."""
+        row = sample // self._chunk_samples
+        first, high, visit = row * self._row_length, row << self._shift, self.cache.visit
+        return sum(visit(first + number, (high ^ low) % self._num_slots, size) for number, low, size in self._row)
+
+
+def count_in_order(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
+    """Chunks that are inflated when all samples are read one after the other."""
+    certain = _count_at_once(grid, size)
+    if certain is not None:
+        return certain
+    if grid.row_length == 1:
+        return Inflations(grid.counts[0], is_exact=True)
+    num_samples, chunk_samples = grid.shape[0], grid.chunk[0]
+    walk = Walk(grid, size)
+    number, left, is_exact = 0, most_visits // grid.row_length, True
+    for start in range(0, num_samples, chunk_samples):
+        if left <= 0:
+            return Inflations(number * grid.counts[0] / (start // chunk_samples), is_exact=False)
+        found, followed, is_whole = _count_row(walk, start, min(chunk_samples, num_samples - start), left)
+        number += found
+        left -= followed
+        is_exact &= is_whole or start + chunk_samples >= num_samples
+    return Inflations(number, is_exact)
+
+
+def _count_at_once(grid: Grid, size: CacheSize) -> Inflations | None:
+    """What needs no walk: nothing is kept, or nothing comes again, or all is kept."""
+    every = grid.shape[0] * grid.row_length
+    if not size.num_slots or grid.chunk_bytes > size.num_bytes or grid.chunk[0] == 1:
+        return Inflations(every, is_exact=True)
+    num_chunks = math.prod(grid.counts)
+    if num_chunks <= min(size.num_bytes // grid.chunk_bytes, MOST_VISITS):
+        walk = Walk(grid, size)
+        slots = {slot for row in range(grid.counts[0]) for slot in walk.list_slots(row)}
+        if len(slots) == num_chunks:
+            return Inflations(num_chunks, is_exact=True)
+    return None
+
+
+def _count_row(walk: Walk, start: int, num_samples: int, most: int) -> tuple[int, int, bool]:
+    """Inflations of one row of chunks, the samples that were followed, and whether the list is as it would be.
+
+    A state that repeats is found as by Brent (An improved Monte Carlo factorization algorithm, 1980): each is compared
+    with one that is kept, and that is replaced after 1, 2, 4 … samples. After a sample that found all of its chunks
+    every other one of the row does so too, and is only followed for the order of the list.
+    """
+    kept: list[tuple[int, int]] | None = None
+    since: list[int] = []
+    number = done = 0
+    power = 1
+    while done < num_samples:
+        found = walk.read(start + done)
+        done += 1
+        number += found
+        if not found:
+            followed = min(num_samples, most)
+            number += sum(walk.read(start) for _ in range(done, followed))
+            return number, followed, followed == num_samples
+        since.append(found)
+        state = walk.cache.list_state()
+        if state == kept:
+            turns, rest = divmod(num_samples - done, len(since))
+            number += turns * sum(since) + sum(walk.read(start) for _ in range(rest))
+            return number, done + rest, True
+        if kept is None or len(since) == power:
+            kept, since, power = state, [], 2 * power
+    return number, done, True
+
+
+def count_shuffled(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
+    """Chunks that are inflated when all samples are read once, in a random order."""
+    certain = _count_at_once(grid, size)
+    if certain is not None:
+        return certain
+    num_samples = grid.shape[0]
+    number = min(num_samples, max(2, most_visits // grid.row_length))
+    walk = Walk(grid, size)
+    counts = [walk.read(sample) for sample in random.Random(0).sample(range(num_samples), number)]
+    late = counts[len(counts) // 2 :]
+    return Inflations(sum(counts) + sum(late) / len(late) * (num_samples - number), is_exact=False)
+
+
+def count_visits(grid: Grid, size: CacheSize, samples: Sequence[int]) -> int:
+    """Chunks that are inflated when these samples are read in this order."""
+    walk = Walk(grid, size)
+    return sum(map(walk.read, samples))

@@ -1,0 +1,68 @@
+"""The doctor finds the cause, and advises what is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py  # type: ignore[import-untyped, unused-ignore]
+import numpy as np
+import pytest
+
+from scalelab.data.chunk_cache import count_in_order, count_shuffled
+from scalelab.data.doctor import Diagnosis, choose_cache, examine, find_prime
+from scalelab.data.formats.catalogue import ENTRIES
+from scalelab.data.formats.writing import write_set
+from scalelab.data.reading_model import make_grid
+
+NOISE = np.random.default_rng(0).standard_normal((256, 16, 32)).astype(np.float32)
+
+
+def write_automatic(path: Path, data: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Path:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=data, compression="gzip")
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """Of random floats in gzip with automatic chunks."""
+    return examine(write_automatic(tmp_path_factory.mktemp("data") / "x.h5", NOISE), seconds=0.2)
+
+
+def test_all_ways_have_seconds_and_bytes(found: Diagnosis) -> None:
+    assert found.amplification == found.columns[0].amplification > 30
+    assert [way.format for way in found.ways if way.format] == ["hdf5-gzip", "hdf5"]
+    assert all(way.epoch.in_order > 0 and way.epoch.shuffled > 0 for way in found.ways)
+    assert found.ways[-1].inflated.shuffled == 0
+
+
+def test_noise_is_advised_to_lie_in_no_chunks_and_what_shrinks_to_stay_compressed(
+    found: Diagnosis, tmp_path: Path
+) -> None:
+    assert found.advised is not None
+    assert found.advised.format == "hdf5"
+    smooth = examine(write_automatic(tmp_path / "x.h5", np.ones_like(NOISE)), seconds=0.1)
+    assert smooth.advised is not None
+    assert smooth.advised.format == "hdf5-gzip"
+    assert dict(smooth.advised.options) == {"chunk_samples": 4}
+
+
+def test_the_cache_that_is_advised_inflates_each_chunk_once(found: Diagnosis) -> None:
+    column, cache = found.columns[0], choose_cache(found.columns)
+    assert cache is not None
+    assert count_in_order(make_grid(column), cache).number == column.num_chunks
+    assert count_shuffled(make_grid(column), cache).number == column.num_chunks
+
+
+def test_primes() -> None:
+    assert [find_prime(number) for number in (0, 3, 14, 521, 8190)] == [2, 3, 17, 521, 8191]
+
+
+@pytest.mark.parametrize("name", ["npy", "npz", "npz-compressed", "zarr", "parquet", "arrow", "lmdb", "webdataset"])
+def test_every_format_has_a_prediction(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"set{ENTRIES[name].suffix}"
+    write_set(path, {"x": NOISE[:64], "y": np.arange(64)}, format=name)
+    found = examine(path, seconds=0.05)
+    assert found.num_samples == 64
+    assert all(way.epoch.shuffled > 0 for way in found.ways)
+    assert (found.advised is None) == (found.amplification == 1)
