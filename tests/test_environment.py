@@ -17,7 +17,6 @@ from scalelab.environment import (
     count_oom_kills,
     find_gpus,
     installed_version,
-    read_cpu_quota,
     read_environment,
     read_git_state,
     read_load_average,
@@ -145,20 +144,8 @@ def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError
 
     monkeypatch.setattr(environment.Path, "read_text", refuse)
-    assert read_cpu_quota() is None
     assert count_oom_kills() is None
     assert isinstance(read_processor_name(), str | None)
-
-
-@pytest.mark.parametrize(
-    ("text", "quota"),
-    [("max 100000\n", None), ("150000 100000\n", 1.5), ("", None), ("nonsense", None), ("100 0", None)],
-)
-def test_the_share_of_the_control_group_is_in_cores(
-    monkeypatch: pytest.MonkeyPatch, text: str, quota: float | None
-) -> None:
-    monkeypatch.setattr(environment.Path, "read_text", lambda _: text)
-    assert read_cpu_quota() == quota
 
 
 def test_kills_for_want_of_memory_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

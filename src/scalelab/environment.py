@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from scalelab.control_groups import read_cpu_quota, read_memory_left, read_memory_limit
+
 RECORDED_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -167,24 +169,16 @@ def read_stolen_seconds() -> tuple[float, float] | None:
     return times.steal, sum(times)
 
 
-def read_cpu_quota() -> float | None:
-    """How many cores' worth of time this process's control group may use at once; None: no limit is known."""
-    try:
-        quota, _, period = Path("/sys/fs/cgroup/cpu.max").read_text().strip().partition(" ")
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+def read_allowed_memory() -> int:
+    """Bytes that programs may take in all: the machine's, or fewer where a control group of this process says so."""
+    total, limit = psutil.virtual_memory().total, read_memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def read_available_memory() -> int:
-    """Bytes that programs could still take without others losing theirs, within this process's control group."""
-    available = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such limit, or "max"
-        return available
-    return max(0, min(available, left))
+    """Bytes that programs could still take without others losing theirs, within this process's control groups."""
+    available, left = psutil.virtual_memory().available, read_memory_left()
+    return available if left is None else min(available, left)
 
 
 def count_oom_kills() -> int | None:

@@ -14,13 +14,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scalelab.cli import doctor_ranks
+from scalelab.cli import doctor_ranks, doctor_trials
+from scalelab.cli.doctor import look_at_memory
 from scalelab.cli.doctor_checks import Grade
 from scalelab.cli.doctor_host import ask_mpi, look_at_network, look_at_rank, look_at_threads
-from scalelab.cli.doctor_ranks import RankLine, examine_rank, report_mistakes
+from scalelab.cli.doctor_ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
+from scalelab.cli.doctor_trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
+from scalelab.environment import read_environment
+from scalelab.measure import nccl_check
+from scalelab.measure.nccl_check import try_backend
 from scalelab.measure.roofs import list_backends
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement
+from scalelab.trial import to_builtins
 from tests.cli.commands import make_environment, scalelab
 from tests.launchers.programs import PLACE, WHEELS, find_mpiexec
 from tests.slurm import Cluster
@@ -40,8 +46,9 @@ def read_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def check_pair(lines: list[dict[str, Any]], launcher: str, host: str) -> None:
-    """Two ranks of one node, in order, each with its mask."""
+def check_pair(objects: list[dict[str, Any]], launcher: str, host: str) -> list[dict[str, Any]]:
+    """Two ranks of one node, in order, each with its mask; then what is wrong among them. Gives the ranks' lines."""
+    lines, checks = objects[:2], objects[2:]
     members = [line["member"] for line in lines]
     assert [member["rank"] for member in members] == [0, 1]
     assert [member["local_rank"] for member in members] == [0, 1]
@@ -50,6 +57,9 @@ def check_pair(lines: list[dict[str, Any]], launcher: str, host: str) -> None:
         assert (line["member"]["node"], line["member"]["num_nodes"]) == (0, 1)
         assert line["placement"]["host"] == host
         assert set(line["placement"]["cores"]) <= os.sched_getaffinity(0)
+    is_shared = bool(set(lines[0]["placement"]["cores"]) & set(lines[1]["placement"]["cores"]))
+    assert [check["name"] for check in checks] == (["cores"] if is_shared else [])
+    return lines
 
 
 @pytest.fixture
@@ -75,8 +85,18 @@ def test_every_rank_of_every_mpi_has_a_line_and_mpi_itself_agrees(
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [mpiexec, "-n", "2", *COMMAND, "--quick", "--json", "--mpi"]
     lines = read_lines(run(command, tmp_path, LD_LIBRARY_PATH=libraries, **as_root))
-    check_pair(lines, launcher, host)
-    assert [line["difference"] for line in lines] == ["", ""]
+    assert [line["difference"] for line in check_pair(lines, launcher, host)] == ["", ""]
+
+
+@pytest.mark.ranks
+def test_ranks_of_mpich_on_several_nodes_are_in_order_and_by_one_writer(tmp_path: Path) -> None:
+    """Two proxies are started here as if they were on two nodes: no variable has the same value for all ranks."""
+    mpiexec = [find_mpiexec("mpich"), "-launcher", "fork", "-hosts", "n0:2,n1:1", "-n", "3"]
+    done = run([*mpiexec, *COMMAND, "--quick", "--json"], tmp_path)
+    members = [line["member"] for line in read_lines(done) if "member" in line]
+    assert [(member["rank"], member["local_rank"]) for member in members] == [(0, 0), (1, 1), (2, 0)]
+    assert {member["launch"] for member in members} == {members[0]["launch"]}
+    assert not list((tmp_path / "runs").iterdir()), "nothing is left behind"
 
 
 @pytest.mark.ranks
@@ -87,8 +107,7 @@ def test_every_task_of_slurm_has_a_line(
     if flag not in slurm.ask("srun", "--mpi=list"):
         pytest.skip(f"this Slurm was built without mpi/{flag}")
     command = ["srun", "--ntasks=2", f"--mpi={flag}", *COMMAND, "--quick", "--json"]
-    lines = read_lines(run(command, tmp_path, **slurm.variables))
-    check_pair(lines, "Slurm", host)
+    lines = check_pair(read_lines(run(command, tmp_path, **slurm.variables)), "Slurm", host)
     assert all(set(agreeing) <= set(line["member"]["agreeing"]) for line in lines)
 
 
@@ -102,10 +121,11 @@ def test_a_script_of_slurm_is_no_rank_and_knows_its_job(slurm: Cluster, tmp_path
 def test_the_doctor_measures_the_roofs_with_torch_and_without(tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from scalelab.measure.roofs import measure_roofs; import json;"
     bare = run([sys.executable, "-c", f"{program} print(json.dumps(measure_roofs()))"], tmp_path)
-    with_torch = run([sys.executable, "-m", "scalelab.measure.roofs"], tmp_path)
-    for done, library in ((bare, "numpy"), (with_torch, "torch")):
+    with_torch = run([sys.executable, "-m", "scalelab.measure.roofs", str(2**23)], tmp_path)
+    for done, library, copied in ((bare, "numpy", 2**28), (with_torch, "torch", 2**23)):
         found = json.loads(done.stdout)
         assert found["library"].startswith(library), done.stderr
+        assert found["copy_bytes"] == copied
         assert found["memory_bytes_per_second"] > 1e8
         assert found["flops_per_second"] > 1e8
     assert "gloo" in json.loads(with_torch.stdout)["backends"]
@@ -145,8 +165,9 @@ def test_a_host_without_any_network_is_not_ready(monkeypatch: pytest.MonkeyPatch
 def test_mpi_that_disagrees_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Membership(launcher="mpi4py", rank=0, num_ranks=1, local_rank=0)
     monkeypatch.setattr("scalelab.cli.doctor_host.find_by_mpi", lambda: alone)
-    assert ask_mpi(None).grade is Grade.OK
-    check = ask_mpi(Membership(launcher="PMI", rank=0, num_ranks=4))
+    assert ask_mpi(None)[0].grade is Grade.OK
+    check, by_mpi = ask_mpi(Membership(launcher="PMI", rank=0, num_ranks=4))
+    assert by_mpi == alone
     assert check.grade is Grade.FAILED
     assert "num_ranks 4 or 1" in check.detail
 
@@ -155,33 +176,165 @@ def make_member(rank: int, launch: str | None = "7.0") -> Membership:
     return Membership(launcher="Slurm", rank=rank, num_ranks=2, local_rank=rank, launch=launch)
 
 
-def test_a_rank_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_ranks, "WAIT_SECONDS", 0.1)
+def examine(member: Membership, runs_dir: Path, *, is_json: bool = False, asks_mpi: bool = False) -> tuple[int, str]:
+    """The exit code and what was printed."""
     out = io.StringIO()
-    code = examine_rank(
-        Console(file=out, width=200), make_member(0), tmp_path, is_quick=True, asks_mpi=False, is_json=False
-    )
+    console = Console(file=out, width=200)
+    code = examine_rank(console, member, runs_dir, is_quick=True, asks_mpi=asks_mpi, is_json=is_json)
+    return code, out.getvalue()
+
+
+def test_a_rank_that_says_nothing_is_named_in_lines_and_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_ranks, "WAIT_SECONDS", 0.1)
+    code, text = examine(make_member(0), tmp_path)
     assert code == 1
-    assert "of 2 ranks nothing came from 1" in out.getvalue()
+    assert "of 2 ranks nothing came from 1" in text
+    code, text = examine(make_member(0), tmp_path, is_json=True)
+    line, check = map(json.loads, text.splitlines())
+    assert code == 1
+    assert line["member"]["rank"] == 0
+    assert (check["name"], check["grade"]) == ("ranks", "✗")
+    assert check["detail"].startswith("of 2 ranks nothing came from 1")
+    assert "--runs-dir" in check["next_step"]
     assert not list(tmp_path.iterdir())
+
+
+def test_words_that_a_killed_launch_has_left_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_ranks, "WAIT_SECONDS", 0.1)
+    left = tmp_path / ".doctor-7.0" / "rank1.json"
+    left.parent.mkdir()
+    line = RankLine(member=make_member(1), placement=Placement(rank=1, host="n1", cores=(0,)))
+    left.write_text(json.dumps(to_builtins(line)))
+    os.utime(left, (0, 0))
+    code, text = examine(make_member(0), tmp_path)
+    assert code == 1
+    assert "nothing came from 1" in text
 
 
 def test_a_launch_without_a_name_has_every_rank_print_its_own_line(tmp_path: Path) -> None:
-    out = io.StringIO()
-    code = examine_rank(
-        Console(file=out, width=200), make_member(1, None), tmp_path, is_quick=True, asks_mpi=False, is_json=False
-    )
+    code, text = examine(make_member(1, None), tmp_path)
     assert code == 0
-    assert out.getvalue().startswith("rank 1 of 2, local 1 of –, node – of – (Slurm)")
+    assert text.startswith("rank 1 of 2, local 1 of –, node – of – (Slurm)")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_launch_without_a_name_is_named_by_mpi_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(rank: int) -> Membership:
+        return Membership(launcher="mpi4py", rank=rank, num_ranks=2, local_rank=rank, launch="mpi.abc")
+
+    for rank in (1, 0):
+        monkeypatch.setattr("scalelab.cli.doctor_host.find_by_mpi", lambda rank=rank: find(rank))
+        code, text = examine(make_member(rank, None), tmp_path, asks_mpi=True)
+        assert code == 0
+    assert [line[:11] for line in text.splitlines()[:2]] == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def make_lines(**fields: Any) -> list[RankLine]:
+    placements = [Placement(rank=rank, host="n1", cores=(0, 1)) for rank in range(2)]
+    return [RankLine(member=make_member(own.rank), placement=own, **fields) for own in placements]
 
 
 def test_overlapping_masks_are_a_warning_and_no_failure() -> None:
     out = io.StringIO()
-    placements = [Placement(rank=rank, host="n1", cores=(0, 1)) for rank in range(2)]
-    lines = [RankLine(member=make_member(own.rank), placement=own) for own in placements]
-    assert report_mistakes(Console(file=out, width=200), lines, 2, is_json=False) == 0
+    checks = list_mistakes(make_lines(), range(2))
+    assert print_mistakes(Console(file=out, width=200), checks, is_json=False) == 0
     assert "ranks 0 and 1 of n1 share cores 0-1" in out.getvalue()
+
+
+def test_what_could_not_be_measured_is_said_once_for_every_host() -> None:
+    found = [check for check in list_mistakes(make_lines(unmeasured="too little"), range(2)) if check.name == "roofs"]
+    assert [(check.grade, check.detail) for check in found] == [(Grade.WARNING, "n1: too little")]
+
+
+@pytest.mark.parametrize(
+    ("available", "num_ranks", "copied"),
+    [
+        (64 * 10**9, 1, 2**28),
+        (64 * 10**9, 64, 2**25),
+        (64 * 10**9, 128, None),
+        (2 * 10**9, 1, 2**28),
+        (1_000_000_000, 1, 2**25),
+        (500_000_000, 1, None),
+    ],
+)
+def test_all_ranks_of_a_node_together_take_half_of_what_is_left(
+    available: int, num_ranks: int, copied: int | None
+) -> None:
+    size = choose_copy_bytes(available, num_ranks)
+    assert size == copied
+    if size is not None:
+        assert num_ranks * (2 * size + PROCESS_BYTES) <= available / 2
+
+
+def test_ranks_without_room_for_torch_measure_nothing_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_trials, "read_available_memory", lambda: 4_000_000_000)
+    monkeypatch.setattr(doctor_trials, "_run", lambda *_: pytest.fail("torch was loaded"))
+    assert measure_roofs(64) == {
+        "unmeasured": "64 ranks share 4 GB of memory, too little to load torch and copy arrays"
+    }
+
+
+def test_what_was_copied_is_said() -> None:
+    line = make_lines(memory_bytes_per_second=2e10, copy_bytes=2**25, flops_per_second=1e11)[0]
+    assert describe_line(line).endswith("memory 20 GB/s (copying 33.6 MB) · 100 GFLOP/s")
+
+
+def test_without_a_cuda_device_nccl_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_trials, "find_gpus", lambda: ())
+    assert look_at_nccl().detail == "not tried: no CUDA device"
+
+
+def test_nccl_is_tried_on_every_device_and_its_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    answers: list[dict[str, Any] | None] = [{"works": True, "reason": ""}, {"works": False, "reason": "no peer"}, None]
+
+    def answer(*words: str) -> dict[str, Any] | None:
+        asked.append(words)
+        return answers.pop(0)
+
+    monkeypatch.setattr(doctor_trials, "find_gpus", lambda: (1, 2, 3, 4))
+    monkeypatch.setattr(doctor_trials, "_run", answer)
+    works, fails, hangs = look_at_nccl(), look_at_nccl(), look_at_nccl()
+    assert asked[0] == ("scalelab.measure.nccl_check", "nccl", "4")
+    assert (works.grade, works.detail) == (Grade.OK, "works: an all-reduce over 4 CUDA devices")
+    assert (fails.grade, hangs.grade) == (Grade.FAILED, Grade.FAILED)
+    assert "no peer" in fails.detail
+    assert "no answer" in hangs.detail
+    lines = make_lines(nccl=fails)[:1]
+    assert any("n1: does not work" in check.detail for check in list_mistakes(lines, [0]))
+
+
+@pytest.mark.ranks
+def test_an_all_reduce_is_tried_in_processes_of_their_own() -> None:
+    """By gloo, for that needs no GPU."""
+    assert try_backend("gloo", 2) == {"works": True, "reason": ""}
+
+
+def test_the_words_of_a_process_that_failed_are_told_and_the_others_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: str, __: int, rank: int, log: Path) -> subprocess.Popen[bytes]:
+        work = "import time; time.sleep(600)" if rank == 0 else "import sys; sys.exit('some words\\nno such device')"
+        with log.open("wb") as file:
+            started.append(subprocess.Popen([sys.executable, "-c", work], stderr=file))
+        return started[-1]
+
+    started: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(nccl_check, "_start", start)
+    assert try_backend("nccl", 2) == {"works": False, "reason": "no such device"}
+    assert [process.returncode for process in started] == [-9, 1]
+
+
+def test_a_control_group_that_allows_less_memory_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = read_environment("1")
+    monkeypatch.setattr("scalelab.cli.doctor.read_memory_limit", lambda: None)
+    assert look_at_memory(environment).grade is Grade.OK
+    monkeypatch.setattr("scalelab.cli.doctor.read_memory_limit", lambda: 1_000_000)
+    check = look_at_memory(environment)
+    assert check.grade is Grade.WARNING
+    assert "a control group allows 1 MB" in check.detail
 
 
 def test_an_allocation_whose_files_are_hidden_is_a_warning_and_no_failure() -> None:

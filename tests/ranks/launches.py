@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 Variables = dict[str, str]
@@ -121,6 +123,28 @@ def slurm(seat: Seat) -> Variables:
 def pmi(seat: Seat) -> Variables:
     names = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
     return {name: str(value) for name, value in zip(names, seat, strict=False)}
+
+
+def cray_ex(seat: Seat) -> Variables:
+    """Slurm's plug-in for the Cray EX sets the names of PALS beside its own."""
+    return slurm(seat) | polaris(seat)
+
+
+def aurora(seat: Seat) -> Variables:
+    """PALS with PMIx: no variable says how many ranks there are."""
+    pals = {"PALS_RANKID": seat.rank, "PALS_LOCAL_RANKID": seat.local_rank, "PALS_NODEID": seat.node}
+    return name_values(pals | {"PALS_LOCAL_SIZE": seat.num_local_ranks, "PMIX_RANK": seat.rank})
+
+
+def write_apinfo(path: Path, places: list[tuple[int, int]], version: int = 1) -> Path:
+    """The file that PALS, and Slurm and Flux in its stead, write for a job."""
+    header, num_nodes = 136, len({node for _, node in places})
+    commands = struct.pack("@iii", len(places), 0, 1)
+    ranks = b"".join(struct.pack("@iii", local, 0, node) for local, node in places)
+    tables = (52, header, 0, 12, header, 1, 12, header + 12, len(places), 68, header + 12 + len(ranks), num_nodes)
+    head = struct.pack("@in" + 4 * "nni", version, header + 12 + len(ranks), *tables)
+    path.write_bytes(head.ljust(header, b"\0") + commands + ranks)
+    return path
 
 
 LAUNCHERS: dict[str, Callable[[Seat], Variables]] = {

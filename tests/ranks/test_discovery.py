@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.ranks.discovery import Membership, find_membership
+from scalelab.ranks.discovery import Membership, find_membership, list_claims
 from scalelab.ranks.mpi import guess_local_rank
-from tests.ranks.launches import LAUNCHERS, LAYOUTS, Seat, Variables, hydra, ompi, slurm, torchrun, world
+from tests.ranks.launches import (
+    LAUNCHERS,
+    LAYOUTS,
+    Seat,
+    Variables,
+    hydra,
+    ompi,
+    slurm,
+    torchrun,
+    world,
+    write_apinfo,
+)
 
 CASES = [(launcher, layout) for launcher in LAUNCHERS for layout in LAYOUTS]
 INNER = ("torchrun", "Open MPI", "MPICH", "Intel MPI", "MVAPICH", "MVAPICH2", "Flux")
@@ -125,6 +136,30 @@ def test_ancestors_that_are_hidden_leave_a_launch_without_a_name(monkeypatch: py
     assert found.launch is None
 
 
+def test_on_several_nodes_a_launch_of_mpich_is_named_by_where_its_mpiexec_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def name(proxy_id: str, rank: int) -> str | None:
+        command = ["hydra_pmi_proxy", "--control-port", "login1:38445", "--rmk", "user", "--proxy-id", proxy_id]
+        proxy = SimpleNamespace(name=lambda: "hydra_pmi_proxy", cmdline=lambda: command)
+        monkeypatch.setattr("psutil.Process.parents", lambda _: [proxy])
+        found = find_membership(hydra(seat(rank)))
+        assert found is not None
+        return found.launch
+
+    assert name("0", 0) == name("1", 5) == "hydra.login1-38445"
+
+
+def test_every_source_of_a_launch_is_listed_by_itself() -> None:
+    claims = list_claims(LAUNCHERS["PALS"](seat(5)) | {"PMIX_RANK": "5"})
+    assert [(claim.source, claim.rank, claim.num_ranks) for claim in claims] == [
+        ("PALS", 5, 8),
+        ("PMI", 5, 8),
+        ("PMIx", 5, None),
+    ]
+    assert list_claims({"PATH": "/usr/bin"}) == ()
+
+
 REFUSED: dict[str, tuple[Variables, str]] = {
     "PMIx alone": ({"PMIX_RANK": "3"}, "PMIX_RANK"),
     "no number of ranks": ({"OMPI_COMM_WORLD_RANK": "3"}, "OMPI_COMM_WORLD_RANK"),
@@ -150,6 +185,12 @@ REFUSED: dict[str, tuple[Variables, str]] = {
     "more local ranks than ranks": (world("OMPI_COMM_WORLD", Seat(0, 2, 0, 4, 0, 1)), "local ranks"),
     "a local rank beyond": (hydra(Seat(5, 8, 4, 4, 1, 2)), "MPI_LOCALRANKID"),
     "more nodes than ranks": ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "2"}, "FLUX_JOB_NNODES"),
+    "all ranks on a node that is not the only one": (
+        {"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_SIZE": "4", "PALS_NODEID": "1"}, "PALS_NODEID"
+    ),
+    "all ranks on one of two nodes": (
+        {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, "GROUP_WORLD_SIZE"
+    ),
     "PALS without a list of nodes": ({"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4"}, "PALS_RANKID"),
     "a list of nodes that is not there": (
         {"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4", "PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE"
@@ -185,26 +226,33 @@ def test_a_scripts_own_rank_agrees_or_describes_a_larger_job() -> None:
     assert (alone.rank, alone.num_ranks, alone.local_rank) == (1, 2, None)
 
 
-def test_aurora_has_its_number_of_ranks_from_the_list_of_nodes(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    nodes.write_text("x4001c0\nx4002c0\n")
+def name_aurora(tmp_path: Path, nodes: str) -> Variables:
+    """Rank 13 of PALS on Aurora, which says no number of ranks in any variable."""
+    file = tmp_path / "nodes"
+    file.write_text(nodes)
     pals = {"PALS_RANKID": "13", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "1", "PALS_LOCAL_SIZE": "12"}
-    found = find_membership(pals | {"PMIX_RANK": "13", "PBS_NODEFILE": str(nodes)})
+    return pals | {"PMIX_RANK": "13", "PBS_NODEFILE": str(file)}
+
+
+def test_aurora_does_not_take_all_nodes_of_the_job_for_those_of_the_launch(tmp_path: Path) -> None:
+    """mpiexec -n 24 -ppn 12 inside a job of four nodes has 24 ranks, not 48."""
+    variables = name_aurora(tmp_path, "x1\nx2\nx3\nx4\n")
+    with pytest.raises(RankUnknown) as refusal:
+        find_membership(variables)
+    for name in ("PALS_LOCAL_SIZE=12", "PBS_NODEFILE=", "PALS_APINFO", "WORLD_SIZE"):
+        assert name in str(refusal.value)
+    found = find_membership(variables | {"WORLD_SIZE": "24"})
     assert found is not None
     assert (found.rank, found.num_ranks, found.local_rank, found.num_local_ranks, found.node) == (13, 24, 1, 12, 1)
-    assert found.master_address == "x4001c0"
+    assert found.master_address == "x1"
+
+
+def test_on_the_only_node_of_a_job_aurora_has_its_number_of_ranks(tmp_path: Path) -> None:
+    alone = {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "3", "PALS_NODEID": "0", "PMIX_RANK": "3"}
+    found = find_membership(name_aurora(tmp_path, "x4001c0\n") | alone)
+    assert found is not None
+    assert (found.rank, found.num_ranks, found.local_rank, found.num_nodes) == (3, 12, 3, 1)
     assert "PBS_NODEFILE" in found.variables
-
-
-def write_apinfo(path: Path, places: list[tuple[int, int]], version: int = 1) -> Path:
-    """The file that PALS, and Slurm and Flux in its stead, write for a job."""
-    header, num_nodes = 136, len({node for _, node in places})
-    commands = struct.pack("@iii", len(places), 0, 1)
-    ranks = b"".join(struct.pack("@iii", local, 0, node) for local, node in places)
-    tables = (52, header, 0, 12, header, 1, 12, header + 12, len(places), 68, header + 12 + len(ranks), num_nodes)
-    head = struct.pack("@in" + 4 * "nni", version, header + 12 + len(ranks), *tables)
-    path.write_bytes(head.ljust(header, b"\0") + commands + ranks)
-    return path
 
 
 def test_pals_own_file_is_right_where_nodes_are_uneven(tmp_path: Path) -> None:

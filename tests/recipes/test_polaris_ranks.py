@@ -9,12 +9,10 @@ import pytest
 from scalelab.cli.reproduce import main
 from scalelab.launching import MixedLauncher, choose_launcher
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.observations import RankReport
 from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.recipes.polaris_ranks import LAUNCHERS, make_p2
-from scalelab.recipes.recipe import Outcome
 from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.trial import Status, Trial
 
 
 def make_trial(launcher: str) -> Trial:
@@ -62,20 +60,3 @@ def test_where_no_hosts_can_be_emulated_other_launchers_still_start_their_own_tr
     )
     assert main(["polaris", "--only", "P2", "--size", "small"]) == 0
     assert isinstance(chosen[0], MixedLauncher)
-
-
-def test_ranks_are_listed_by_launcher_with_what_agrees() -> None:
-    row = make_p2("small")
-    trial = make_trial("slurm")
-    ranks = tuple(
-        RankReport(
-            rank=rank, host="n1", launcher="Slurm", agreeing=("PMI",), local_rank=rank, cores=(8 * rank, 8 * rank + 1)
-        )
-        for rank in range(2)
-    )
-    result = TrialResult(trial=trial, status=Status.COMPLETED, ranks=ranks)
-    finding = row.conclude({"slurm": Outcome(study=row.parts["slurm"], results=(result,), document=None)})
-    (table,) = finding.tables
-    values = [[cell.value for cell in line] for line in table.rows]
-    assert values[1] == ["Slurm", 1, 2, 1, 1, "n1", "0x300", "0x300", "PMI"]
-    assert any("no two sources contradict" in answer for answer in finding.answers)

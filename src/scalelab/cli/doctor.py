@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -17,18 +16,13 @@ from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
 from scalelab.cli.console import OutputConsole
 from scalelab.cli.doctor_checks import Check, Grade, print_check
-from scalelab.cli.doctor_host import (
-    ask_mpi,
-    look_at_cores,
-    look_at_network,
-    look_at_rank,
-    look_at_roofs,
-    look_at_threads,
-)
+from scalelab.cli.doctor_host import ask_mpi, look_at_cores, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor_ranks import examine_rank
+from scalelab.cli.doctor_trials import look_at_nccl, look_at_roofs
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
-from scalelab.environment import Environment, read_cpu_quota, read_environment
+from scalelab.control_groups import read_cpu_quota, read_memory_limit
+from scalelab.environment import Environment, read_environment
 from scalelab.errors import RankUnknown, ScalelabError
 from scalelab.files import write_json
 from scalelab.measure.launchers.joined import find_member
@@ -54,7 +48,7 @@ class Doctor:
     mpi: bool = False
     """Ask MPI itself, by mpi4py, who this rank is, and hold it against what launchers say."""
     json: bool = False
-    """One JSON object per check, or per rank of a launch, instead of lines."""
+    """One JSON object per check instead of lines; by a launcher one per rank, then one for everything that is wrong."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -68,10 +62,7 @@ def main(args: Sequence[str]) -> int:
     checks = []
     for check in examine(doctor, LocalLauncher()):
         checks.append(check)
-        if doctor.json:
-            console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)
-        else:
-            print_check(console, check)
+        print_check(console, check, is_json=doctor.json)
     failed = [check.name for check in checks if check.grade is Grade.FAILED]
     if not doctor.json:
         words = f"Not ready: {', '.join(failed)}" if failed else "Ready  ·  scalelab run strong-scaling --ranks 1 2"
@@ -93,7 +84,7 @@ def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
     yield from look_at_machine(environment)
     yield look_at_rank(os.environ)
     if doctor.mpi:
-        yield ask_mpi(find_rank())
+        yield ask_mpi(find_rank())[0]
     yield from look_at_cores()
     yield look_at_threads(os.environ)
     yield look_at_network()
@@ -110,6 +101,7 @@ def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
         return
     yield Check(name="torch", grade=Grade.OK, detail=environment.torch)
     if not doctor.quick:
+        yield look_at_nccl()
         try:
             yield from try_ranks(launcher)
         except ScalelabError as error:
@@ -148,9 +140,22 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
         detail="unknown" if load is None else f"{load:.2f} over the last minute",
         next_step="wait until other programs have ended" if is_busy else "",
     )
-    yield Check(name="memory", grade=Grade.OK, detail=format_bytes(environment.memory_bytes))
+    yield look_at_memory(environment)
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
     yield Check(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the processor, with gloo")
+
+
+def look_at_memory(environment: Environment) -> Check:
+    """What the machine has, and what a control group allows of it."""
+    there, limit = environment.memory_bytes, read_memory_limit()
+    if limit is None or limit >= there:
+        return Check(name="memory", grade=Grade.OK, detail=format_bytes(there))
+    return Check(
+        name="memory",
+        grade=Grade.WARNING,
+        detail=f"{format_bytes(there)}, of which a control group allows {format_bytes(limit)}",
+        next_step="keep all ranks together below it, by --memory-limit",
+    )
 
 
 def look_at_storage(runs_dir: Path) -> Check:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.console import Console
 from rich.markup import escape
+
+from scalelab.trial import to_builtins
 
 
 class Grade(StrEnum):
@@ -27,7 +30,11 @@ class Check:
     next_step: str = ""
 
 
-def print_check(console: Console, check: Check) -> None:
+def print_check(console: Console, check: Check, *, is_json: bool = False) -> None:
+    """One line, and a second one for the next step; or one JSON object."""
+    if is_json:
+        console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)
+        return
     colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
     console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(check.detail)}", soft_wrap=True)
     if check.next_step:

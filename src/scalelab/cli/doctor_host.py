@@ -1,14 +1,9 @@
-"""What the doctor finds on one host: who this process is, its cores, the network, threads, and the roofs."""
+"""What the doctor finds on one host: who this process is, its cores, the network and threads."""
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import psutil
 
@@ -20,10 +15,8 @@ from scalelab.ranks.discovery import Membership, find_membership
 from scalelab.ranks.mpi import compare_memberships, find_by_mpi
 from scalelab.ranks.placement import Placement, find_mistakes, read_placement
 from scalelab.ranks.topology import count_hyperthreads, format_cores, read_numa_nodes
-from scalelab.units import format_quantity
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
-ROOF_SECONDS = 60.0
 
 
 def look_at_rank(variables: Mapping[str, str]) -> Check:
@@ -63,17 +56,17 @@ def describe_member(member: Membership) -> str:
     return f"{', '.join(parts)} ({source})"
 
 
-def ask_mpi(member: Membership | None) -> Check:
+def ask_mpi(member: Membership | None) -> tuple[Check, Membership | None]:
     """What MPI itself says, held against the variables. All ranks must ask."""
     try:
         by_mpi = find_by_mpi()
     except RankUnknown as error:
-        return Check(name="mpi4py", grade=Grade.FAILED, detail=str(error))
+        return Check(name="mpi4py", grade=Grade.FAILED, detail=str(error)), None
     difference = compare_memberships(member, by_mpi) if member else None
     if difference is None and member is None and by_mpi.num_ranks > 1:
         difference = f"mpi4py has {by_mpi.num_ranks} ranks, and no variable says so"
     grade = Grade.FAILED if difference else Grade.OK
-    return Check(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi))
+    return Check(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi)), by_mpi
 
 
 def look_at_cores() -> Iterator[Check]:
@@ -135,33 +128,3 @@ def look_at_threads(variables: Mapping[str, str]) -> Check:
             next_step=f"export OMP_NUM_THREADS={num_cores}",
         )
     return Check(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable limits them")
-
-
-def measure_roofs() -> dict[str, Any] | None:
-    """Memory and matrix products at their best here, in a process of its own; None: it could not be measured."""
-    command = [sys.executable, "-P", "-m", "scalelab.measure.roofs"]
-    try:
-        done = subprocess.run(
-            command, env=dict(os.environ), capture_output=True, text=True, timeout=ROOF_SECONDS, check=True
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return found
-
-
-def look_at_roofs() -> Iterator[Check]:
-    roofs = measure_roofs()
-    if roofs is None:
-        yield Check(name="roofs", grade=Grade.WARNING, detail="memory and matrix products could not be measured")
-        return
-    yield Check(name="roofs", grade=Grade.OK, detail=describe_roofs(roofs))
-    if roofs["backends"]:
-        yield Check(name="backends", grade=Grade.OK, detail=f"built into torch: {', '.join(roofs['backends'])}")
-
-
-def describe_roofs(roofs: Mapping[str, Any]) -> str:
-    threads = "" if roofs["threads"] is None else f", {roofs['threads']} thread{'s'[: roofs['threads'] > 1]}"
-    memory = format_quantity("bytes", roofs["memory_bytes_per_second"])
-    flops = roofs["flops_per_second"] / 1e9
-    return f"memory {memory}/s, float32 products {flops:.3g} GFLOP/s ({roofs['library']}{threads})"

@@ -1,8 +1,8 @@
 """The doctor as every rank of a job: one line for each rank, and what is wrong among them.
 
 Every rank writes what it is into a directory that all share, under the name of the launch, and rank 0 prints all of it
-in order: only who sees all masks can say which overlap. Where no variable names the launch a rank prints its own line,
-in whatever order they come.
+in order: only who sees all masks can say which overlap. Where no variable names the launch MPI can, which `--mpi` asks;
+otherwise a rank prints its own line, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from scalelab.cli.doctor_checks import Check, Grade, print_check
-from scalelab.cli.doctor_host import ask_mpi, describe_device, describe_member, describe_nodes, measure_roofs
+from scalelab.cli.doctor_host import ask_mpi, describe_device, describe_member, describe_nodes
+from scalelab.cli.doctor_trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun
 from scalelab.files import read_json, storage_errors, write_json
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement, find_mistakes, read_placement
 from scalelab.ranks.topology import format_cores
 from scalelab.trial import from_builtins, to_builtins
-from scalelab.units import format_quantity
 
 WAIT_SECONDS = 60.0
 """How long rank 0 waits for the others' words: nodes load programs from one file system."""
+OLD_SECONDS = 3600.0
+"""Words of that age are of an earlier launch that was killed, and had the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,13 @@ class RankLine:
     """OMP_NUM_THREADS; empty: not set."""
     memory_bytes_per_second: float | None = None
     """Measured on all ranks at about the same time; None: not measured."""
+    copy_bytes: int | None = None
+    """The array that was copied for that."""
     flops_per_second: float | None = None
+    unmeasured: str = ""
+    """Why not; empty: it was, or was not to be."""
+    nccl: Check | None = None
+    """Tried by the first rank of every node; None: not tried."""
     difference: str = ""
     """What MPI itself says otherwise; empty: nothing, or it was not asked."""
 
@@ -52,11 +60,14 @@ def examine_rank(
     console: Console, member: Membership, runs_dir: Path, *, is_quick: bool, asks_mpi: bool, is_json: bool
 ) -> int:
     """Say who this rank is; on rank 0, who all are. Gives the exit code."""
-    line = make_line(member, is_quick=is_quick, asks_mpi=asks_mpi)
-    if member.launch is None:
+    asked, by_mpi = ask_mpi(member) if asks_mpi else (None, None)
+    difference = asked.detail if asked is not None and asked.grade is Grade.FAILED else ""
+    line = make_line(member, difference, is_quick=is_quick)
+    launch = member.launch or (by_mpi.launch if by_mpi else None)
+    if launch is None:
         print_lines(console, [line], is_json=is_json)
-        return 1 if line.difference else 0
-    place = runs_dir / f".doctor-{member.launch}"
+        return print_mistakes(console, list_mistakes([line], [line.member.rank]), is_json=is_json)
+    place = runs_dir / f".doctor-{launch}"
     with storage_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / f"rank{member.rank}.json", to_builtins(line))
@@ -67,19 +78,23 @@ def examine_rank(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     print_lines(console, lines, is_json=is_json)
-    return report_mistakes(console, lines, member.num_ranks, is_json=is_json)
+    return print_mistakes(console, list_mistakes(lines, range(member.num_ranks)), is_json=is_json)
 
 
-def make_line(member: Membership, *, is_quick: bool, asks_mpi: bool) -> RankLine:
-    asked = ask_mpi(member) if asks_mpi else None
-    roofs: Mapping[str, Any] = (None if is_quick else measure_roofs()) or {}
+def make_line(member: Membership, difference: str, *, is_quick: bool) -> RankLine:
+    """What this rank says of itself, with what it measures unless it is only to look."""
+    is_first = member.local_rank == 0 or (member.local_rank is None and member.rank == 0)
+    roofs: Mapping[str, Any] = {} if is_quick else measure_roofs(member.num_local_ranks or member.num_ranks)
     return RankLine(
         member=member,
         placement=read_placement(member.rank, socket.gethostname(), member.local_rank),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         memory_bytes_per_second=roofs.get("memory_bytes_per_second"),
+        copy_bytes=roofs.get("copy_bytes"),
         flops_per_second=roofs.get("flops_per_second"),
-        difference=asked.detail if asked is not None and asked.grade is Grade.FAILED else "",
+        unmeasured=roofs.get("unmeasured", ""),
+        nccl=look_at_nccl() if is_first and not is_quick else None,
+        difference=difference,
     )
 
 
@@ -89,9 +104,11 @@ def gather_lines(place: Path, num_ranks: int) -> list[RankLine]:
     found: dict[int, RankLine] = {}
     while len(found) < num_ranks and time.monotonic() < give_up:
         for rank in set(range(num_ranks)) - found.keys():
+            file = place / f"rank{rank}.json"
             try:
-                found[rank] = from_builtins(read_json(place / f"rank{rank}.json"), RankLine)
-            except DamagedRun:
+                if time.time() - file.stat().st_mtime < OLD_SECONDS:
+                    found[rank] = from_builtins(read_json(file), RankLine)
+            except (DamagedRun, OSError):
                 continue
         time.sleep(0.02)
     return [found[rank] for rank in sorted(found)]
@@ -115,30 +132,38 @@ def describe_line(line: RankLine) -> str:
         f"threads {line.threads or '–'}",
     ]
     if line.memory_bytes_per_second is not None and line.flops_per_second is not None:
-        parts.append(f"memory {format_quantity('bytes', line.memory_bytes_per_second)}/s")
+        parts.append(describe_copy(line.memory_bytes_per_second, line.copy_bytes))
         parts.append(f"{line.flops_per_second / 1e9:.3g} GFLOP/s")
     return " · ".join(parts)
 
 
-def report_mistakes(console: Console, lines: Sequence[RankLine], num_ranks: int, *, is_json: bool) -> int:
-    """What is wrong among the ranks; gives the exit code."""
+def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check]:
+    """What is wrong among these ranks, those included of which nothing came."""
     checks = [Check(name="mpi4py", grade=Grade.FAILED, detail=line.difference) for line in lines if line.difference]
-    missing = sorted(set(range(num_ranks)) - {line.member.rank for line in lines})
+    missing = sorted(set(ranks) - {line.member.rank for line in lines})
     if missing:
-        who = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         checks.append(
             Check(
                 name="ranks",
                 grade=Grade.FAILED,
-                detail=f"of {num_ranks} ranks nothing came from {who} within {WAIT_SECONDS:.0f} s",
+                detail=f"of {len(ranks)} ranks nothing came from {', '.join(map(str, missing))} within"
+                f" {WAIT_SECONDS:.0f} s",
                 next_step="choose a --runs-dir that all nodes share",
             )
         )
-    mistakes = find_mistakes([line.placement for line in lines])
     checks += [
         Check(name="cores", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
-        for mistake in mistakes
+        for mistake in find_mistakes([line.placement for line in lines])
     ]
-    for check in checks if not is_json else ():
-        print_check(console, check)
+    unmeasured = {(line.placement.host, line.unmeasured) for line in lines if line.unmeasured}
+    checks += [Check(name="roofs", grade=Grade.WARNING, detail=f"{host}: {why}") for host, why in sorted(unmeasured)]
+    tried = [(line.placement.host, line.nccl) for line in lines if line.nccl is not None]
+    checks += [replace(nccl, detail=f"{host}: {nccl.detail}") for host, nccl in tried]
+    return checks
+
+
+def print_mistakes(console: Console, checks: Sequence[Check], *, is_json: bool) -> int:
+    """The same words as lines or as JSON; gives the exit code."""
+    for check in checks:
+        print_check(console, check, is_json=is_json)
     return 1 if any(check.grade is Grade.FAILED for check in checks) else 0

@@ -29,15 +29,18 @@ from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
     end_file,
     kill_group,
+    loads_file,
     log_file,
     outcome_file,
     place_file,
     read_words,
 )
 from scalelab.measure.launchers.local import dump_stacks
+from scalelab.measure.launchers.utilization import watch_rank
 from scalelab.measure.rendezvous import Meeting, choose_address, find_interface, join_meeting, open_meeting, reach
-from scalelab.observations import RankReport
-from scalelab.ranks.discovery import Membership, find_membership
+from scalelab.observations import RankReport, RankSource
+from scalelab.ranks.discovery import Membership, find_membership, list_claims
+from scalelab.ranks.mpi import ask_mpi_aside
 from scalelab.ranks.placement import bind_ranks
 from scalelab.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_builtins
 
@@ -95,7 +98,10 @@ def main(directory: str, launch: str) -> int:
 
 def find_member(trial: Trial) -> Membership:
     """Which rank of the trial this is; raises `RankUnknown` where it is none of it."""
-    member = find_membership(os.environ)
+    try:
+        member = find_membership(os.environ)
+    except RankUnknown:  # some launchers say no number of ranks, which is known here
+        member = find_membership(os.environ | {"WORLD_SIZE": str(trial.num_processes)})
     if member is None:
         raise RankUnknown("nobody says which rank this is: is mpiexec of the kind that its --version names?")
     if member.num_ranks != trial.num_processes:
@@ -112,16 +118,33 @@ def take_part(seat: Seat) -> None:
     end: dict[str, Any] = {"code": None, "signal": None, "is_timed_out": False}
     try:
         seat.leave_word(place_file(seat.directory, rank), rank=rank, local_rank=seat.member.local_rank, mask=mask)
+        sources = list_sources(seat.trial)
         meeting = meet(seat)
-        assignment = make_assignment(seat, meeting)
+        assignment = make_assignment(seat, meeting) | {"sources": to_builtins(sources)}
         end |= run_child(seat, assignment, describe_network(seat, meeting))
     except Stopped as stop:
         end["signal"] = stop.args[0]
     except LaunchFailed as error:
         report_failure(seat, str(error))
         end["code"] = 1
+    ignore_signals()
     has_oom_kill = oom_kills is not None and (count_oom_kills() or 0) > oom_kills
     seat.leave_word(end_file(seat.directory, rank), rank=rank, has_oom_kill=has_oom_kill, **end)
+
+
+def list_sources(trial: Trial) -> tuple[RankSource, ...]:
+    """What every source says of this rank; MPI itself is asked only where the trial wants it, by all ranks at once."""
+    by_variables = tuple(
+        RankSource(
+            source=claim.source,
+            rank=claim.rank,
+            num_ranks=claim.num_ranks,
+            local_rank=claim.local_rank,
+            variables=tuple(dict.fromkeys(claim.variables)),
+        )
+        for claim in list_claims(os.environ)
+    )
+    return (*by_variables, ask_mpi_aside()) if "mpi" in trial.instruments else by_variables
 
 
 def meet(seat: Seat) -> Meeting | None:
@@ -220,8 +243,13 @@ def run_child(seat: Seat, assignment: dict[str, Any], variables: dict[str, str])
             command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, close_fds=False,
             start_new_session=True,
         )  # fmt: skip
+    told = {"cores": assignment["cores"], "rank": seat.rank, "gpu": assignment["local_rank"]}
     try:
-        return {"code": child.wait(max(0.0, seat.deadline - time.monotonic()))}
+        with watch_rank(seat.trial, seat.directory, pid=child.pid, **told) as loads:
+            code = child.wait(max(0.0, seat.deadline - time.monotonic()))
+        if loads:
+            seat.leave_word(loads_file(seat.directory, seat.rank), loads=to_builtins(loads))
+        return {"code": code}
     except subprocess.TimeoutExpired:
         dump_stacks([child.pid], [log_file(seat.directory, seat.rank)])
         return {"is_timed_out": True}
@@ -241,9 +269,14 @@ def report_failure(seat: Seat, reason: str) -> None:
 
 
 def _stop(number: int, _: object) -> None:
-    for other in STOPPING:  # some launchers send several: the second must not interrupt the last word
-        signal.signal(other, signal.SIG_IGN)
+    ignore_signals()  # some launchers send several
     raise Stopped(number)
+
+
+def ignore_signals() -> None:
+    """From now on nothing interrupts the last word."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

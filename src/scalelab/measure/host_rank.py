@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from scalelab.measure.agreement import die_with_parent, log_file
+from scalelab.files import write_json
+from scalelab.measure.agreement import die_with_parent, log_file, place_file
 from scalelab.measure.host_agent import AGENT_VARIABLE
 from scalelab.measure.worker import Assignment, run_rank
 
@@ -20,6 +21,7 @@ def main(directory: str, host: str, cores: str) -> int:
     """Take part in the trial, with a log of its own."""
     die_with_parent(int(os.environ[AGENT_VARIABLE]))
     rank = int(os.environ["RANK"])
+    write_json(place_file(Path(directory), rank), {"pid": os.getpid()})
     log = os.open(log_file(Path(directory), rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

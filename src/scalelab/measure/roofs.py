@@ -1,10 +1,13 @@
-"""What this process could reach at best: `python -m scalelab.measure.roofs` prints it as one JSON object.
+"""What this process could reach at best: `python -m scalelab.measure.roofs [BYTES]` prints it as one JSON object.
 
 Two roofs bound every step on a processor: how many bytes memory moves per second, and how many operations a matrix
 product does. Memory is measured by copying an array that no cache should hold, and a copy moves every byte twice; a
 product of n × n matrices is 2·n³ operations. Both are the best of several goes, for only interference makes them
 slower. torch does it where it is installed, with as many threads as it takes by itself, because that is what trains;
 otherwise numpy. Which of torch's backends for communication were built in stands beside it.
+
+BYTES is the size of that array, of which two are held. Ranks of one node measure at the same time, so who starts them
+gives each its share of the memory that is left (`cli/doctor_trials.py`).
 
 It is a process of its own because the command line has no torch.
 """
@@ -28,22 +31,23 @@ MOST_SECONDS = 0.3
 """For each of the two, after a first go that is not counted."""
 
 
-def measure_roofs() -> dict[str, Any]:
-    """Bytes per second of memory, operations per second of float32 products, threads and backends."""
+def measure_roofs(copy_bytes: int = COPY_BYTES) -> dict[str, Any]:
+    """Bytes per second of memory, operations per second of float32 products, threads and backends; and what was copied
+    for that."""
     try:
         import torch
     except ImportError:
-        return {"library": f"numpy {np.__version__}", "threads": None, "backends": [], **measure_by_numpy()}
+        return {"library": f"numpy {np.__version__}", "threads": None, "backends": [], **measure_by_numpy(copy_bytes)}
     import torch.distributed as dist
 
-    source, target = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
+    source, target = torch.ones(copy_bytes // 4), torch.ones(copy_bytes // 4)
     a, b = torch.rand(PRODUCT_SIZE, PRODUCT_SIZE), torch.rand(PRODUCT_SIZE, PRODUCT_SIZE)
     product = torch.empty_like(a)
     return {
         "library": f"torch {torch.__version__}",
         "threads": torch.get_num_threads(),
         "backends": list_backends(dist),
-        **express(take_best(lambda: target.copy_(source)), take_best(lambda: torch.mm(a, b, out=product))),
+        **express(copy_bytes, take_best(lambda: target.copy_(source)), take_best(lambda: torch.mm(a, b, out=product))),
     }
 
 
@@ -55,17 +59,19 @@ def list_backends(dist: Any) -> list[str]:
     return [name for name, is_available in asked.items() if is_available is not None and is_available()]
 
 
-def measure_by_numpy() -> dict[str, float]:
-    source, target = np.ones(COPY_BYTES // 4, dtype=np.float32), np.ones(COPY_BYTES // 4, dtype=np.float32)
+def measure_by_numpy(copy_bytes: int) -> dict[str, float]:
+    source, target = np.ones(copy_bytes // 4, dtype=np.float32), np.ones(copy_bytes // 4, dtype=np.float32)
     draw = np.random.default_rng(0)
     a, b = (draw.random((PRODUCT_SIZE, PRODUCT_SIZE), dtype=np.float32) for _ in range(2))
     product = np.empty_like(a)
-    return express(take_best(lambda: np.copyto(target, source)), take_best(lambda: np.matmul(a, b, out=product)))
+    copy, multiply = (lambda: np.copyto(target, source)), (lambda: np.matmul(a, b, out=product))
+    return express(copy_bytes, take_best(copy), take_best(multiply))
 
 
-def express(copy_seconds: float, product_seconds: float) -> dict[str, float]:
+def express(copy_bytes: int, copy_seconds: float, product_seconds: float) -> dict[str, float]:
     return {
-        "memory_bytes_per_second": 2 * COPY_BYTES / copy_seconds,
+        "copy_bytes": copy_bytes,
+        "memory_bytes_per_second": 2 * copy_bytes / copy_seconds,
         "flops_per_second": 2 * PRODUCT_SIZE**3 / product_seconds,
     }
 
@@ -82,6 +88,6 @@ def take_best(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure_roofs()))
+    sys.stdout.write(json.dumps(measure_roofs(*map(int, sys.argv[1:]))))
     sys.stdout.flush()
     os._exit(0)

@@ -12,8 +12,9 @@ default.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,8 @@ RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """What counts beside it where a job is started again."""
 PROXIES = ("hydra_pmi_proxy", "mpirun_rsh", "mpispawn", "prted", "orted", "prterun", "mpirun", "mpiexec")
 """Who starts the ranks of a node, where no variable names the launch."""
+CONTROL_PORT = "--control-port"
+"""Behind it Hydra's proxies are told where mpiexec listens: HOST:PORT, the same on all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,14 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
         launch=name_launch(claim, variables),
         num_restarts=Reader(variables, []).number("TORCHELASTIC_RESTART_COUNT") or 0,
     )
+
+
+def list_claims(variables: Mapping[str, str]) -> tuple[Claim, ...]:
+    """What every source that speaks of this launch says, each by itself, the launcher first: for a comparison."""
+    claims = _read_claims(variables)
+    key = next(iter(claims), "")
+    names = [key, *(name for name in SAME_LAUNCH.get(key, ()) if name in claims)] if claims else []
+    return tuple(claims[name] for name in names)
 
 
 def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
@@ -184,18 +195,49 @@ def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | 
 
 
 def _count_by_nodes(claim: Claim, variables: Mapping[str, str]) -> Claim:
-    """PALS on Aurora says how many ranks are on this node only: as many are on every node of the job, it is assumed."""
+    """PALS on Aurora says in variables how many ranks are on this node only. Those are all where the job has no other
+    node; of several a launch may use some, and nobody knows how many."""
     file = variables.get("PBS_NODEFILE")
     if claim.source != "PALS" or claim.num_ranks is not None or claim.num_local_ranks is None or not file:
         return claim
     num_nodes = len(read_node_file(Path(file)))
-    num_ranks = claim.num_local_ranks * num_nodes
-    return replace(claim, num_ranks=num_ranks, num_nodes=num_nodes, variables=(*claim.variables, "PBS_NODEFILE"))
+    if num_nodes > 1:
+        apinfo = variables.get("PALS_APINFO")
+        lacking = f"PALS_APINFO={apinfo!r} cannot be read" if apinfo else "PALS_APINFO is not set"
+        raise RankUnknown(
+            f"PALS says rank {claim.rank} with PALS_LOCAL_SIZE={claim.num_local_ranks} ranks on its node, and a launch"
+            f" may use fewer than the {num_nodes} nodes of PBS_NODEFILE={file!r}: {lacking}, which has the number of"
+            " ranks; set WORLD_SIZE to what mpiexec -n was given"
+        )
+    names = (*claim.variables, "PBS_NODEFILE")
+    return replace(claim, num_ranks=claim.num_local_ranks, num_nodes=1, variables=names)
 
 
 def _complete(claim: Claim) -> Claim:
     """The claim with what follows from it; refused where it cannot be."""
     names = ", ".join(claim.variables)
+    num_ranks = _check_world(claim, names)
+    num_local, num_nodes = claim.num_local_ranks, 1 if num_ranks == 1 else claim.num_nodes
+    if num_local is None and num_nodes in (1, num_ranks):
+        num_local = num_ranks // num_nodes  # all on one node, or one on each
+    if num_local is not None and not 1 <= num_local <= num_ranks:
+        raise RankUnknown(f"{num_local} local ranks of {num_ranks} cannot be ({names}): unset what is left over")
+    if claim.local_rank is not None and not 0 <= claim.local_rank < (num_local or num_ranks):
+        raise RankUnknown(f"local rank {claim.local_rank} of {num_local} cannot be ({names}): unset what is left over")
+    node = claim.node
+    if num_local == num_ranks:
+        _check_only_node(num_ranks, node, num_nodes, names)
+        num_nodes, node = 1, 0
+    if node is not None and num_nodes is not None and not 0 <= node < num_nodes:
+        raise RankUnknown(f"node {node} is none of {num_nodes} ({names}): unset what is left over")
+    local_rank = 0 if num_local == 1 else claim.local_rank
+    if local_rank is None and num_nodes == 1:
+        local_rank = claim.rank
+    return replace(claim, num_local_ranks=num_local, num_nodes=num_nodes, node=node, local_rank=local_rank)
+
+
+def _check_world(claim: Claim, names: str) -> int:
+    """The number of ranks; refused where nobody says it, or where rank and nodes are none of it."""
     if claim.num_ranks is None:
         raise RankUnknown(
             f"{claim.source} says rank {claim.rank} ({names}) and nobody says of how many: set WORLD_SIZE and RANK, or"
@@ -207,22 +249,20 @@ def _complete(claim: Claim) -> Claim:
         raise RankUnknown(
             f"{claim.num_ranks} ranks on {claim.num_nodes} nodes cannot be ({names}): unset what is left over"
         )
-    num_local, num_nodes = claim.num_local_ranks, 1 if claim.num_ranks == 1 else claim.num_nodes
-    if num_local is None and num_nodes in (1, claim.num_ranks):
-        num_local = claim.num_ranks // num_nodes  # all on one node, or one on each
-    if num_local is not None and not 1 <= num_local <= claim.num_ranks:
-        raise RankUnknown(f"{num_local} local ranks of {claim.num_ranks} cannot be ({names}): unset what is left over")
-    if claim.local_rank is not None and not 0 <= claim.local_rank < (num_local or claim.num_ranks):
-        raise RankUnknown(f"local rank {claim.local_rank} of {num_local} cannot be ({names}): unset what is left over")
-    node = claim.node
-    if num_local == claim.num_ranks:
-        num_nodes, node = 1, 0
-    if node is not None and num_nodes is not None and not 0 <= node < num_nodes:
-        raise RankUnknown(f"node {node} is none of {num_nodes} ({names}): unset what is left over")
-    local_rank = 0 if num_local == 1 else claim.local_rank
-    if local_rank is None and num_nodes == 1:
-        local_rank = claim.rank
-    return replace(claim, num_local_ranks=num_local, num_nodes=num_nodes, node=node, local_rank=local_rank)
+    return claim.num_ranks
+
+
+def _check_only_node(num_ranks: int, node: int | None, num_nodes: int | None, names: str) -> None:
+    """Where all ranks are on this node there is no other; who says so is of another launch."""
+    if num_nodes not in (None, 1) or node not in (None, 0):
+        raise RankUnknown(
+            f"all {num_ranks} ranks are on this node, and it is node {_say(node)} of {_say(num_nodes)} ({names}): unset"
+            " what is left over"
+        )
+
+
+def _say(number: int | None) -> str:
+    return "–" if number is None else str(number)
 
 
 def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
@@ -247,18 +287,35 @@ def _name_agent(variables: Mapping[str, str]) -> list[str]:
 
 
 def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
-    """What tells this launch from all others. MPICH names none: on one node all ranks have the same ancestor."""
+    """What tells this launch from all others.
+
+    MPICH names none in variables. On one node all ranks have the same ancestor; on several each node has a proxy of its
+    own, and all of them were told where their mpiexec listens.
+    """
     names = LAUNCH_NAMES.get(claim.source, ())
     if names and all(variables.get(name) for name in names):
         parts = [variables[name] for name in (*names, *RESTARTS) if variables.get(name)]
         if claim.source == "torchrun" and claim.num_nodes == 1:
             parts += _name_agent(variables)
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", ".".join(parts))
-    if claim.num_nodes != 1:
-        return None
+        return _clean_name(".".join(parts))
     try:
         ancestors = psutil.Process().parents()
         starter = next((process for process in ancestors if process.name().startswith(PROXIES)), None)
-        return None if starter is None else f"{starter.pid}.{int(starter.create_time())}"
+        if starter is None:
+            return None
+        if claim.num_nodes == 1:
+            return f"{starter.pid}.{int(starter.create_time())}"
+        return _name_by_port(starter.cmdline())
     except psutil.Error:  # it has gone, or is hidden from us
         return None
+
+
+def _name_by_port(command: Sequence[str]) -> str | None:
+    """The host and port of Hydra's mpiexec, from the command of one of its proxies."""
+    after = dict(pairwise(command)).get(CONTROL_PORT)
+    return None if after is None else _clean_name(f"hydra.{after}")
+
+
+def _clean_name(text: str) -> str:
+    """A text that can be the name of a file."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text)

@@ -7,22 +7,81 @@ all must call. `guess_local_rank` is the short cut of many a homework, the rank 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from scalelab.errors import RankUnknown
-from scalelab.ranks.discovery import Membership
+from scalelab.observations import RankSource
+from scalelab.ranks.discovery import PROXIES, Membership
+
+BY_MPI = "Split_type(SHARED)"
+"""The source's name beside those that are variables."""
+LIBRARY = "MPI4PY_LIBMPI"
+"""By which mpi4py's wheels are told where the library is that they load."""
+ANSWER_SECONDS = 60.0
+"""How long all ranks together may take to start MPI and to answer."""
 
 
 def load_mpi() -> Any:
     """mpi4py's module MPI, which starts MPI as it is imported."""
+    if LIBRARY not in os.environ and (library := find_library()):
+        os.environ[LIBRARY] = library
     try:
         return importlib.import_module("mpi4py.MPI")
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
+        words = str(error).partition("\n")[0]
         raise RankUnknown(
-            f"asking MPI who this rank is needs mpi4py, which cannot be imported ({error}): pip install mpi4py, or"
-            " start with a launcher that sets variables"
+            f"asking MPI who this rank is needs mpi4py, which cannot be imported ({words}): pip install mpi4py and put"
+            " the MPI library on LD_LIBRARY_PATH, or start with a launcher that sets variables"
         ) from None
+
+
+def find_library() -> str | None:
+    """Where the MPI library lies that belongs to the launcher of this rank; another one would not know its ranks."""
+    try:
+        starters = [process.exe() for process in psutil.Process().parents() if process.name().startswith(PROXIES)]
+    except psutil.Error:  # it has gone, or is hidden from us
+        return None
+    places = [Path(program).parents[1] / "lib" for program in starters if len(Path(program).parents) > 1]
+    return next((str(place) for place in places if any(place.glob("libmpi.so*"))), None)
+
+
+def ask_mpi_aside() -> RankSource:
+    """What MPI says, asked by a process beside this one, which goes on without MPI. All ranks must call it together."""
+    command = [sys.executable, "-P", "-m", "scalelab.ranks.mpi"]
+    try:
+        # Descriptors stay open: by one of them a library finds its launcher.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, close_fds=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        said = json.loads(done.stdout.strip().rpartition("\n")[2] or "{}")
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return RankSource(source=BY_MPI, reason=f"mpi4py did not answer: {error}")
+    if "rank" not in said:
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return RankSource(source=BY_MPI, reason=said.get("error") or (words or ["mpi4py said nothing"])[-1])
+    fields = {name: said[name] for name in ("rank", "num_ranks", "local_rank")}
+    return RankSource(source=BY_MPI, **fields)
+
+
+def main() -> int:
+    """Print what MPI says as one JSON object."""
+    try:
+        said: dict[str, Any] = dataclasses.asdict(find_by_mpi())
+    except RankUnknown as error:
+        said = {"error": str(error)}
+    sys.stdout.write(json.dumps(said) + "\n")
+    return 0
 
 
 def find_by_mpi(mpi: Any = None) -> Membership:
@@ -42,6 +101,7 @@ def find_by_mpi(mpi: Any = None) -> Membership:
         node=leaders.index(leader),
         num_nodes=len(leaders),
         variables=("MPI.COMM_WORLD", "Split_type"),
+        launch=world.bcast(f"mpi.{secrets.token_hex(8)}", root=0),
     )
     local.Free()
     return found
@@ -58,3 +118,7 @@ def compare_memberships(found: Membership, by_mpi: Membership) -> str | None:
     pairs = [(name, getattr(found, name), getattr(by_mpi, name)) for name in names]
     differing = [f"{name} {a} or {b}" for name, a, b in pairs if a is not None and b is not None and a != b]
     return f"{found.launcher} and {by_mpi.launcher} differ: {', '.join(differing)}" if differing else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

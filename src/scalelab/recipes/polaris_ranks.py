@@ -1,12 +1,18 @@
-"""P2: who the ranks are, under every launcher there is here, and the same training on more of them."""
+"""P2: who the ranks are, by every source there is here, and the same training on more of them.
+
+Sources are the variables of whoever started the ranks, and under mpiexec MPI itself: its rank modulo the devices of a
+node, and its splitting by shared memory. Each rank asks all of them. Who it really is follows from the names of hosts,
+which no source has a say in, and every source is held against that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
-from scalelab.ranks.mpi import guess_local_rank
+from scalelab.observations import Instrument, RankReport, RankSource
+from scalelab.ranks.mpi import BY_MPI, guess_local_rank
 from scalelab.ranks.topology import format_mask
 from scalelab.recipes import polaris_published as published
 from scalelab.recipes.evidence import (
@@ -24,13 +30,16 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.polaris_jobs import make_job, make_training, print_seconds
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose_ranks, make_sampling
-from scalelab.report.document import Cell, Column, Table, make_row
+from scalelab.report.document import Cell, Column, Document, Table, make_row
 from scalelab.settings import LauncherName
 from scalelab.studies.train import Train
 from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.trial import TrialResult
+from scalelab.trial import Status, Trial, TrialResult
 
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
+BY_MPIEXEC: tuple[LauncherName, ...] = ("mpi", "pbs")
+"""Those whose ranks are MPI's: srun and torchrun start processes that MPI may know nothing of."""
+BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 DISCOVERY_STEPS = 2
 
 
@@ -52,13 +61,27 @@ def make_p2(size: Size) -> Row:
     )
 
 
-def start_by(launcher: LauncherName, train: Train) -> Train:
+@dataclass(frozen=True, kw_only=True)
+class Discovery(Train):
+    """A training whose ranks find out who they are; under mpiexec they ask MPI itself too."""
+
+    def plan(self) -> list[Trial]:
+        asked: tuple[Instrument, ...] = ("mpi",) if self.job.launcher in BY_MPIEXEC else ()
+        return [replace(trial, instruments=(*trial.instruments, *asked)) for trial in super().plan()]
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        """Without a warning where its launcher is not here: that is an answer."""
+        document = super().conclude(results)
+        is_absent = all(result.status is Status.NOT_RUN for result in results)
+        return replace(document, cautions=()) if is_absent else document
+
+
+def start_by(launcher: LauncherName, train: Train) -> Discovery:
     """A few steps of the same training, by another launcher: its ranks find out themselves who they are."""
-    return replace(
-        train,
-        course=replace(train.course, epochs=None, steps=DISCOVERY_STEPS),
-        job=replace(train.job, launcher=launcher),
-    )
+    course = replace(train.course, epochs=None, steps=DISCOVERY_STEPS)
+    job = replace(train.job, launcher=launcher)
+    own = {field.name: getattr(train, field.name) for field in fields(train)}
+    return Discovery(**(own | {"course": course, "job": job}))
 
 
 def find_p2(size: Size, outcomes: Outcomes) -> Finding:
@@ -121,55 +144,133 @@ def _list_speedups() -> str:
 
 
 def make_rank_table(outcomes: Outcomes) -> Table | None:
-    """Who every rank is, as it found out itself, by launcher."""
+    """Who every rank is by every source, and who cannot be asked here."""
     columns = (
-        Column(key="launcher", header="launcher", align="left"),
+        Column(key="launcher", header="started by", align="left"),
+        Column(key="source", header="source", align="left"),
         Column(key="rank", header="rank", quantity="count"),
         Column(key="num_ranks", header="of", quantity="count"),
         Column(key="local_rank", header="local rank", quantity="count"),
-        Column(key="guess", header=f"rank % {published.NUM_DEVICES}", quantity="count"),
         Column(key="host", header="host", align="left"),
         Column(key="mask", header="CPU mask"),
         Column(key="published_mask", header="published"),
-        Column(key="agreeing", header="agrees with", align="left"),
+        Column(key="verdict", header="verdict", align="left"),
     )
-    rows = [row for name in ("train", *LAUNCHERS) for row in _list_ranks(find_completed(outcomes.get(name)))]
+    rows: list[tuple[Cell, ...]] = []
+    for name in ("train", *LAUNCHERS):
+        outcome = outcomes.get(name)
+        result = find_completed(outcome)
+        if result is not None:
+            rows += [_make_line(name, result, report, said) for report in _sort(result) for said in list_said(report)]
+        elif name != "train" and outcome is not None and outcome.results:
+            rows.append(make_row(name, *(7 * [None]), outcome.results[-1].status))
     return Table(title="Who the ranks are", columns=columns, rows=tuple(rows)) if rows else None
 
 
-def _list_ranks(result: TrialResult | None) -> Iterator[tuple[Cell, ...]]:
-    for number, report in enumerate(sorted(result.ranks, key=lambda report: report.rank) if result else ()):
-        assert result is not None
-        local = sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
-        yield make_row(
-            report.launcher or result.trial.launcher,
-            report.rank,
-            result.trial.num_ranks,
-            local if report.local_rank is None else report.local_rank,
-            guess_local_rank(report.rank, published.NUM_DEVICES),
-            report.host or None,
-            format_mask(report.cores) if report.cores else None,
-            hex(published.MASKS[number]) if number < len(published.MASKS) else None,
-            ", ".join(report.agreeing) or None,
-        )
+def list_said(report: RankReport) -> tuple[RankSource, ...]:
+    """What every source said of a rank. MPI's rank modulo the devices is one too: what many programs take for it."""
+    if not report.sources:
+        return (RankSource(source="scalelab"),)
+    by_mpi = [said for said in report.sources if said.source == BY_MPI and said.rank is not None]
+    guessed = [
+        replace(said, source=BY_REMAINDER, local_rank=guess_local_rank(said.rank, published.NUM_DEVICES))
+        for said in by_mpi
+        if said.rank is not None
+    ]
+    return (*report.sources, *guessed)
+
+
+def find_difference(result: TrialResult, report: RankReport, said: RankSource) -> str | None:
+    """What a source says otherwise than the ranks and hosts that there were; None: nothing."""
+    local_rank = count_before(result, report)
+    there = (("rank", report.rank, said.rank), ("of", result.trial.num_processes, said.num_ranks))
+    compared = (*there, ("local rank", local_rank, said.local_rank))
+    wrong = [(name, said_so, truth) for name, truth, said_so in compared if said_so not in (None, truth)]
+    return ", ".join(f"{name} {said_so}, really {truth}" for name, said_so, truth in wrong) or None
+
+
+def count_before(result: TrialResult, report: RankReport) -> int:
+    """The local rank as it follows from the hosts of all ranks."""
+    return sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
+
+
+def _sort(result: TrialResult) -> list[RankReport]:
+    return sorted(result.ranks, key=lambda report: report.rank)
+
+
+def _make_line(name: str, result: TrialResult, report: RankReport, said: RankSource) -> tuple[Cell, ...]:
+    is_own = not report.sources
+    difference = find_difference(result, report, said)
+    verdict = Status.NOT_RUN if said.reason else f"differs: {difference}" if difference else "agrees"
+    number = report.rank
+    return make_row(
+        "scalelab" if is_own and name == "train" else name,
+        said.source,
+        report.rank if is_own else said.rank,
+        result.trial.num_processes if is_own else said.num_ranks,
+        count_before(result, report) if is_own else said.local_rank,
+        report.host or None,
+        format_mask(report.cores) if report.cores else None,
+        hex(published.MASKS[number]) if number < len(published.MASKS) else None,
+        None if is_own else verdict,
+    )
 
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
-    """Whether ranks are the same by whatever launcher."""
-    found = {name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))}
-    if not found:
-        return
-    named = [
-        next((report.launcher for report in result.ranks if report.launcher), name) for name, result in found.items()
+    """Whether ranks are the same by whatever launcher and source, and which launchers are not here."""
+    found: dict[str, TrialResult] = {
+        name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
+    }
+    if found:
+        yield f"{_compare_sources(found)}; {_compare_losses(found, find_completed(outcomes.get('train')))}."
+    reasons: dict[str, list[str]] = {}
+    for name, reason in _list_reasons(outcomes):
+        reasons.setdefault(reason, []).append(name)
+    if reasons:
+        words = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        yield f"Not run: {'; '.join(words)}."
+
+
+def _list_reasons(outcomes: Outcomes) -> Iterator[tuple[str, str]]:
+    """Every launcher and every source that could not be asked, once, with why."""
+    for name in LAUNCHERS:
+        outcome = outcomes.get(name)
+        result = find_completed(outcome)
+        if result is not None:
+            said = (one for report in result.ranks for one in report.sources if one.reason)
+            yield from dict.fromkeys((f"{one.source} by {name}", one.reason) for one in said)
+        elif outcome is not None and outcome.results:
+            yield name, outcome.results[-1].reason
+
+
+def _compare_sources(found: Mapping[str, TrialResult]) -> str:
+    """The verdict of the cross-check."""
+    asked = [
+        (name, report, said, find_difference(result, report, said))
+        for name, result in found.items()
+        for report in result.ranks
+        for said in list_said(report)
+        if report.sources and not said.reason
     ]
+    sources = list(dict.fromkeys(said.source for _, _, said, _ in asked))
+    wrong = [
+        f"{said.source} says of rank {report.rank} by {name} {difference}"
+        for name, report, said, difference in asked
+        if difference
+    ]
+    ranks = f"By {', '.join(found)} every rank found its number itself"
+    if not asked:
+        return ranks
+    if wrong:
+        return f"{ranks}; of {len(sources)} sources some are wrong: {'; '.join(wrong)}"
+    return f"{ranks}, and no two of {len(sources)} sources contradict each other ({', '.join(sources)})"
+
+
+def _compare_losses(found: Mapping[str, TrialResult], own: TrialResult | None) -> str:
     losses = [list(result.losses().values()) for result in found.values()]
-    own = find_completed(outcomes.get("train"))
     first = list(own.losses().values())[: len(losses[0])] if own else losses[0]
     is_same = all(other == first for other in losses)
-    yield (
-        f"By {', '.join(named)} every rank found its number itself, and no two sources contradict each other; the first"
-        f" {len(losses[0])} losses are {'the same' if is_same else 'not the same'}."
-    )
+    return f"the first {len(losses[0])} losses are {'the same' if is_same else 'not the same'}"
 
 
 def describe_ranks(outcome: Outcome | None) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""P2's cross-check: what every source says of every rank, held against where the ranks really were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.files import write_json
+from scalelab.measure.launchers.stepped import StepLauncher
+from scalelab.observations import RankReport, RankSource
+from scalelab.ranks.mpi import BY_MPI
+from scalelab.recipes.polaris_ranks import LAUNCHERS, make_p2
+from scalelab.recipes.recipe import Finding, Outcome
+from scalelab.recipes.reproduce import Reproduce
+from scalelab.settings import LauncherName
+from scalelab.trial import Status, StepPlan, Trial, TrialResult, not_run, to_builtins
+from tests.launchers.programs import make_step
+
+PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0)
+
+
+def make_trial(launcher: LauncherName) -> Trial:
+    return Trial(configuration="p2", workload="mlp", strategy="ddp", num_ranks=2, launcher=launcher)
+
+
+def make_ranks(hosts: list[str], sources: Callable[[int], tuple[RankSource, ...]]) -> tuple[RankReport, ...]:
+    return tuple(
+        RankReport(rank=rank, host=host, launcher="x", sources=sources(rank), cores=(8 * rank, 8 * rank + 1))
+        for rank, host in enumerate(hosts)
+    )
+
+
+def conclude(name: str, result: TrialResult) -> Finding:
+    row = make_p2("small")
+    return row.conclude({name: Outcome(study=row.parts[name], results=(result,), document=None)})
+
+
+def read_table(finding: Finding) -> list[list[object]]:
+    (table,) = finding.tables
+    return [[cell.value for cell in line] for line in table.rows]
+
+
+def test_every_source_of_every_rank_has_a_line_and_a_verdict() -> None:
+    def say(rank: int) -> tuple[RankSource, ...]:
+        return (
+            RankSource(source="MPICH", rank=rank, num_ranks=2, local_rank=rank),
+            RankSource(source=BY_MPI, rank=rank, num_ranks=2, local_rank=rank),
+        )
+
+    trial = make_trial("mpi")
+    result = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
+    finding = conclude("mpi", result)
+    assert read_table(finding)[3:] == [
+        ["mpi", "MPICH", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
+        ["mpi", "Split_type(SHARED)", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
+        ["mpi", "MPI rank % 4", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
+    ]
+    assert any("no two of 3 sources contradict each other" in answer for answer in finding.answers)
+
+
+def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> None:
+    """Splitting by shared memory is not: the hosts of the ranks say so."""
+
+    def say(rank: int) -> tuple[RankSource, ...]:
+        return (RankSource(source=BY_MPI, rank=rank, num_ranks=2, local_rank=0),)
+
+    result = TrialResult(trial=make_trial("mpi"), status=Status.COMPLETED, ranks=make_ranks(["n1", "n2"], say))
+    finding = conclude("mpi", result)
+    verdicts = {(row[1], row[2]): row[-1] for row in read_table(finding)}
+    assert verdicts == {
+        ("Split_type(SHARED)", 0): "agrees",
+        ("MPI rank % 4", 0): "agrees",
+        ("Split_type(SHARED)", 1): "agrees",
+        ("MPI rank % 4", 1): "differs: local rank 1, really 0",
+    }
+    assert any("MPI rank % 4 says of rank 1 by mpi local rank 1, really 0" in answer for answer in finding.answers)
+
+
+def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> None:
+    def say(rank: int) -> tuple[RankSource, ...]:
+        return (
+            RankSource(source="Open MPI", rank=rank, num_ranks=2, local_rank=rank),
+            RankSource(source=BY_MPI, reason="no mpi4py"),
+        )
+
+    trial = make_trial("mpi")
+    asked = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
+    finding = conclude("mpi", asked)
+    assert [row[-1] for row in read_table(finding)] == 2 * ["agrees", "not_run"]
+    assert finding.answers[-1] == "Not run: Split_type(SHARED) by mpi: no mpi4py."
+    missing = conclude("slurm", not_run(make_trial("slurm"), "no allocation"))
+    (line,) = read_table(missing)
+    assert (line[0], line[-1]) == ("slurm", "not_run")
+    assert missing.answers == ("Not run: slurm: no allocation.",)
+
+
+def test_parts_of_launchers_that_are_not_here_are_planned_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    study = Reproduce(recipe="polaris", only=("P2",), device="cpu")
+    planned = {trial.configuration.split(".")[1]: trial for trial in study.plan()}
+    assert set(LAUNCHERS) <= set(planned)
+    reasons = {name: study.refuse(planned[name], ()) for name in LAUNCHERS}
+    assert reasons["torchrun"] is None
+    assert "no mpiexec" in str(reasons["mpi"])
+    assert "allocation" in str(reasons["slurm"])
+    assert [("mpi" in planned[name].instruments) for name in LAUNCHERS] == [False, True, False, True]
+    absent = study.measured_parts["p2", "slurm"].conclude([not_run(planned["slurm"], "no allocation")])
+    assert absent.cautions == (), "that a launcher is not here is an answer"
+
+
+@pytest.mark.ranks
+def test_mpi_itself_is_asked_beside_ranks_that_train(tmp_path: Path) -> None:
+    trial = replace(make_trial("mpi"), options={"dim": 16}, plan=PLAN, instruments=("mpi",), timeout_seconds=90.0)
+    write_json(tmp_path / "trial.json", to_builtins(trial))
+    result = StepLauncher(make_step("mpich")).launch(trial, tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    said = [[(one.source, one.rank, one.num_ranks, one.local_rank) for one in rank.sources] for rank in result.ranks]
+    assert said == [[("MPICH", rank, 2, rank), (BY_MPI, rank, 2, rank)] for rank in range(2)]
