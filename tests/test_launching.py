@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from scalelab.errors import LaunchFailed, UsageError
 from scalelab.launching import choose_launcher, find_step
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.launchers.stepped import StepLauncher
+from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.study import Job
+from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.trial import Status, Trial, TrialResult
 from tests.launchers.played import write_mpiexec
 
 TWO_NODES = {
@@ -47,10 +51,23 @@ def test_mpi_is_the_mpiexec_that_is_named_or_found(tmp_path: Path, monkeypatch: 
 
 def test_torchrun_needs_another_command_only_on_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_step(Job(launcher="torchrun"), {}).kind == ""
-    assert find_step(Job(launcher="torchrun"), TWO_NODES | {"SLURM_JOB_NUM_NODES": "1"}).kind == ""
+    here = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": socket.gethostname()}
+    assert find_step(Job(launcher="torchrun"), TWO_NODES | here).kind == ""
+    assert find_step(Job(launcher="torchrun"), {"PBS_JOBID": "1"}).kind == ""
     srun = put_on_path("srun", tmp_path, monkeypatch)
     step = find_step(Job(launcher="torchrun"), TWO_NODES)
     assert (step.kind, step.program, step.is_torchrun) == ("srun", srun, True)
+
+
+def test_torchrun_does_not_take_a_login_node_for_the_only_node_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_path("srun", tmp_path, monkeypatch)
+    put_on_path("jsrun", tmp_path, monkeypatch)
+    elsewhere = TWO_NODES | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "nid001"}
+    assert find_step(Job(launcher="torchrun"), elsewhere).kind == "srun"
+    on_launch_node = {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": f"{socket.gethostname()} 1 n1 42"}
+    assert find_step(Job(launcher="torchrun"), on_launch_node).kind == "jsrun"
 
 
 def test_a_batch_system_starts_ranks_by_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +76,27 @@ def test_a_batch_system_starts_ranks_by_its_own_command(tmp_path: Path, monkeypa
     assert find_step(Job(launcher="slurm"), TWO_NODES).kind == "srun"
     put_on_path("jsrun", tmp_path, monkeypatch)
     assert find_step(Job(launcher="lsf"), {"LSB_JOBID": "1"}).kind == "jsrun"
+
+
+def test_a_trials_own_mpiexec_and_ranks_per_node_reach_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = write_mpiexec(tmp_path)
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    steps: list[Step] = []
+
+    def launch(launcher: StepLauncher, trial: Trial, _: Path) -> TrialResult:
+        steps.append(launcher.step)
+        return TrialResult(trial=trial, status=Status.COMPLETED)
+
+    monkeypatch.setattr(StepLauncher, "launch", launch)
+    study = WeakScaling(job=Job(launcher="mpi", mpiexec=program, ranks_per_node=3), ranks=(2,), batch_per_rank=4)
+    trial = study.plan()[-1]
+    assert find_launcher_obstacle("mpi", trial.mpiexec) is None
+    assert "is no program" in str(find_launcher_obstacle("mpi", str(tmp_path / "none")))
+    result = choose_launcher(Job(), [trial]).launch(trial, tmp_path)
+    assert result.status is Status.COMPLETED
+    assert [(step.program, step.ranks_per_node) for step in steps] == [(program, 3)]
 
 
 @pytest.mark.parametrize("name", ["slurm", "pbs", "lsf"])

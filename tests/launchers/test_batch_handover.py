@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -11,24 +12,37 @@ from types import SimpleNamespace
 
 import pytest
 
+from scalelab.cli import resume
+from scalelab.cli.list_runs import describe_run
 from scalelab.cli.submission import Submission, check_unused
 from scalelab.cli.submit import SUBMITTING, check_no_job, check_trials_free
-from scalelab.errors import RunBusy, UsageError
+from scalelab.errors import NothingMeasured, RunBusy, UsageError
+from scalelab.experiment import start_run
 from scalelab.measure.launchers import batch
 from scalelab.measure.launchers.batch import (
+    JOB_VARIABLES,
+    MOST_UNREADABLE,
+    UNREADABLE,
     BatchJob,
     BatchRecord,
     BatchSystem,
     JobState,
     Phase,
+    find_own_job,
+    follow_job,
     hand_over,
     hold_interrupts,
+    name_job,
     save_record,
     wait_for_results,
 )
+from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.jobscripts import make_job, render_launch
 from scalelab.measure.launchers.site import Site
-from scalelab.studies.study import Job
+from scalelab.store import RUNNING, RunStore
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import Status
 from tests.launchers.test_batch_jobs import make_request, play_program
 from tests.records import make_store
 
@@ -129,15 +143,174 @@ def test_nothing_is_waited_for_after_a_job_that_failed(
     wait_for_results(BatchSystem("pbs", tmp_path), JOB, state, lambda: [tmp_path])
 
 
-def test_a_run_that_is_executed_on_this_host_is_not_submitted(tmp_path: Path, programs: Path) -> None:
+def test_a_run_that_is_being_executed_is_not_submitted(tmp_path: Path, programs: Path) -> None:
     store = make_store(tmp_path / "runs")
     play_error(programs, "qstat", "qstat: Unknown Job Id 7.host", 153)
     save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,)))
-    with store.claim(), pytest.raises(RunBusy, match="is being executed on this host"):
+    with store.claim(), pytest.raises(RunBusy, match=r"is being executed by process \d+ on"):
         check_no_job(store)
     with store.claim(SUBMITTING), pytest.raises(RunBusy), store.claim(SUBMITTING):
         pytest.fail("two submit at once")
     assert check_no_job(store) is not None
+
+
+def put_claim(store: RunStore, job: str) -> Path:
+    """A claim of a process on another host."""
+    claim = {"pid": 1, "host": "elsewhere", "started": 0.0, "job": job}
+    marker = store.path / RUNNING
+    marker.write_text(json.dumps(claim))
+    return marker
+
+
+def test_only_the_claim_of_the_job_that_has_ended_is_taken_away(tmp_path: Path, programs: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    play_error(programs, "qstat", "qstat: Unknown Job Id 7.host", 153)
+    save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,)))
+    marker = put_claim(store, "pbs 8")
+    with pytest.raises(RunBusy, match="is being executed by process 1 on elsewhere in job pbs 8: wait for it"):
+        check_no_job(store)
+    check_trials_free(store)
+    assert marker.exists()
+    put_claim(store, "pbs 7")
+    check_trials_free(store)
+    assert not marker.exists()
+    put_claim(store, "pbs 7")
+    assert check_no_job(store) is not None
+    assert not marker.exists()
+
+
+def test_a_job_that_is_alive_keeps_its_claim(tmp_path: Path, programs: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    play_program(programs, "qstat", '{"Jobs": {"7.host": {"job_state": "R"}}}')
+    save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,)))
+    marker = put_claim(store, "pbs 7")
+    check_trials_free(store)
+    assert marker.exists()
+
+
+def test_a_job_that_slurm_has_started_again_takes_its_own_claim_away(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "runs")
+    play_program(programs, "squeue", "JOBID ST REASON\n7 R None\n")
+    job = BatchJob(id="7", submitted_at="", log="x.log")
+    save_record(store.path, BatchRecord(scheduler="slurm", site=Site(), jobs=(job,)))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    marker = put_claim(store, "slurm 7")
+    check_trials_free(store)
+    assert marker.exists()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    check_trials_free(store)
+    assert not marker.exists()
+    marker = put_claim(store, "slurm 8")
+    check_trials_free(store)
+    assert marker.exists()
+
+
+def test_a_run_that_goes_on_without_its_job_is_listed_as_running(tmp_path: Path, programs: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    play_error(programs, "qstat", "qstat: Unknown Job Id 7.host", 153)
+    save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,)))
+    put_claim(store, "pbs 7")
+    assert describe_run(store.path).state == "interrupted, pbs job 7.host ended"
+    put_claim(store, "pbs 8")
+    assert describe_run(store.path).state == "running"
+
+
+def test_a_claim_names_the_job_that_it_was_made_in(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    with store.claim(job=find_own_job({"PBS_JOBID": "7.host.domain"})):
+        assert json.loads((store.path / RUNNING).read_text())["job"] == "pbs 7" == name_job("pbs", "7.host")
+    with store.claim(job=find_own_job({})):
+        assert "job" not in json.loads((store.path / RUNNING).read_text())
+
+
+PLAIN_ANSWER = """Job Id: 7.host
+    Job_Name = scalelab-run
+    job_state = F
+    Exit_status = 271
+    Variable_List = PBS_O_HOME=/home/me,QUOTE="quoted",
+\tBROKEN={"job_state": "R"}
+    comment = Job run at noon and failed
+
+"""
+
+
+def play_broken_json(programs: Path, plain: str) -> None:
+    """A qstat whose JSON holds an environment as it is, and which answers in plain text too."""
+    play_program(programs, "qstat", '{"Jobs": {"7.host": {"job_state": "R", "Variable_List": {"X": "a "quoted" b"}}}}')
+    (programs / "plain.txt").write_text(plain)
+    text = f'#!/bin/sh\ncase "$*" in *json*) cat {programs}/qstat.txt;; *) cat {programs}/plain.txt;; esac\n'
+    (programs / "qstat").write_text(text)
+
+
+def test_pbs_whose_json_is_broken_is_read_in_plain_text(programs: Path, tmp_path: Path) -> None:
+    play_broken_json(programs, PLAIN_ANSWER)
+    system = BatchSystem("pbs", tmp_path)
+    words = "failed, Job run at noon and failed"
+    assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.ENDED, words=words)}
+    play_broken_json(programs, PLAIN_ANSWER.replace("= F", "= R"))
+    assert system.ask(["7.host"])["7.host"].phase is Phase.RUNNING
+    play_broken_json(programs, PLAIN_ANSWER.replace("= 271", "= 265"))
+    assert system.ask(["7.host"])["7.host"].words.startswith("canceled")
+
+
+def test_answers_that_nobody_can_read_are_given_up_after_several(programs: Path, tmp_path: Path) -> None:
+    play_broken_json(programs, "nothing that helps")
+    said: list[str] = []
+    asked: list[int] = []
+    state = follow_job(
+        BatchSystem("pbs", tmp_path),
+        JOB,
+        poll_seconds=0.0,
+        queue_seconds=None,
+        say=said.append,
+        look=lambda: asked.append(1),
+    )
+    assert state == JobState(phase=Phase.UNKNOWN, words=UNREADABLE)
+    assert len(asked) == MOST_UNREADABLE
+    assert said == ["job 7.host (pbs) is unknown (its answer cannot be read)"]
+
+
+def test_a_run_whose_job_nobody_can_tell_of_says_how_to_go_on(tmp_path: Path, programs: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    play_broken_json(programs, "nothing that helps")
+    save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,)))
+    with pytest.raises(RunBusy, match=r"is unknown .*; if you know that it has ended, remove .*job\.json"):
+        check_no_job(store)
+
+
+def test_a_cancellation_that_is_not_confirmed_is_not_said_to_be_one(programs: Path, tmp_path: Path) -> None:
+    play_program(programs, "qdel", "", 1)
+    play_program(programs, "qstat", '{"Jobs": {"7.host": {"job_state": "Q"}}}')
+    system = BatchSystem("pbs", tmp_path)
+    ask, answers = system.ask, iter([JobState(phase=Phase.QUEUED)])
+    system.ask = lambda ids: {"7.host": next(answers, JobState(phase=Phase.UNKNOWN))}  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match=r"was told to end, which pbs has not confirmed \(scalelab list tells\)$"):
+        follow_job(system, JOB, poll_seconds=0.0, queue_seconds=-1.0, say=lambda _: None)
+    assert ask(["7.host"])["7.host"].phase is Phase.QUEUED
+
+
+def test_a_job_whose_trials_have_all_failed_says_that_all_have_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit code is what those wait by to whom a shared file system shows results late."""
+    study = StrongScaling(job=Job(workload="mlp", launcher="slurm"), ranks=(1,), sampling=Sampling(rounds=1))
+    store = start_run(study, tmp_path / "runs", ["scalelab"])
+    fake = FakeLauncher(lambda _: 0.01, failures={trial.configuration: Status.CRASHED for trial in store.trials()})
+    monkeypatch.setattr(resume, "choose_launcher", lambda *_: fake)
+    for name in JOB_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    job = BatchJob(id="17", submitted_at="", log="x.log")
+    save_record(store.path, BatchRecord(scheduler="slurm", site=Site(), jobs=(job,)))
+    with pytest.raises(NothingMeasured) as failed:
+        resume.main([str(store.path)])
+    assert str(failed.value.exit_code) in batch.DONE_CODES
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    with pytest.raises(NothingMeasured) as elsewhere:
+        resume.main([str(store.path)])
+    assert elsewhere.value.exit_code == 1
 
 
 def test_a_run_whose_trials_have_living_jobs_is_not_resumed_inside_an_allocation(

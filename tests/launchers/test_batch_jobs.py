@@ -12,6 +12,7 @@ import pytest
 
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed
 from scalelab.measure.launchers.batch import (
+    UNREADABLE,
     BatchJob,
     BatchRecord,
     BatchSystem,
@@ -26,6 +27,7 @@ from scalelab.measure.launchers.executors import EXECUTORS, PollingOff
 from scalelab.measure.launchers.jobscripts import JobRequest
 from scalelab.measure.launchers.site import Site
 from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_loss
+from scalelab.observations import BatchNote
 from scalelab.trial import Status
 from tests.cli.commands import wait_until
 from tests.measure.trials import make_trial
@@ -33,6 +35,7 @@ from tests.slurm import Cluster
 
 LONG = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', '{mark}'])"
 """A job with a child of its own, both of which carry a mark."""
+NOTE = BatchNote(scheduler="slurm", job="7", may_come=True)
 
 
 def make_request(run: Path, code: str, num_nodes: int = 1, ranks_per_node: int = 1) -> JobRequest:
@@ -89,9 +92,11 @@ def test_ctrl_c_while_waiting_cancels_the_job_and_leaves_no_process(system: Batc
             look.set()
             signal.raise_signal(signal.SIGINT)
 
+    said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        follow_job(system, job, poll_seconds=0.1, queue_seconds=None, say=lambda _: None, look=interrupt)
+        follow_job(system, job, poll_seconds=0.1, queue_seconds=None, say=said.append, look=interrupt)
     assert look.is_set()
+    assert said[-1] == f"job {job.id} (slurm) was cancelled"
     wait_until(lambda: not find_marked(mark), seconds=20)
     assert system.ask([job.id])[job.id] == JobState(phase=Phase.ENDED, words="canceled")
 
@@ -126,6 +131,7 @@ def test_a_trial_whose_job_is_refused_is_not_run_in_slurms_words(
     result = launcher.launch(make_trial(), tmp_path)
     assert result.status is Status.NOT_RUN
     assert "invalid partition" in result.reason
+    assert result.batch == BatchNote(scheduler="slurm", may_come=True)
 
 
 def play_program(directory: Path, name: str, text: str, code: int = 0) -> None:
@@ -169,13 +175,16 @@ def test_reasons_with_blanks_and_unknown_states_are_taken_as_they_are(programs: 
     assert found["4"] == JobState(phase=Phase.ENDED)
 
 
-@pytest.mark.parametrize(("text", "code"), [("", 1), ("no JSON", 0), ('{"Jobs": {"7.host": {}}}', 0)])
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [("", 1, ""), ("no JSON", 0, UNREADABLE), ('{"Jobs": {"7.host": {}}}', 0, UNREADABLE)],
+)
 def test_a_batch_system_that_does_not_answer_leaves_the_job_unknown(
-    programs: Path, tmp_path: Path, text: str, code: int
+    programs: Path, tmp_path: Path, text: str, code: int, words: str
 ) -> None:
     play_program(programs, "qstat", text, code)
     system = BatchSystem("pbs", tmp_path)
-    assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.UNKNOWN)}
+    assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.UNKNOWN, words=words)}
     (tmp_path / "batch" / "pbs").mkdir(parents=True)
     (tmp_path / "batch" / "pbs" / "7.host.ec").write_text("0")
     assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.ENDED)}
@@ -196,14 +205,29 @@ def test_a_rejection_by_pbs_is_in_its_words(programs: Path, tmp_path: Path) -> N
         BatchSystem("pbs", tmp_path).submit(make_request(tmp_path, "pass"), Site())
 
 
-def test_a_trial_whose_job_leaves_no_result_has_crashed_or_run_out_of_time() -> None:
-    job = BatchJob(id="7", submitted_at="", log="x.log")
-    late = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, TimeLimit"))
+def test_a_trial_whose_job_leaves_no_result_has_crashed_or_run_out_of_time(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.touch()
+    job = BatchJob(id="7", submitted_at="", log=str(log))
+    late = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, TimeLimit"), NOTE)
     assert late.status is Status.TIMED_OUT
     assert "--wall-time allows more" in late.reason
-    lost = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, NodeFail"))
+    lost = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, NodeFail"), NOTE)
     assert lost.status is Status.CRASHED
-    assert lost.reason == "job 7 ended (failed, NodeFail) without a result; its log is x.log"
+    assert lost.reason == f"job 7 ended (failed, NodeFail) without a result; its log is {log}"
+    assert lost.batch == BatchNote(scheduler="slurm", job="7")
+    unknown = describe_loss(make_trial(), job, JobState(phase=Phase.UNKNOWN, words=UNREADABLE), NOTE)
+    assert unknown.status is Status.CRASHED
+    assert (
+        "job 7 was given up, whose state the batch system does not tell (its answer cannot be read)" in unknown.reason
+    )
+
+
+def test_a_trial_whose_job_has_not_begun_was_not_run_and_may_come(tmp_path: Path) -> None:
+    job = BatchJob(id="7", submitted_at="", log=str(tmp_path / "x.log"))
+    result = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="canceled"), NOTE)
+    assert (result.status, result.batch) == (Status.NOT_RUN, NOTE)
+    assert result.reason == "job 7 ended (canceled) before it began"
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

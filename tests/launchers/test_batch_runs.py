@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from scalelab.cli.resume import reopen_waiting
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.measure.scheduler import run_trials
+from scalelab.observations import BatchNote
 from scalelab.store import RunStore, find_runs
+from scalelab.trial import Trial, TrialResult, not_run
 from tests.cli.commands import finished_trials, scalelab, start_scalelab, wait_until
+from tests.launchers.test_batch_jobs import play_program
+from tests.records import make_store
 from tests.slurm import Cluster
 
 SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "4", "--no-control"]
@@ -73,15 +81,77 @@ def test_a_run_that_slurm_refuses_has_rows_that_were_not_run(place: Path) -> Non
     assert len(results) == 3
     assert {result.status for result in results} == {"not_run"}
     assert all("sbatch: error" in result.reason for result in results)
+    assert "change what the reason names, then scalelab resume" in refused.stderr
     assert "3 failed" in scalelab("list", cwd=place).stdout
     assert "not run" in scalelab("show", "last", cwd=place).stdout
 
 
-@pytest.mark.parametrize("command", [[*STUDY, "--ranks", "1"], ["reproduce", "polaris"]], ids=["run", "reproduce"])
-def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: list[str]) -> None:
-    refused = scalelab(*command, "--wall-time", "1h", cwd=place)
+def test_collectives_are_submitted_like_every_study(place: Path) -> None:
+    shown = scalelab("collectives", "--launcher", "pbs", "--ranks", "2", "4", "--nodes", "2", "--dry-run", cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    assert '#PBS -l "select=2:ncpus=' in shown.stdout
+    assert ":mpiprocs=2" in shown.stdout
+    assert f"-m scalelab resume {place}/runs/RUN" in shown.stdout
+
+
+def test_what_was_refused_is_submitted_again_by_resume(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = place / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    for name in ("qdel", "qstat"):
+        play_program(programs, name, "")
+    play_program(programs, "qsub", "qsub: Unauthorized Request\n", 1)
+    refused = scalelab(*STUDY, "--launcher", "pbs", "--ranks", "1", "2", cwd=place)
+    assert refused.returncode == 1
+    assert "change what the reason names, then scalelab resume runs/" in refused.stderr
+    again = scalelab("resume", "last", cwd=place)
+    assert again.returncode == 1
+    assert "was not run: qsub: Unauthorized Request" in again.stderr
+    play_program(programs, "qsub", "7.host\n")
+    taken = scalelab("resume", "last", "--queue", "small", "--detach", cwd=place)
+    assert taken.returncode == 0, taken.stderr
+    assert taken.stdout.startswith("Submitted job 7.host for runs/")
+    store = open_last(place)
+    assert not any(store.has_result(name) for name in store.record.trials)
+    assert json.loads((store.path / "job.json").read_text())["site"]["queue"] == "small"
+
+
+def test_what_cannot_be_run_stays_so_and_what_was_refused_comes_again(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    first, second, third = store.trials()
+    store.save_result(not_run(first, "too large for any machine"))
+    store.save_result(not_run(second, "sbatch: error", BatchNote(scheduler="slurm", may_come=True)))
+    store.save_result(not_run(third, "cancelled", BatchNote(scheduler="slurm", job="7")))
+    reopen_waiting(store)
+    assert [store.has_result(trial.name) for trial in (first, second, third)] == [True, False, True]
+
+
+def test_later_rounds_of_what_was_refused_come_again_too(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "runs")
+    note = BatchNote(scheduler="slurm", may_come=True)
+
+    class Refusing(FakeLauncher):
+        def launch(self, trial: Trial, directory: Path) -> TrialResult:
+            assert directory.is_dir()
+            return not_run(trial, "sbatch: error", note)
+
+    results = run_trials(store, Refusing(lambda _: 0.01), lambda _: None)
+    assert [result.batch for result in results] == [note] * 3
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([*STUDY, "--ranks", "1", "--wall-time", "1h"], "--wall-time is for batch systems, and --launcher is local"),
+        (["reproduce", "scaling", "--wall-time", "1h"], "--wall-time is for a run that is submitted as a whole"),
+        (["reproduce", "polaris", "--only", "P9", "--detach"], "--detach is for a run that is submitted as a whole"),
+        (["reproduce", "polaris", "--launcher", "slurm"], "--launcher is no flag of reproduce: every row has its own"),
+    ],
+)
+def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: list[str], words: str) -> None:
+    refused = scalelab(*command, cwd=place)
     assert refused.returncode == 2
-    assert "--wall-time is for batch systems, and --launcher is local" in refused.stderr
+    assert words in refused.stderr
     assert not (place / "runs").exists()
 
 
@@ -118,7 +188,7 @@ def test_a_trial_with_a_job_of_its_own_is_waited_for_and_its_ranks_have_the_pref
     prefix.chmod(0o755)
     train = ["train", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "3"]
     on_slurm = ["--ranks", "2", "--launcher", "slurm", "--poll", "0.2s", "--job-per-trial", "--container", str(prefix)]
-    done = scalelab(*train, *on_slurm, cwd=place)
+    done = scalelab(*train, *on_slurm, "--python", sys.executable, cwd=place)
     assert done.returncode == 0, done.stderr
     store = open_last(place)
     record = json.loads((store.path / "job.json").read_text())
@@ -138,7 +208,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process_and_what_was_measured(plac
     command.send_signal(signal.SIGINT)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "was cancelled, what was measured is kept" in errors
+    assert "(slurm) was cancelled\nInterrupted; what was measured is kept" in errors
     slurm.wait_until_empty(30)
     wait_until(lambda: not find_at_work(run), seconds=20)
     assert finished_trials(place / "runs")

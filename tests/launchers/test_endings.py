@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,24 +57,22 @@ def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        *((name, signal.SIGINT) for name in ("torchrun", "mpich", "openmpi", "intel", "srun")),
-        *((name, signal.SIGKILL) for name in ("openmpi", "srun")),
-    ],
+    [*((name, signal.SIGINT) for name in ("torchrun", "mpich", "openmpi", "intel")), ("openmpi", signal.SIGKILL)],
 )
-def test_a_launcher_that_is_stopped_leaves_no_process(
-    name: str, how: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    variables: dict[str, str] = {}
-    prefix: list[str] = []
-    if name == "srun":
-        slurm: Cluster = request.getfixturevalue("slurm")
-        variables, prefix = slurm.variables, ["salloc", "--quiet", "--ntasks=2"]
-        step = {"kind": "srun", "program": "srun"}
-    elif name == "torchrun":
-        step = {"kind": "", "is_torchrun": True}
-    else:
-        step = {"kind": name, "program": find_mpiexec(name)}
+def test_a_launcher_that_is_stopped_leaves_no_process(name: str, how: signal.Signals, tmp_path: Path) -> None:
+    is_torchrun = name == "torchrun"
+    step = {"kind": "", "is_torchrun": True} if is_torchrun else {"kind": name, "program": find_mpiexec(name)}
+    stop_launcher(step, how, tmp_path)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_step_of_slurm_that_is_stopped_leaves_no_process(slurm: Cluster, how: signal.Signals, tmp_path: Path) -> None:
+    allocate = ["salloc", "--quiet", "--ntasks=2"]
+    stop_launcher({"kind": "srun", "program": "srun"}, how, tmp_path, *allocate, **slurm.variables)
+
+
+def stop_launcher(step: dict[str, Any], how: signal.Signals, tmp_path: Path, *prefix: str, **variables: str) -> None:
+    """Start a trial in a process of its own, stop that when the ranks have begun, and see that every process ends."""
     directory = tmp_path / "t"
     directory.mkdir()
     write_json(directory / "trial.json", to_builtins(make_trial()))

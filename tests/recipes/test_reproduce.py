@@ -162,7 +162,7 @@ def test_an_interrupted_recipe_goes_on_where_it_was(
         launcher.check = lambda: None  # type: ignore[attr-defined]
         return launcher
 
-    monkeypatch.setattr(command, "choose_launcher", lambda job, trials: start())
+    monkeypatch.setattr(command, "choose_launcher", lambda *_: start())
     assert command.main(arguments) == 130
     assert command.main(arguments) == 0
     assert "Going on with" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_resume_goes_on_with_a_recipe_too(
     store = start_run(make_toy(), tmp_path, ["scalelab"])
     assert measure_and_report(store, ImpatientLauncher(3), Output()) == 130
     rest = FakeLauncher(take_turns)
-    monkeypatch.setattr(resume, "choose_launcher", lambda job, trials: rest)
+    monkeypatch.setattr(resume, "choose_launcher", lambda *_: rest)
     assert resume.main(["last", "--runs-dir", str(tmp_path)]) == 0
     assert len(rest.launched) == len(make_toy().plan()) - 2
     assert "S6" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import ProgressReporter
-from scalelab.experiment import execute_run, find_failed
+from scalelab.experiment import execute_run, find_failed, find_waiting
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.report.document import Document
 from scalelab.store import RUNS_DIR, RunStore, find_runs
@@ -58,6 +58,11 @@ def report_run(store: RunStore, document: Document, output: Output) -> int:
     traceback = next((result.traceback for result in failed if result.traceback), "")
     if traceback:
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
+    waiting = find_waiting(store)
+    if waiting:
+        names = f"{len(waiting)} trial{'s had no jobs' if len(waiting) > 1 else ' had no job'}"
+        again = f"scalelab resume {refer_to(store)} submits again what was refused"
+        print(f"\n{names}: {again}, with other flags if need be", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
     print(f"\nSaved to {store.path}  ·  scalelab show {refer_to(store)} --markdown report.md", file=stream)
     return 3 if failed else 0

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.flags import parse_flags
+from scalelab.cli.options import find_flag_value
 from scalelab.cli.run import Execution, refuse_ranks
-from scalelab.cli.submission import check_unused
-from scalelab.errors import DamagedRun
+from scalelab.cli.submission import check_unused_by_rows, make_submitter
+from scalelab.errors import DamagedRun, UsageError
 from scalelab.experiment import read_study, start_run
 from scalelab.launching import choose_launcher
 from scalelab.ranks.namespaces import find_host_obstacle
@@ -37,14 +38,19 @@ def main(args: Sequence[str]) -> int:
     if not args:
         print_recipes()
         return 2
+    if find_flag_value(args, "--launcher") is not None:
+        raise UsageError(
+            "--launcher is no flag of reproduce: every row has its own, and all are started from here. Start it inside"
+            " a job, by salloc or qsub -I, to have them on a node of a cluster"
+        )
     try:
         command = parse_flags(Command, args, "reproduce")
     except SystemExit:  # --help was asked for
         print_recipes()
         raise
     reproduce, execution = command.reproduce, command.execution
-    check_unused(execution.submission, reproduce.job)
     trials = reproduce.plan()
+    check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:
         sys.stdout.write(render_plan(trials, expect_seconds(trials, find_runs(execution.runs_dir))))
         sys.stdout.writelines(f"{row} not run, or not whole: {reason}\n" for row, reason in reproduce.reasons.items())
@@ -52,7 +58,8 @@ def main(args: Sequence[str]) -> int:
     execution.output.check()
     # Rows that need several hosts say so where there can be none; the others are run.
     can_emulate = find_host_obstacle() is None
-    launcher = choose_launcher(reproduce.job, [trial for trial in trials if can_emulate or trial.num_hosts == 1])
+    possible = [trial for trial in trials if can_emulate or trial.num_hosts == 1]
+    launcher = choose_launcher(reproduce.job, possible, make_submitter(reproduce, execution.submission))
     launcher.check()
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:

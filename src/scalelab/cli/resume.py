@@ -15,15 +15,16 @@ from scalelab import __version__
 from scalelab.cli.finish import measure_and_report, report_run
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
-from scalelab.cli.submission import Submission, check_unused, find_scheduler
+from scalelab.cli.submission import Submission, check_unused, check_unused_by_rows, make_submitter
 from scalelab.cli.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
 from scalelab.environment import read_environment
-from scalelab.errors import DamagedRun, UnknownName, UsageError
-from scalelab.experiment import read_study
-from scalelab.launching import choose_launcher
-from scalelab.measure.launchers.batch import BatchSystem, read_record
+from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
+from scalelab.experiment import find_waiting, read_study
+from scalelab.launching import choose_launcher, find_scheduler
+from scalelab.measure.launchers.batch import BatchSystem, find_own_job, name_job, read_record
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
 from scalelab.ranks.discovery import Membership
+from scalelab.recipes.reproduce import Reproduce
 from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.studies.study import Study
 from scalelab.studies.train import Train
@@ -54,14 +55,23 @@ def main(args: Sequence[str]) -> int:
     study = read_study(store)
     if resume.only is not None:
         return run_only(store, study, resume.only)
-    check_unused(resume.submission, study.job)
+    if isinstance(study, Reproduce):
+        check_unused_by_rows(resume.submission, study, store.trials())
+    else:
+        check_unused(resume.submission, study.job)
     if member is None and find_scheduler(study.job, os.environ) is not None:
         return resume_by_job(store, study, resume)
     check_trials_free(store)
     note_place(store)
     reopen_training(store)
-    launcher = joined or choose_launcher(study.job, store.trials())
-    return measure_and_report(store, launcher, resume.output)
+    launcher = joined or choose_launcher(study.job, store.trials(), make_submitter(study, resume.submission))
+    reopen_waiting(store)
+    try:
+        return measure_and_report(store, launcher, resume.output)
+    except NothingMeasured as error:
+        if is_own_job(store):  # whoever waits for this job must know that every trial has a result
+            error.exit_code = 3
+        raise
 
 
 def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
@@ -72,9 +82,11 @@ def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
     scheduler = find_scheduler(study.job, os.environ)
     assert scheduler is not None
     record = resume.submission.make_record(scheduler, earlier)
-    if not record.is_per_trial and all(store.has_result(name) for name in store.record.trials):
+    is_over = all(store.has_result(name) for name in store.record.trials) and not find_waiting(store)
+    if not record.is_per_trial and is_over:
         return report_run(store, conclude(store), resume.output)
     BatchSystem(scheduler, store.path).check()
+    reopen_waiting(store)
     return submit_run(store, study, record, resume.submission, resume.output)
 
 
@@ -127,6 +139,19 @@ def reopen_training(store: RunStore) -> None:
             return  # the scheduler sets it aside
         if not is_over:
             store.reopen(name)
+
+
+def reopen_waiting(store: RunStore) -> None:
+    """Trials whose job was refused or cancelled are tried again; what cannot be run at all stays as it is."""
+    for result in find_waiting(store):
+        store.reopen(result.trial.name)
+
+
+def is_own_job(store: RunStore) -> bool:
+    """Whether this process is in a job that the run has submitted."""
+    record = read_record(store.path)
+    own = find_own_job(os.environ)
+    return record is not None and any(name_job(record.scheduler, job.id) == own for job in record.jobs)
 
 
 def warn_of_changes(store: RunStore) -> None:

@@ -6,16 +6,17 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from scalelab.checks import check_positive, read_flag
+from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.batch import BatchRecord, size_job
+from scalelab.launching import Submitter, find_scheduler
+from scalelab.measure.launchers.batch import BatchRecord, read_record, size_job
 from scalelab.measure.launchers.jobscripts import (
     JobRequest,
     check_psij,
@@ -25,11 +26,16 @@ from scalelab.measure.launchers.jobscripts import (
     render_script,
 )
 from scalelab.measure.launchers.site import SCHEDULERS, Site, combine_sites, load_site
-from scalelab.measure.launchers.trial_jobs import request_run, request_trial
-from scalelab.ranks.allocation import Scheduler, find_allocation
+from scalelab.measure.launchers.trial_jobs import JobLauncher, request_run, request_trial
+from scalelab.ranks.allocation import Scheduler
+from scalelab.recipes.reproduce import Reproduce
 from scalelab.studies.study import Job, Study
 from scalelab.trial import Trial
 from scalelab.units import parse_seconds
+
+ROW_QUEUE_SECONDS = 600.0
+"""How long a job that is a row of a recipe may wait in the queue, unless --queue-timeout says otherwise."""
+OF_WHOLE_RUNS = ("--detach", "--job-per-trial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,32 +70,69 @@ class Submission:
         return BatchRecord(scheduler=scheduler, site=site, is_per_trial=is_per_trial)
 
 
-def find_scheduler(job: Job, variables: Mapping[str, str]) -> Scheduler | None:
-    """The batch system that a job must be submitted to; None: it can be run here, or in the allocation we are in."""
-    scheduler = next((name for name in SCHEDULERS if name == job.launcher), None)
-    allocation = find_allocation(variables) if scheduler else None
-    return None if allocation is not None and allocation.scheduler == scheduler else scheduler
-
-
 def check_unused(submission: Submission, job: Job) -> None:
     """Refuse flags of a batch system where none is asked for, and where its job has begun: they would do nothing."""
     is_inside = job.launcher in SCHEDULERS and find_scheduler(job, os.environ) is None
-    if submission == Submission() or (job.launcher in SCHEDULERS and not is_inside):
+    given = list_given(submission)
+    if not given or (job.launcher in SCHEDULERS and not is_inside):
         return
+    if is_inside:
+        raise UsageError(
+            f"{given[0]} is for a job that is submitted, and this is inside one of {job.launcher}: leave it out, or"
+            " start it outside"
+        )
+    raise UsageError(
+        f"{given[0]} is for batch systems, and --launcher is {job.launcher}: use {', '.join(SCHEDULERS)}, or leave it"
+        " out"
+    )
+
+
+def check_unused_by_rows(submission: Submission, reproduce: Reproduce, trials: Sequence[Trial]) -> None:
+    """The same for a recipe, whose rows have launchers of their own: it is run from here, but for jobs among them."""
+    given = list_given(submission)
+    jobs = [Job(launcher=trial.launcher) for trial in trials if reproduce.find_site(trial) is not None]
+    is_submitted = any(find_scheduler(job, os.environ) for job in jobs)
+    unused = next((name for name in given if not is_submitted or name in OF_WHOLE_RUNS), None)
+    if unused is not None:
+        raise UsageError(
+            f"{unused} is for a run that is submitted as a whole, or for a row that is a job: a recipe is run from"
+            " here. Leave it out, or start the recipe inside a job of your own"
+        )
+
+
+def list_given(submission: Submission) -> list[str]:
+    """The flags of a batch system that were given."""
+    given = []
     for record in (submission, submission.asked):
         for one in dataclasses.fields(record):
             value = getattr(record, one.name)
             if value not in (None, (), False) and not isinstance(value, Site):
-                name = "site" if one.name == "site_file" else one.name
-                if is_inside:
-                    raise UsageError(
-                        f"--{name.replace('_', '-')} is for a job that is submitted, and this is inside one of"
-                        f" {job.launcher}: leave it out, or start it outside"
-                    )
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is for batch systems, and --launcher is {job.launcher}: use"
-                    f" {', '.join(SCHEDULERS)}, or leave it out"
-                )
+                given.append("--site" if one.name == "site_file" else flag(one.name))
+    return given
+
+
+def make_submitter(study: Study, submission: Submission) -> Submitter:
+    """Who hands a row of a recipe that is a job to the batch system, and waits for it, though not for ever.
+
+    What it asks for is said by flags, else as before, else by a site file, else by the row itself.
+    """
+
+    def submit(scheduler: Scheduler, trial: Trial, run: Path) -> JobLauncher:
+        earlier = read_record(run)
+        record = submission.make_record(scheduler, earlier)
+        own = study.find_site(trial) if isinstance(study, Reproduce) else None
+        if own is not None and record.site == submission.asked:
+            record = dataclasses.replace(record, site=combine_sites(record.site, own))
+        record = dataclasses.replace(record, is_per_trial=True, jobs=earlier.jobs if earlier else ())
+        return JobLauncher(
+            record,
+            run,
+            ranks_per_node=trial.ranks_per_node,
+            queue_seconds=submission.queue_seconds or ROW_QUEUE_SECONDS,
+            say=say,
+        )
+
+    return submit
 
 
 def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | None]:
@@ -108,8 +151,10 @@ def set_ranks_per_node(study: Study, site: Site) -> Study:
         return study
     _, per_node = size_job([trial.num_processes for trial in study.plan()], site, None)
     changeable: Any = study
-    job = dataclasses.replace(study.job, ranks_per_node=per_node)
-    return dataclasses.replace(changeable, job=job)  # type: ignore[no-any-return]
+    if any(one.name == "job" for one in dataclasses.fields(changeable)):
+        job = dataclasses.replace(study.job, ranks_per_node=per_node)
+        return dataclasses.replace(changeable, job=job)  # type: ignore[no-any-return]
+    return dataclasses.replace(changeable, ranks_per_node=per_node)  # type: ignore[no-any-return]
 
 
 def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, runs_dir: Path) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scalelab.cli.finish import (
@@ -28,22 +29,27 @@ from scalelab.cli.submission import Submission, list_requests, say
 from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
 from scalelab.experiment import check_something_measured, conclude_run, start_run
 from scalelab.measure.launchers.batch import (
+    JOBS_FILE,
     BatchJob,
     BatchRecord,
     BatchSystem,
     JobState,
+    Phase,
     find_living,
+    find_own_job,
     follow_job,
     hand_over,
+    name_job,
     read_record,
     save_record,
     wait_for_results,
 )
-from scalelab.measure.launchers.trial_jobs import JobLauncher, is_out_of_time, request_run
+from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, is_out_of_time, request_run
 from scalelab.measure.scheduler import TrialEnded, TrialStarted
+from scalelab.observations import BatchNote
 from scalelab.report.document import Document
 from scalelab.report.exports import render_json
-from scalelab.store import RunStore, find_holder
+from scalelab.store import RUNNING, RunStore, refuse_holder
 from scalelab.studies.study import Study
 from scalelab.trial import Trial, not_run
 
@@ -99,7 +105,7 @@ def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: S
             save_record(store.path, record)
             job = hand_over(system, request, record.site, lambda job: save_jobs(store, record, job))
     except JobRejected as rejection:
-        return report_rejection(store, str(rejection), output)
+        return report_rejection(store, record, str(rejection), output)
     if submission.detach:
         return say_next(store, [job])
     return wait_and_report(store, system, job, record, submission, output)
@@ -115,29 +121,48 @@ def check_no_job(store: RunStore) -> BatchRecord | None:
     if record is None:
         return None
     refuse_living(store, record)
-    if find_holder(store.path / "running.json", on_this_host=True):
-        raise RunBusy(f"run {store.name} is being executed on this host: wait for it, or stop it first")
-    if not record.is_per_trial:  # a job that was ended in the middle has left its claim behind, on another host
-        store.release()
+    release_ended(store, record)
+    refuse_holder(store.path / RUNNING)
     return record
 
 
 def check_trials_free(store: RunStore) -> None:
     """For who goes on with a run inside an allocation; raises `RunBusy` while trials of it have jobs of their own.
 
-    Those do not claim the run, of which several are at work at once. A job for all trials does, and may be this one.
+    Those do not claim the run, of which several are at work at once. A job for all trials does, and may be this one;
+    one that was ended in the middle has left its claim behind, on another host. So has this one, where Slurm has
+    started it again.
     """
     record = read_record(store.path)
-    if record is not None and record.is_per_trial:
+    if record is None:
+        return
+    if record.is_per_trial:
         refuse_living(store, record)
+    elif is_restarted(os.environ):
+        store.release(find_own_job(os.environ))
+    elif store.is_running() and not find_living(store.path, record):
+        release_ended(store, record)
+
+
+def is_restarted(variables: Mapping[str, str]) -> bool:
+    """Whether this is a job that Slurm has put back into the queue and started again, as after a node that died."""
+    return variables.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def refuse_living(store: RunStore, record: BatchRecord) -> None:
     for number, state in find_living(store.path, record).items():
+        is_told = state.phase is not Phase.UNKNOWN
+        advice = "" if is_told else f"; if you know that it has ended, remove {store.path / JOBS_FILE}"
         raise RunBusy(
             f"job {number} ({record.scheduler}) of run {store.name} is {state}: wait for it (scalelab list tells), or"
-            " cancel it first"
+            f" cancel it first{advice}"
         )
+
+
+def release_ended(store: RunStore, record: BatchRecord) -> None:
+    """Take away the claim that a job of the run has left behind; all its jobs have ended."""
+    for job in record.jobs:
+        store.release(name_job(record.scheduler, job.id))
 
 
 def list_missing(store: RunStore) -> list[Trial]:
@@ -155,7 +180,7 @@ def detach_trials(store: RunStore, launcher: JobLauncher, record: BatchRecord) -
             try:
                 jobs.append(launcher.submit(trial))
             except JobRejected as rejection:
-                store.save_result(not_run(trial, str(rejection)))
+                store.save_result(not_run(trial, str(rejection), note_refusal(record)))
     if not jobs:
         conclude(store)
     return say_next(store, jobs)
@@ -168,12 +193,17 @@ def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
     return 0
 
 
-def report_rejection(store: RunStore, words: str, output: Output) -> int:
+def report_rejection(store: RunStore, record: BatchRecord, words: str, output: Output) -> int:
     """A job that is not taken makes its trials `not run`, with the batch system's words."""
     for trial in store.trials():
         if not store.has_result(trial.name):
-            store.save_result(not_run(trial, words))
+            store.save_result(not_run(trial, words, note_refusal(record)))
     return report_run(store, conclude(store), output)
+
+
+def note_refusal(record: BatchRecord) -> BatchNote:
+    """What is kept of a job that was not taken: its trials can be submitted again."""
+    return BatchNote(scheduler=record.scheduler, may_come=True)
 
 
 def conclude(store: RunStore) -> Document:
@@ -212,12 +242,11 @@ def wait_and_report(
         error.exit_code = 124
         raise error from None
     except KeyboardInterrupt as interruption:
-        store.release()
-        say(f"Interrupted; job {job.id} was cancelled, what was measured is kept  ·  scalelab resume {refer_to(store)}")
+        say(f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}")
         return 143 if isinstance(interruption, Terminated) else 130
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return report_end(RunStore.open(store.path), job, state, output)
+    return report_end(RunStore.open(store.path), record, job, state, output)
 
 
 def list_trial_directories(run: Path) -> list[Path]:
@@ -253,12 +282,12 @@ class RunWatch:
                     self._listener(TrialEnded(result=result, number=len(self._told), num_trials=num_trials))
 
 
-def report_end(store: RunStore, job: BatchJob, state: JobState, output: Output) -> int:
+def report_end(store: RunStore, record: BatchRecord, job: BatchJob, state: JobState, output: Output) -> int:
     """What the job has measured; one that ended too early says so, and has an exit code for it."""
-    store.release()
+    if state.phase is Phase.ENDED:
+        store.release(name_job(record.scheduler, job.id))
     missing = [name for name in store.record.trials if not store.has_result(name)]
-    words = f" ({state.words})" if state.words else ""
-    lost = f"job {job.id} ended{words} before {len(missing)} of {len(store.record.trials)} trials were run"
+    lost = f"job {job.id} {describe_end(state)} before {len(missing)} of {len(store.record.trials)} trials were run"
     again = f"look at {job.log}, then scalelab resume {refer_to(store)}"
     if len(missing) == len(store.record.trials):
         error = LaunchFailed(f"{lost}: {again}")

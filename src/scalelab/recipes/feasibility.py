@@ -16,13 +16,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-import psutil
-
-from scalelab.environment import find_gpus
+from scalelab.environment import find_gpus, read_allowed_memory
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.launchers.steps import find_program
 from scalelab.ranks.allocation import find_allocation
 from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.recipes.submitted import SubmittedTraining, find_submission_obstacle
 from scalelab.studies.memory import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
 from scalelab.studies.study import Sampling, Study
@@ -38,28 +37,36 @@ USABLE_SHARE = 0.8
 
 def find_obstacle(study: Study) -> str | None:
     """Why nothing of a study can be run on this machine; None: it can be tried."""
+    if isinstance(study, SubmittedTraining):
+        return None  # what becomes of its job is its result, also where there is nobody to take it
     try:
         trials = study.plan()
     except UsageError as error:
         return str(error)
-    is_possible = any(find_trial_obstacle(study, trial) is None for trial in trials)
+    # A launcher that is not here is no obstacle: its trials are planned and then refused, so that the run says why.
+    is_possible = any(
+        find_trial_obstacle(study, trial) is None or find_launcher_obstacle(trial.launcher, trial.mpiexec)
+        for trial in trials
+    )
     return None if is_possible else find_lack_of_memory(trials) or find_trial_obstacle(study, trials[0])
 
 
 def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
     """Why one trial of a study cannot be run, though others may."""
-    obstacle = find_host_obstacle() if trial.num_hosts > 1 else find_launcher_obstacle(trial.launcher)
+    if isinstance(study, SubmittedTraining):
+        return find_submission_obstacle()
+    obstacle = find_host_obstacle() if trial.num_hosts > 1 else find_launcher_obstacle(trial.launcher, trial.mpiexec)
     if obstacle:
         return obstacle
     # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
     return None if isinstance(study, Memory) else find_lack_of_memory([trial])
 
 
-def find_launcher_obstacle(launcher: str) -> str | None:
+def find_launcher_obstacle(launcher: str, mpiexec: str | None = None) -> str | None:
     """Why a launcher cannot start ranks here; None: it can be tried."""
     try:
         if launcher == "mpi":
-            find_program("mpiexec", "--mpiexec")
+            find_program("mpiexec", "--mpiexec", mpiexec)
         allocation = find_allocation(os.environ) if launcher in ("slurm", "pbs", "lsf") else None
     except ScalelabError as error:
         return str(error)
@@ -81,7 +88,7 @@ def limit_memory(study: Study) -> Study:
         most = max(trial.num_processes for trial in study.plan())
     except UsageError:
         return study
-    share = int(USABLE_SHARE * psutil.virtual_memory().total / most)
+    share = int(USABLE_SHARE * read_allowed_memory() / most)
     limited: Study = replace(study, job=replace(study.job, memory_limit=str(share)))
     return limited
 
@@ -94,7 +101,7 @@ def find_lack_of_memory(trials: Iterable[Trial]) -> str | None:
         if trial.device == "cuda":
             needed, there = per_rank, min((gpu.memory_bytes for gpu in find_gpus()), default=0)
         else:
-            needed, there = per_rank * trial.num_processes, psutil.virtual_memory().total
+            needed, there = per_rank * trial.num_processes, read_allowed_memory()
         if needed > there and (worst is None or needed > worst[0]):
             where = "its GPU has" if trial.device == "cuda" else "this machine has"
             words = (

@@ -1,26 +1,34 @@
 """P9: the job script for two nodes under PBS: scattered, with queue, wall time and account.
 
-The script is written by the same code that submits jobs, and what it tells PBS is shown. The recipe submits nothing: a
-job on a cluster is charged to somebody. The command that does stands beside it; a rejection becomes rows that were not
-run, with the batch system's words.
+The script is written by the same code that submits jobs, and what it tells PBS is shown. Then a job of two nodes is
+submitted where there is a PBS, or a Slurm: what becomes of it is the row's result. One that is refused, as published,
+is a row that was not run, in the batch system's words. A site file and flags say what it asks for; without them it asks
+for what the report did, but for the account, which is nobody's.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from scalelab.environment import installed_version
 from scalelab.measure.launchers.jobscripts import JobRequest, make_executor, make_job, render_script
 from scalelab.measure.launchers.site import Site
+from scalelab.ranks.allocation import Scheduler
 from scalelab.recipes import polaris_published as published
-from scalelab.recipes.recipe import Finding, Outcomes, Row
+from scalelab.recipes.polaris_jobs import make_training
+from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.sizes import choose
+from scalelab.recipes.submitted import NO_PSIJ, SubmittedTraining, find_batch_system
 from scalelab.report.document import Column, Table, make_row
+from scalelab.settings import Course
+from scalelab.trial import Status, TrialResult
 
 NUM_NODES = 2
+NUM_STEPS = 2
 SITE = Site(
     scheduler="pbs",
     account="PROJECT",
@@ -46,21 +54,34 @@ MEANINGS = {
 """Of the directives that are shown; the others hand the environment on and leave output to us."""
 
 
-def make_p9() -> Row:
-    where = "qsub is not on PATH" if shutil.which("qsub") is None else "a recipe charges nobody"
+def make_p9(size: Size) -> Row:
     return Row(
         id="P9",
         title="Job script",
+        parts={"job": make_submitted(size, find_batch_system() or "pbs")},
         conclude=find_p9,
-        reason=f"the script is written and checked, and not submitted: {where}; published: {published.REJECTION}",
+        num_tables=0,
     )
 
 
-def find_p9(_: Outcomes) -> Finding:
+def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
+    """A few steps on two nodes; Slurm is asked for no queue, which would be another site's."""
+    per_node = choose(size, small=1, full=published.NUM_RANKS)
+    train = make_training(size, ranks=NUM_NODES * per_node, full_epochs=1)
+    return SubmittedTraining(
+        ranks=train.ranks,
+        global_batch=train.global_batch,
+        course=Course(steps=NUM_STEPS, log_every=1, keep=0),
+        job=replace(train.job, launcher=scheduler, ranks_per_node=per_node),
+        site=replace(SITE, account=None) if scheduler == "pbs" else Site(wall_time=SITE.wall_time),
+    )
+
+
+def find_p9(outcomes: Outcomes) -> Finding:
+    results = outcomes["job"].results if "job" in outcomes else ()
+    became = tuple(describe_job(result) for result in results)
     if installed_version("psij-python") is None:
-        return Finding(
-            answers=("The script is written by PSI/J, which is not installed: pip install 'scalelab[cluster]'.",)
-        )
+        return Finding(answers=(*became, f"No script: {NO_PSIJ}."))
     directives = list_directives(write_script())
     columns = (
         Column(key="directive", header="#PBS", align="left"),
@@ -71,10 +92,26 @@ def find_p9(_: Outcomes) -> Finding:
     )
     answer = (
         f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
-        f" has {len(directives)} directives. It is submitted by: {SUBMIT}"
+        f" has {len(directives)} directives. A whole study is submitted by: {SUBMIT}"
     )
-    rejection = "A job that is refused becomes rows that were not run, with the words of the batch system."
-    return Finding(tables=(Table(title="Job script for PBS", columns=columns, rows=rows),), answers=(answer, rejection))
+    return Finding(tables=(Table(title="Job script for PBS", columns=columns, rows=rows),), answers=(*became, answer))
+
+
+def describe_job(result: TrialResult) -> str:
+    """What became of the job that was submitted, beside what was published."""
+    note = result.batch
+    whose = "" if note is None else f" to {note.scheduler}"
+    named = f" as job {note.job}" if note is not None and note.job else ""
+    if result.status is Status.COMPLETED:
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and ran"
+    elif note is None:
+        where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
+    elif named:
+        how = f"{result.status.words}: {result.reason}"
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and was {how}"
+    else:
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}, which refused it: {result.reason}"
+    return f"{where}; published: {published.REJECTION}."
 
 
 def write_script() -> str:

@@ -15,10 +15,12 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from scalelab.errors import UsageError
+from scalelab.measure.launchers.site import Site
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.evidence import OTHER_MACHINE
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
+from scalelab.recipes.submitted import SubmittedTraining
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
 from scalelab.studies.train import Train
@@ -144,6 +146,11 @@ class Reproduce:
         is_sought = isinstance(study, Expecting) and study.expects(replace(result, trial=own))
         return is_sought or result.status is Status.NOT_RUN
 
+    def find_site(self, trial: Trial) -> Site | None:
+        """What a trial that is a job asks for, where neither flags nor a site file say it; None: it is none."""
+        study = self.measured_parts[_split_name(trial)[0]]
+        return study.site if isinstance(study, SubmittedTraining) else None
+
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recipe = RECIPES[self.recipe]
         outcomes = {name: conclude_part(study, _select(results, *name)) for name, study in self.measured_parts.items()}
@@ -212,11 +219,13 @@ class Reproduce:
             columns=columns, rows=tuple(made), notes=(OTHER_MACHINE,) if self.size == "small" and is_compared else ()
         )
 
-    def _describe_state(self, row: Row, own: Collection[str]) -> str:
+    def _describe_state(self, row: Row, own: Mapping[str, Sequence[TrialResult]]) -> str:
         if not own:
             return "not run" if self._is_hindered(row, own) else "not run yet"
         if row.reads:
             return f"read from {row.reads}"
+        if all(result.status is Status.NOT_RUN for results in own.values() for result in results):
+            return "not run"
         return "run in part" if self._explain(row, own) else "run"
 
 

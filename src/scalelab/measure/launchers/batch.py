@@ -5,7 +5,8 @@ it. `job.json` in the run holds the numbers that the batch system gave to its jo
 `scalelab list` and `scalelab resume` find them again.
 
 A batch system that does not answer is no end of a job: it is asked again. A job that it no longer knows has ended, and
-so has one that has left its exit code.
+so has one that has left its exit code. PBS is known to answer with broken JSON, for a job's environment stands in it:
+then it is asked again in plain text. What cannot be read either way, several times in a row, is given up with words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -44,6 +45,12 @@ SHOW_SECONDS = 60.0
 """How long a shared file system may take to show what a job wrote that has ended."""
 CANCEL_SECONDS = 60.0
 """How long we wait for a cancelled job to be gone."""
+UNREADABLE = "its answer cannot be read"
+"""What is known of a job whose batch system answers, and nobody can make anything of it."""
+MOST_UNREADABLE = 10
+"""How many such answers in a row end the waiting."""
+JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+"""Where a process finds the number of the job that it is in."""
 
 
 class Phase(StrEnum):
@@ -132,15 +139,38 @@ class BatchSystem:
     def ask(self, ids: Collection[str]) -> dict[str, JobState]:
         """How far each job is."""
         try:
-            done = subprocess.run(
-                self._executor.get_status_command(ids), capture_output=True, text=True, timeout=ASK_SECONDS, check=False
-            )
-            if done.returncode and all(word in done.stderr for word in ids) and UNKNOWN_JOB.search(done.stderr):
-                return dict.fromkeys(ids, JobState(phase=Phase.ENDED))
+            done = run_question(self._executor.get_status_command(ids))
+        except (OSError, subprocess.TimeoutExpired):
+            return self._guess(ids, "")
+        if done.returncode and all(word in done.stderr for word in ids) and UNKNOWN_JOB.search(done.stderr):
+            return dict.fromkeys(ids, JobState(phase=Phase.ENDED))
+        if done.returncode:
+            return self._guess(ids, "")
+        try:
             found: dict[str, Any] = dict(self._executor.parse_status_output(done.returncode, done.stdout))
         except Exception:  # noqa: BLE001 - whatever PSI/J makes of an answer that it does not expect
-            return {number: JobState(phase=Phase.ENDED if self.has_ended(number) else Phase.UNKNOWN) for number in ids}
+            return self._ask_plainly(ids)
         return {number: self._read_state(number, found.get(number)) for number in ids}
+
+    def _ask_plainly(self, ids: Collection[str]) -> dict[str, JobState]:
+        """The same in plain text, where the batch system has such a form."""
+        from scalelab.measure.launchers.executors import Pbs
+
+        states = self._guess(ids, UNREADABLE)
+        if not isinstance(self._executor, Pbs):
+            return states
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = run_question(self._executor.get_plain_status_command(ids))
+            found = self._executor.parse_plain_status_output(done.stdout)
+            told = {number.partition(".")[0]: status for number, status in found.items()}
+            known = [number for number in ids if number.partition(".")[0] in told]
+            states |= {number: self._read_state(number, told[number.partition(".")[0]]) for number in known}
+        return states
+
+    def _guess(self, ids: Collection[str], words: str) -> dict[str, JobState]:
+        """What is known without the batch system: whether the job's script has come to its last line."""
+        unknown, ended = JobState(phase=Phase.UNKNOWN, words=words), JobState(phase=Phase.ENDED)
+        return {number: ended if self.has_ended(number) else unknown for number in ids}
 
     def _read_state(self, number: str, status: Any) -> JobState:
         if status is None or self.has_ended(number):
@@ -191,9 +221,10 @@ def follow_job(
     """Wait until the job has ended, saying how far it is whenever that changes.
 
     `look` is called between the questions. A job that waits in the queue for more than `queue_seconds` is cancelled
-    and `TimeoutError` is raised; Ctrl-C cancels it too. Any other end of the waiting leaves the job to itself.
+    and `TimeoutError` is raised; Ctrl-C cancels it too. Any other end of the waiting leaves the job to itself. Of a job
+    whose state cannot be read for long, what is given is that it is unknown.
     """
-    said, began = None, time.monotonic()
+    said, began, num_unreadable = None, time.monotonic(), 0
     try:
         while True:
             state = system.ask([job.id])[job.id]
@@ -201,15 +232,34 @@ def follow_job(
                 said = str(state)
                 say(f"job {job.id} ({system.scheduler}) is {said}")
             look()
-            if state.phase is Phase.ENDED:
+            num_unreadable = num_unreadable + 1 if state.words == UNREADABLE else 0
+            if state.phase is Phase.ENDED or num_unreadable >= MOST_UNREADABLE:
                 return state
             if state.phase is Phase.QUEUED and queue_seconds is not None and time.monotonic() - began > queue_seconds:
-                raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s, and was cancelled")
+                break
             time.sleep(poll_seconds)
-    except (KeyboardInterrupt, TimeoutError):
-        if not system.cancel([job.id]):
-            say(f"warning: {system.scheduler} has not confirmed that job {job.id} is gone: see scalelab list")
+    except KeyboardInterrupt:
+        say(f"job {job.id} ({system.scheduler}) {cancel_job(system, job)}")
         raise
+    raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s, and {cancel_job(system, job)}")
+
+
+def cancel_job(system: BatchSystem, job: BatchJob) -> str:
+    """End a job, and say what is known of that."""
+    if system.cancel([job.id]):
+        return "was cancelled"
+    return f"was told to end, which {system.scheduler} has not confirmed (scalelab list tells)"
+
+
+def find_own_job(variables: Mapping[str, str]) -> str:
+    """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
+    found = ((scheduler, variables.get(name)) for name, scheduler in JOB_VARIABLES.items())
+    return next((name_job(scheduler, number) for scheduler, number in found if number), "")
+
+
+def name_job(scheduler: str, number: str) -> str:
+    """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
+    return f"{scheduler} {number.partition('.')[0]}"
 
 
 def shows_result(directory: Path) -> bool:
@@ -273,6 +323,11 @@ def hand_over(
             system.cancel([job.id])
         raise
     return job
+
+
+def run_question(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What a batch system answers; bytes that are no text are kept as signs of that."""
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS, check=False)
 
 
 def save_record(run: Path, record: BatchRecord) -> None:

@@ -5,7 +5,8 @@ They differ from PSI/J's in what would otherwise fail on a real cluster:
 - Slurm: the states of all jobs of the user are read, and PSI/J's reader ends in an assertion when any of them has a
   reason with blanks, or one that it does not know. Here the reason is the rest of the line, whatever it says.
 - LSF: PSI/J's reader fails on every job that has a reason: a job that was killed would never be known to have ended.
-- PBS: the template's resources are left out; attributes say them (`jobscripts.py`).
+- PBS: the template's resources are left out; attributes say them (`jobscripts.py`). The JSON of qstat holds the job's
+  environment as it is, so that a quote in a variable breaks it: the same question has a plain form.
 
 PSI/J's thread that asks for states is put to sleep: it gives a job up after three questions without an answer, and a
 batch system that restarts is no reason to lose a job.
@@ -14,6 +15,7 @@ batch system that restarts is no reason to lose a job.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, ClassVar
@@ -30,6 +32,14 @@ from scalelab.ranks.allocation import Scheduler
 
 NEVER_SECONDS = 10**8
 """When PSI/J's thread would ask for the first time."""
+PBS_STATES = {
+    **dict.fromkeys("QHWTS", JobState.QUEUED),
+    **dict.fromkeys("RBEU", JobState.ACTIVE),
+    **dict.fromkeys("FXM", JobState.COMPLETED),
+}
+"""By the letters of qstat: waiting, held or suspended; at work; over, or moved to another server."""
+PBS_CANCELLED = "265"
+"""The exit code by which PSI/J too tells that a job was ended by somebody."""
 
 
 class PollingOff(SlurmExecutorConfig, PBSExecutorConfig, LsfExecutorConfig):
@@ -68,6 +78,21 @@ class Pbs(PBSJobExecutor):
         assert job.spec is not None
         job.spec.resources = None
         super().generate_submit_script(job, context, submit_file)
+
+    def get_plain_status_command(self, native_ids: Collection[str]) -> list[str]:
+        return ["qstat", "-x", "-f", *native_ids]
+
+    def parse_plain_status_output(self, out: str) -> dict[str, JobStatus]:
+        """The states by number; a line of an attribute begins with four blanks, one that goes on with a tab."""
+        found = {}
+        for number, text in re.findall(r"^Job Id: (\S+)$(.*?)(?=^Job Id: |\Z)", out, re.MULTILINE | re.DOTALL):
+            values = dict(re.findall(r"^    (job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
+            state = PBS_STATES.get(values.get("job_state", ""), JobState.ACTIVE)
+            if state is JobState.COMPLETED and values.get("Exit_status", "0") != "0":
+                state = JobState.CANCELED if values["Exit_status"] == PBS_CANCELLED else JobState.FAILED
+            if "job_state" in values:
+                found[number] = JobStatus(state, message=values.get("comment"))
+        return found
 
 
 class Lsf(LsfJobExecutor):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.observations import Message, RankReport, TracedStep, Transfer
+from scalelab.observations import Fetch, Message, RankReport, ReadingReport, TracedStep, Transfer
+from scalelab.settings import MEMORY, Pass
 from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
 
 WARMUP_FACTORS = (3.5, 1.6, 1.2)
@@ -19,7 +20,8 @@ class FakeLauncher:
 
     Noise is what a shared machine shows: a shift per launch, a skewed spread per step and rare spikes, from the
     trial's own seed, so that the same trial gives the same samples. `failures` maps a configuration to the status
-    that it ends with. An exchange takes `transfer_seconds(trial, payload_bytes)` per call.
+    that it ends with. An exchange takes `transfer_seconds(trial, payload_bytes)` per call, a batch of a stored
+    set `fetch_seconds(trial, pass)`.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class FakeLauncher:
         *,
         comm_seconds: Callable[[Trial], float] = lambda _: 0.0,
         transfer_seconds: Callable[[Trial, int], float] = lambda _, payload_bytes: 5e-5 + payload_bytes / 1e9,
+        fetch_seconds: Callable[[Trial, Pass], float] = lambda trial, _: 1e-4 + 1e-5 * trial.batch_per_rank,
         noise: float = 0.0,
         failures: Mapping[str, Status] | None = None,
         seed: int = 0,
@@ -35,6 +38,7 @@ class FakeLauncher:
         self._step_seconds = step_seconds
         self._comm_seconds = comm_seconds
         self._transfer_seconds = transfer_seconds
+        self._fetch_seconds = fetch_seconds
         self._noise = noise
         self._failures = dict(failures or {})
         self._seed = seed
@@ -50,6 +54,9 @@ class FakeLauncher:
             return TrialResult(trial=trial, status=status, reason=f"the fake launcher was told to: {status}")
         if trial.exchange is not None:
             return TrialResult(trial=trial, status=status, transfers=tuple(self._play_exchange(trial)))
+        if trial.trains_nothing:
+            fetches, ranks = tuple(self._play_reading(trial)), _play_reports(trial)
+            return TrialResult(trial=trial, status=status, fetches=fetches, ranks=ranks)
         samples = self._play(trial)
         return TrialResult(
             trial=trial,
@@ -83,6 +90,26 @@ class FakeLauncher:
                     for rank in range(trial.num_ranks)
                 ]
                 clock += seconds
+        return found
+
+    def _play_reading(self, trial: Trial) -> list[Fetch]:
+        """All batches of all passes; the first epoch of a reader takes twice as long as the others."""
+        assert trial.reading is not None
+        reading = trial.reading
+        rng, launch_shift = self._seed_trial(trial)
+        found: list[Fetch] = []
+        clock = 0.0
+        for one in reading.passes:
+            for epoch in range(1 if one.cache == "cold" else reading.epochs):
+                for batch in range(reading.num_samples // trial.global_batch):
+                    skewed = launch_shift * float(np.exp(self._noise * rng.standard_normal()))
+                    seconds = self._fetch_seconds(trial, one) * skewed * (2.0 if epoch == 0 else 1.0)
+                    name = (one.order, one.access, one.cache)
+                    found += [
+                        Fetch(rank, *name, epoch, batch, trial.batch_per_rank, clock, seconds, 1e-5)
+                        for rank in range(trial.num_ranks)
+                    ]
+                    clock += seconds
         return found
 
     def _play(self, trial: Trial) -> list[StepSample]:
@@ -142,4 +169,28 @@ def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: fl
         return StepSample(rank, step, kind, start, seconds, loss=loss)
     return StepSample(
         rank, step, kind, start, seconds, 0.02 * seconds, 0.3 * seconds, 0.58 * seconds, 0.1 * seconds, loss, ready
+    )
+
+
+def _play_reports(trial: Trial) -> tuple[RankReport, ...]:
+    """What ranks would say of a stored set: HDF5 with a filter has 128 samples in a chunk."""
+    assert trial.reading is not None
+    reading = trial.reading
+    is_file = reading.format != MEMORY
+    is_chunked = reading.format.startswith("hdf5-")
+    report = ReadingReport(
+        num_samples=reading.num_samples,
+        sample_bytes=reading.sample_bytes,
+        write_seconds=0.5 if is_file else None,
+        file_bytes=reading.num_samples * reading.sample_bytes if is_file else None,
+        open_seconds=(0.001,) if is_file else (),
+        cold_open_seconds=(0.002,) if is_file else (),
+        resident_shares=(0.0,) if is_file else (),
+        private_bytes=10**6,
+        amplification=(128.0 if is_chunked else 1.0) if is_file else None,
+        chunks="tgt in chunks of (128, 2, 64), gzip" if is_chunked else "",
+    )
+    return tuple(
+        RankReport(rank=rank, start_memory_bytes=10**8, peak_memory_bytes=2 * 10**8, reading=report)
+        for rank in range(trial.num_ranks)
     )

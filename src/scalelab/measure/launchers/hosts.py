@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.environment import usable_cores
 from scalelab.errors import DamagedRun, LaunchFailed, StorageFull
 from scalelab.files import read_json
-from scalelab.measure.agreement import EXIT_STORAGE, host_file, host_log, log_file, outcome_file
+from scalelab.measure.agreement import EXIT_STORAGE, host_file, host_log, log_file, outcome_file, place_file
 from scalelab.measure.launchers.conditions import read_conditions
 from scalelab.measure.launchers.local import (
     GRACE_SECONDS,
@@ -34,6 +35,7 @@ from scalelab.measure.launchers.local import (
     dump_stacks,
 )
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial, read_last_words
+from scalelab.measure.launchers.utilization import watch_devices
 from scalelab.ranks.links import parse_link
 from scalelab.ranks.namespaces import (
     INTERFACE,
@@ -85,7 +87,9 @@ class HostsLauncher:
         self.check()
         clear_previous(trial, directory)
         conditions = read_conditions()
-        ends = self._run(trial, directory.resolve(), conditions.launched + trial.timeout_seconds)
+        cores = bind_ranks(trial, trial.num_processes, usable_cores())
+        with watch_devices(trial, directory, partial(find_pids, trial, directory), cores) as loads:
+            ends = self._run(trial, directory.resolve(), conditions.launched + trial.timeout_seconds)
         measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
@@ -93,6 +97,7 @@ class HostsLauncher:
             trial,
             directory,
             ends,
+            loads=tuple(loads),
             **measured,
         )
 
@@ -115,6 +120,14 @@ class HostsLauncher:
         hosts_ends = [HostEnd(number, code, is_timed_out) for number, code in enumerate(codes)]
         _check_started(trial, directory, hosts_ends)
         return [end for host_end in hosts_ends for end in _read_ends(trial, directory, host_end)]
+
+
+def find_pids(trial: Trial, directory: Path) -> list[int] | None:
+    """The processes of all ranks, as they say; None: not all have begun."""
+    try:
+        return [int(read_json(place_file(directory, rank))["pid"]) for rank in range(trial.num_processes)]
+    except DamagedRun:
+        return None
 
 
 class HostEnd(NamedTuple):

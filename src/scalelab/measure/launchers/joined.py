@@ -174,6 +174,7 @@ def _wait_for_others(trial: Trial, directory: Path, seconds: float) -> list[Rank
     give_up = time.perf_counter() + seconds
     while time.perf_counter() < give_up and not all(outcome_file(directory, rank).is_file() for rank in others):
         time.sleep(0.05)
+        list(directory.iterdir())  # has NFS ask its server what there is
     is_impatient = seconds == 0
     return [
         RankEnd(code=0 if outcome_file(directory, rank).is_file() else None, was_killed=is_impatient) for rank in others

@@ -13,6 +13,7 @@ from scalelab.errors import DamagedRun
 from scalelab.files import read_json
 from scalelab.measure.agreement import (
     curve_file,
+    fetches_file,
     log_file,
     outcome_file,
     remove_scratch,
@@ -21,7 +22,7 @@ from scalelab.measure.agreement import (
 )
 from scalelab.measure.traces import add_traced_steps
 from scalelab.observations import CurvePoint, RankReport
-from scalelab.samples import read_partial_samples, read_partial_transfers
+from scalelab.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
 from scalelab.trial import Status, Trial, TrialResult, from_builtins
 
 DUMP_MARK = "most recent call first"
@@ -68,10 +69,10 @@ def conclude_trial(
 ) -> TrialResult:
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
     files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
-    samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
-    transfers = [
-        t for rank in range(trial.num_processes) for t in read_partial_transfers(transfers_file(directory, rank))
-    ]
+    ranks = range(trial.num_processes)
+    samples = [s for rank in ranks for s in read_partial_samples(samples_file(directory, rank))]
+    transfers = [t for rank in ranks for t in read_partial_transfers(transfers_file(directory, rank))]
+    fetches = [f for rank in ranks for f in read_partial_fetches(fetches_file(directory, rank))]
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
     first_start = min((s.start_seconds for s in samples if s.start_seconds >= launched), default=None)
     reports = [_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))]
@@ -82,6 +83,7 @@ def conclude_trial(
         traceback=blame.traceback if blame else "",
         samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
         transfers=tuple(transfers),
+        fetches=tuple(fetches),
         ranks=add_traced_steps(reports, directory),
         curve=read_curve(curve_file(directory)),
         first_step_seconds=None if first_start is None else first_start - launched,
@@ -111,8 +113,12 @@ def find_cause(
     has_oom_kill: bool,
 ) -> Blame | None:
     """The failure to blame, or None when every rank completed."""
-    if any(end.is_timed_out for end in ends):
-        stuck = [rank for rank, end in enumerate(ends) if end.is_timed_out]
+    stuck = [rank for rank, end in enumerate(ends) if end.is_timed_out]
+    silent = next((end.words for end in ends if end.code is None and end.node and not end.is_timed_out), "")
+    if stuck and silent:  # each node ends its ranks in time and leaves word of it, unless it has died
+        reason = f"{silent}; {name_ranks(stuck)} waited for {trial.timeout_seconds:g} s"
+        return Blame(weight=9, status=Status.CRASHED, reason=reason)
+    if stuck:
         return Blame(
             weight=9,
             status=Status.TIMED_OUT,

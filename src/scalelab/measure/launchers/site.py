@@ -60,7 +60,8 @@ class Site:
     container: Text = None
     """What stands before the command of every rank, for example "apptainer exec --nv image.sif"."""
     python: Text = None
-    """The Python that has scalelab on the nodes, or in the container. None: the one that submits."""
+    """The Python that has scalelab on the nodes, or in the container. None: the one that submits; of a container,
+    its python3."""
     directives: tuple[str, ...] = ()
     """Further directives as name=value, for example qos=debug (Slurm) or l=singularity_fakeroot=true (PBS)."""
     poll: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None

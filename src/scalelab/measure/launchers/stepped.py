@@ -30,6 +30,7 @@ from scalelab.measure.agreement import (
     EXIT_STORAGE,
     end_file,
     kill_group,
+    loads_file,
     place_file,
     read_words,
     step_log,
@@ -48,8 +49,10 @@ from scalelab.measure.launchers.steps import (
     put_once_on_each_node,
     run_torchrun,
 )
+from scalelab.measure.launchers.utilization import OTHERS
+from scalelab.observations import DeviceLoad
 from scalelab.ranks.allocation import Allocation
-from scalelab.trial import Trial, TrialResult, not_run
+from scalelab.trial import Trial, TrialResult, from_builtins, not_run
 
 LOOK_SECONDS = 0.1
 """How often the launcher looks for words of the ranks."""
@@ -58,6 +61,8 @@ LATE_SECONDS = 15.0
 WORD_SECONDS = 60.0
 """How long a shared file system may take to show what ranks wrote that have ended. NFS may remember for as long that a
 file was not there."""
+LAST_SECONDS = 3.0
+"""The same for ranks that had to be ended, and have had their moment: those that are alive have written by now."""
 END_SECONDS = 10.0
 """How long a command that was told to end may take to end what it started."""
 
@@ -146,10 +151,16 @@ class StepLauncher:
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
         measured["has_oom_kill"] = watch.has_oom_kill()
-        result = conclude_trial(trial, directory, ends, **measured)
-        # Clocks of other nodes have another zero.
+        result = conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
         is_elsewhere = any(rank.host != socket.gethostname() for rank in result.ranks)
-        return replace(result, first_step_seconds=None) if is_elsewhere else result
+        return forget_clocks(result) if is_elsewhere else result
+
+
+def forget_clocks(result: TrialResult) -> TrialResult:
+    """Without what would compare the clocks of several nodes, which have different zeros. What a node saw of one rank
+    is held against the steps of that rank, by the same clock."""
+    own = tuple(load for load in result.loads if load.device != OTHERS)
+    return replace(result, first_step_seconds=None, loads=own)
 
 
 class StepWatch:
@@ -181,11 +192,12 @@ class StepWatch:
     def read_ends(self, said: str) -> list[RankEnd] | None:
         """How every rank ended; None: none has ever begun."""
         ranks = range(self.trial.num_processes)
-        give_up = time.perf_counter() + (0.0 if self.had_to_end or self.process.returncode else WORD_SECONDS)
-        while not all(self._read_end(rank) for rank in ranks) and time.perf_counter() < give_up:
+        patience = LAST_SECONDS if self.had_to_end else 0.0 if self.process.returncode else WORD_SECONDS
+        give_up = time.perf_counter() + patience
+        while self._awaits_words() and time.perf_counter() < give_up:
             time.sleep(LOOK_SECONDS)
             list(self.directory.iterdir())  # has NFS ask its server what there is
-        places = [read_words(place_file(self.directory, rank), self.launch) for rank in ranks]
+        places = [self._read_place(rank) for rank in ranks]
         if not any(places):
             return None
         nodes = [place["node"] if place else "" for place in places]
@@ -197,6 +209,17 @@ class StepWatch:
         ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
         return any(end is not None and end["has_oom_kill"] for end in ends)
 
+    def read_loads(self) -> tuple[DeviceLoad, ...]:
+        """How busy the ranks were, as each one's node saw it."""
+        files = (loads_file(self.directory, rank) for rank in range(self.trial.num_processes))
+        words = (read_words(file, self.launch) for file in files)
+        return tuple(from_builtins(load, DeviceLoad) for word in words if word for load in word["loads"])
+
+    def _awaits_words(self) -> bool:
+        """Whether a rank has not said how it ended, of those that may still do so."""
+        silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
+        return any(self._read_place(rank) for rank in silent) if self.had_to_end else bool(silent)
+
     def _describe_silent(self, nodes: Sequence[str]) -> str:
         """Which ranks have ended and left no word: on a node that died, or killed together with their parents."""
         silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
@@ -207,7 +230,9 @@ class StepWatch:
         end = self._read_end(rank)
         if end is None:
             is_late = self.had_to_end and not self._has_failed()
-            return RankEnd(code=None, was_killed=self.had_to_end, is_timed_out=is_late, node=node, words=words)
+            # One that had begun leaves word also when we end it: this one's node is gone, and whoever started it waits.
+            was_killed = self.had_to_end and not node
+            return RankEnd(code=None, was_killed=was_killed, is_timed_out=is_late, node=node, words=words)
         number = end["signal"]
         return RankEnd(
             code=-number if number else end["code"],
@@ -215,6 +240,9 @@ class StepWatch:
             is_timed_out=bool(end["is_timed_out"]),
             node=node,
         )
+
+    def _read_place(self, rank: int) -> dict[str, Any] | None:
+        return read_words(place_file(self.directory, rank), self.launch)
 
     def _read_end(self, rank: int) -> dict[str, Any] | None:
         return read_words(end_file(self.directory, rank), self.launch)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,9 +40,11 @@ VERSION_SECONDS = 30.0
 RANK_PREFIX = "SCALELAB_RANK_PREFIX"
 """The variable that says what stands before the command of every rank: that of a container."""
 RANK_PYTHON = "SCALELAB_RANK_PYTHON"
-"""The variable that says which Python runs the ranks; without it, the one that runs this."""
-TORCHRUN_PORT = 29500
-"""Where the torchruns of several nodes meet, unless --port says another."""
+"""The variable that says which Python runs the ranks; without it, the one that runs this, in a container its own."""
+CONTAINER_PYTHON = "python3"
+"""The Python of a container, which need not have the path of this one."""
+TORCHRUN_PORTS = range(20000, 30000)
+"""Where the torchruns of several nodes meet, unless --port says another: below what Linux gives out by itself."""
 HANDED_ON = (
     "CUDA_", "FI_", "GLOO_", "HF_", "LD_LIBRARY_PATH", "MASTER_", "MKL_", "NCCL_", "OMP_", "PATH", "PYTHON", "TORCH",
     "VIRTUAL_ENV",
@@ -186,7 +190,11 @@ def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scrat
             f" {spread.num_nodes} nodes: use another number of ranks, or --ranks-per-node"
         )
     meeting = (
-        ("--rdzv-backend=c10d", f"--rdzv-endpoint={first_node}:{port or TORCHRUN_PORT}", f"--rdzv-id={name}")
+        (
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={first_node}:{port or choose_port(name, first_node)}",
+            f"--rdzv-id={name}",
+        )
         if spread.num_nodes > 1
         else ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1")
     )
@@ -199,9 +207,38 @@ def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scrat
     )
 
 
+def choose_port(name: str, first_node: str) -> int:
+    """A port by the name of a launch, so that jobs which share a node do not meet each other.
+
+    Where this is the node on which it will be used, one that is taken is passed over.
+    """
+    start, can_look = zlib.crc32(name.encode()), is_this_host(first_node)
+    for attempt in range(len(TORCHRUN_PORTS)):
+        port = TORCHRUN_PORTS[(start + attempt) % len(TORCHRUN_PORTS)]
+        if not can_look or is_free(port):
+            return port
+    raise LaunchFailed(f"no port of {TORCHRUN_PORTS[0]} to {TORCHRUN_PORTS[-1]} is free: name another by --port")
+
+
+def is_this_host(node: str) -> bool:
+    """Whether a node is the one that this process is on; names may or may not have a domain."""
+    return node.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of this host."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
 def find_interpreter() -> tuple[str, ...]:
     """The words before `-m` in the command of every rank: a container's, if there is one, and Python."""
-    return (*shlex.split(os.environ.get(RANK_PREFIX, "")), os.environ.get(RANK_PYTHON) or sys.executable)
+    prefix = shlex.split(os.environ.get(RANK_PREFIX, ""))
+    return (*prefix, os.environ.get(RANK_PYTHON) or (CONTAINER_PYTHON if prefix else sys.executable))
 
 
 def put_once_on_each_node(spread: Spread) -> Spread:

@@ -17,6 +17,7 @@ from scalelab.measure.launchers.batch import (
     BatchRecord,
     BatchSystem,
     JobState,
+    Phase,
     follow_job,
     hand_over,
     save_record,
@@ -25,6 +26,7 @@ from scalelab.measure.launchers.batch import (
 )
 from scalelab.measure.launchers.jobscripts import JobRequest
 from scalelab.measure.launchers.stepped import count_cores_per_process
+from scalelab.observations import BatchNote
 from scalelab.store import RunStore
 from scalelab.trial import Status, Trial, TrialResult, not_run
 
@@ -68,8 +70,10 @@ class JobLauncher:
         save_record(self._run, self._record)
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        note = BatchNote(scheduler=self._record.scheduler, may_come=True)
         try:
             job = self.submit(trial)
+            note = dataclasses.replace(note, job=job.id)
             state = follow_job(
                 self._system,
                 job,
@@ -78,11 +82,13 @@ class JobLauncher:
                 say=self._say,
             )
         except (JobRejected, TimeoutError) as refusal:
-            return not_run(trial, str(refusal))
+            return not_run(trial, str(refusal), note)
         # What is taken for lost is written over the result that the job has left.
         wait_for_results(self._system, job, state, lambda: [directory])
         store = RunStore.open(self._run)
-        return store.result(trial.name) if store.has_result(trial.name) else describe_loss(trial, job, state)
+        if store.has_result(trial.name):
+            return dataclasses.replace(store.result(trial.name), batch=dataclasses.replace(note, may_come=False))
+        return describe_loss(trial, job, state, note)
 
 
 def request_trial(trial: Trial, run: Path, record: BatchRecord, ranks_per_node: int | None) -> JobRequest:
@@ -110,7 +116,7 @@ def request_run(trials: list[Trial], run: Path, record: BatchRecord, ranks_per_n
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         cores_per_rank=-(-cores_per_node // per_node),
-        has_gpus=trials[0].device == "cuda",
+        has_gpus=any(trial.device == "cuda" for trial in trials),
         arguments=("-m", "scalelab", "resume", str(run.resolve())),
         directory=Path.cwd(),
         batch_directory=run.resolve() / "batch",
@@ -122,10 +128,20 @@ def is_out_of_time(state: JobState) -> bool:
     return any(word in state.words for word in TIME_WORDS)
 
 
-def describe_loss(trial: Trial, job: BatchJob, state: JobState) -> TrialResult:
-    """The result of a trial whose job has left none."""
-    words = f" ({state.words})" if state.words else ""
-    reason = f"job {job.id} ended{words} without a result; its log is {job.log}"
+def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote) -> TrialResult:
+    """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
+    if state.phase is Phase.ENDED and not Path(job.log).exists():
+        return not_run(trial, f"job {job.id} {describe_end(state)} before it began", note)
+    is_over = dataclasses.replace(note, may_come=False)
+    reason = f"job {job.id} {describe_end(state)} without a result; its log is {job.log}"
     if is_out_of_time(state):
-        return TrialResult(trial=trial, status=Status.TIMED_OUT, reason=f"{reason}; --wall-time allows more")
-    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason)
+        reason += "; --wall-time allows more"
+        return TrialResult(trial=trial, status=Status.TIMED_OUT, reason=reason, batch=is_over)
+    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, batch=is_over)
+
+
+def describe_end(state: JobState) -> str:
+    """How a job ended, as far as the batch system tells."""
+    if state.phase is Phase.UNKNOWN:
+        return f"was given up, whose state the batch system does not tell ({state.words}),"
+    return f"ended ({state.words})" if state.words else "ended"

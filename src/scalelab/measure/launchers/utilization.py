@@ -15,6 +15,9 @@ A thread of the parent looks twenty times a second. What it looks at depends on 
 NVML is read through the package nvidia-ml-py where it is installed (`pip install 'scalelab[gpu]'`), otherwise from
 nvidia-smi; without either nothing is known, and the result is empty. Only trials that ask are looked at. Processes
 that a rank starts, such as loader workers, count as other programs.
+
+On a cluster the process beside every rank looks at that rank alone (`watch_rank`), for nobody else is on its node.
+Ranks of emulated hosts are this machine's, and are looked at once all have said which processes they are.
 """
 
 from __future__ import annotations
@@ -54,17 +57,33 @@ class Reader(Protocol):
     def read(self) -> list[DeviceLoad]: ...
 
 
+FindPids = Callable[[], list[int] | None]
+"""The processes of all ranks; None: not all have begun."""
+
+
 @contextmanager
 def watch_devices(
-    trial: Trial, directory: Path, pids: Sequence[int], cores: Sequence[Sequence[int]]
+    trial: Trial,
+    directory: Path,
+    pids: Sequence[int] | FindPids,
+    cores: Sequence[Sequence[int]],
+    num_gpus: int | None = None,
 ) -> Iterator[list[DeviceLoad]]:
-    """Fills the list that it gives for as long as the block lasts; a trial that does not ask has it stay empty."""
+    """Fills the list that it gives for as long as the block lasts; a trial that does not ask has it stay empty.
+
+    `num_gpus` says how many of this host's GPUs are looked at; None: one for every rank.
+    """
     loads: list[DeviceLoad] = []
     if "utilization" not in trial.instruments:
         yield loads
         return
     with ExitStack() as stack:
-        reader = make_reader(trial, directory, pids, cores, stack)
+        if trial.device == "cuda":
+            reader = open_gpus(num_gpus or trial.num_ranks, stack)
+        elif callable(pids):
+            reader = LateReader(pids, lambda found: make_reader(trial, directory, found, cores, stack))
+        else:
+            reader = make_reader(trial, directory, pids, cores, stack)
         if reader is None:
             yield loads
             return
@@ -78,12 +97,30 @@ def watch_devices(
             thread.join()
 
 
+@contextmanager
+def watch_rank(
+    trial: Trial, directory: Path, *, pid: int, cores: Sequence[int], rank: int, gpu: int
+) -> Iterator[list[DeviceLoad]]:
+    """One rank of several, by who runs beside it on its node: `gpu` is its device's number there.
+
+    What others do on its cores is only known where no other rank may use them.
+    """
+    if trial.num_processes == 1:
+        with watch_devices(trial, directory, [pid], [cores]) as loads:
+            yield loads
+        return
+    with watch_devices(trial, directory, [pid], [cores], num_gpus=gpu + 1) as loads:
+        yield loads
+    names = {f"gpu {gpu}": f"gpu {rank}"} if trial.device == "cuda" else {"rank 0": f"rank {rank}"}
+    if trial.bind != "none" and not trial.is_oversubscribed:
+        names[OTHERS] = OTHERS
+    loads[:] = [replace(load, device=names[load.device]) for load in loads if load.device in names]
+
+
 def make_reader(
     trial: Trial, directory: Path, pids: Sequence[int], cores: Sequence[Sequence[int]], stack: ExitStack
-) -> Reader | None:
-    """What can look at the trial's devices; None: nothing here can."""
-    if trial.device == "cuda":
-        return open_gpus(trial.num_ranks, stack)
+) -> Reader:
+    """What can look at the processes of a trial."""
     if not trial.is_emulated:
         return RankReader(cores, pids)
     stack.callback(clock_file(directory).unlink, missing_ok=True)
@@ -98,6 +135,22 @@ def _look(reader: Reader, is_over: threading.Event, loads: list[DeviceLoad]) -> 
     reader.read()
     while not is_over.wait(reader.period_seconds):
         loads += reader.read()
+
+
+class LateReader:
+    """Begins to look when all ranks have said which processes they are."""
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(self, find_pids: FindPids, make: Callable[[list[int]], Reader]) -> None:
+        self._find_pids, self._make = find_pids, make
+        self._reader: Reader | None = None
+
+    def read(self) -> list[DeviceLoad]:
+        if self._reader is None:
+            pids = self._find_pids()
+            self._reader = None if pids is None else self._make(pids)
+        return [] if self._reader is None else self._reader.read()
 
 
 class RankReader:
