@@ -11,15 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun
-from scalelab.observations import Transfer
+from scalelab.observations import Fetch, Transfer
 from scalelab.samples import (
     COLUMNS,
     FIRST_COLUMNS,
+    parse_fetches,
     parse_samples,
     parse_transfers,
+    read_partial_fetches,
     read_partial_transfers,
     read_samples,
     read_transfers,
+    render_raw,
     render_samples,
     render_transfers,
     sha256_of,
@@ -183,3 +186,15 @@ def test_a_timing_that_was_cut_by_the_end_of_its_rank_is_dropped(tmp_path: Path)
     path.write_text(render_transfers(TRANSFERS)[:-3])
     assert read_partial_transfers(path) == TRANSFERS[:1]
     assert read_partial_transfers(tmp_path / "none") == []
+
+
+def test_batches_of_a_stored_set_come_back_as_they_were_and_a_cut_line_is_dropped(tmp_path: Path) -> None:
+    lines = [Fetch(rank, "shuffled", "batch", "warm", 1, 2, 32, 0.1, 1 / 3, 1e-7) for rank in (0, 1)]
+    text = render_raw("fetches", lines)
+    assert parse_fetches(text) == lines
+    file = tmp_path / "rank0.fetches.csv"
+    file.write_text(text[:-4])
+    assert read_partial_fetches(file) == lines[:1]
+    for wrong in (text.replace("shuffled,batch", "shuffled"), text.replace("1e-07", "nan"), text.replace("rank,", "")):
+        with pytest.raises(ValueError, match=r"header|fields|no time"):
+            parse_fetches(wrong)

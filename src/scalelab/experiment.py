@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from scalelab import __version__
 from scalelab.environment import Environment, read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UsageError
 from scalelab.launching import choose_launcher
-from scalelab.measure.launchers.batch import JOBS_FILE
+from scalelab.measure.launchers.batch import JOBS_FILE, find_own_job
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
@@ -58,7 +59,7 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
     if store.record.study == MeteredRun.name:
         raise UsageError(f"{store.name} was made by a Meter: launch its script again, or scalelab show {store.name}")
     study = read_study(store)
-    with store.claim():
+    with store.claim(job=find_own_job(os.environ)):
         try:
             results = run_trials(store, launcher, listener, make_guidance(study))
         finally:
@@ -86,6 +87,11 @@ def find_failed(store: RunStore) -> list[TrialResult]:
     if isinstance(study, Expecting):
         return [result for result in failed if not study.expects(result)]
     return failed
+
+
+def find_waiting(store: RunStore) -> list[TrialResult]:
+    """The trials that were not run because their batch job was refused or cancelled: `resume` submits them again."""
+    return [result for result in store.results()[0] if result.batch is not None and result.batch.may_come]
 
 
 def conclude_run(store: RunStore) -> Document:
@@ -143,14 +149,16 @@ def read_study(store: RunStore) -> Study:
 def check_something_measured(results: Sequence[TrialResult], store: RunStore) -> None:
     """Raise the first failure as an error, with the user's own traceback, when there is nothing else to tell."""
     failed = [result for result in results if result.status is not Status.COMPLETED]
-    if len(failed) < len(results):
+    if len(failed) < len(results) or is_answer(results, read_study(store)):
         return
     first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
     file, colon, function = first.trial.workload.rpartition(":")
     label = f"{Path(file).name}:{function}" if colon else function
     workload = f" of --workload {label}" if label else ""
-    is_told = first.trial.exchange is not None and first.status is Status.INVALID  # it names the flag itself
-    advice = "" if is_told else f": {first.status.advice}"
+    is_told = first.trial.trains_nothing and first.status is Status.INVALID  # it names the flag itself
+    may_come = first.batch is not None and first.batch.may_come
+    again = f", then scalelab resume {store.path} submits it again" if may_come else ""
+    advice = "" if is_told else f": {first.status.advice}{again}"
     error = NothingMeasured(
         f"no trial completed; {first.trial.configuration}{workload} was {first.status.words}:"
         f" {first.reason}{advice} (logs: {store.trial_directory(first.trial.name)})"
@@ -160,6 +168,13 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore) ->
     if first.traceback:
         error.add_note(first.traceback)
     raise error
+
+
+def is_answer(results: Sequence[TrialResult], study: Study) -> bool:
+    """Whether that nothing was run is what a study asks: rows of a recipe whose jobs are refused, as published."""
+    return isinstance(study, Expecting) and all(
+        result.status is Status.NOT_RUN and study.expects(result) for result in results
+    )
 
 
 def describe_environment(environment: Environment, store: RunStore) -> tuple[tuple[str, str], ...]:

@@ -6,10 +6,12 @@ clean steps: after them, in steps of its own, or outside the ranks.
     memory           the bytes of tensors alive, by category, at the highest point of a step; a timeline beside it
     memory_forecast  the same from fake tensors, before anything is allocated; the trial then runs no step
     messages         what the ranks send in one step, by kind, with bytes
+    gradients        when every gradient is ready in backward
     counters         what DDP itself says of forward, backward, exchange and their overlap
     utilization      how busy every core or GPU is over time, seen from outside the ranks
     replicas         what every replica of dp holds
     gradient_noise   how much gradients of samples differ: the simple noise scale of a training
+    mpi              who every rank is by MPI itself, where a cluster's launcher starts the ranks
 """
 
 from __future__ import annotations
@@ -18,7 +20,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Instrument = Literal["memory", "memory_forecast", "messages", "counters", "utilization", "replicas", "gradient_noise"]
+Instrument = Literal[
+    "memory", "memory_forecast", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNote:
+    """What is known of the batch job that was to run one trial."""
+
+    scheduler: str
+    """slurm, pbs or lsf."""
+    job: str = ""
+    """Its number there; empty: the batch system took none."""
+    may_come: bool = False
+    """Whether the trial can still be run: it never began, because its job was refused or cancelled."""
+
+    def __str__(self) -> str:
+        return f"job {self.job} ({self.scheduler})" if self.job else f"a job of {self.scheduler}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +113,17 @@ class DdpCounters:
         """Communication that no computing hides, waiting for slower ranks included."""
         pairs = zip(self.communication_seconds, self.overlap_seconds, strict=True)
         return tuple(communication - overlap for communication, overlap in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTimes:
+    """When gradients are ready, in the order in which they are: medians over a few steps."""
+
+    ready_seconds: tuple[float, ...]
+    """After the end of forward."""
+    payload_bytes: tuple[int, ...]
+    backward_seconds: float
+    """Of all backward in the same steps, the exchange included where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +214,46 @@ class TracedOperator:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankSource:
+    """What one source says of who a rank is: a launcher's variables, or MPI itself."""
+
+    source: str
+    rank: int | None = None
+    num_ranks: int | None = None
+    local_rank: int | None = None
+    """None: it does not say."""
+    variables: tuple[str, ...] = ()
+    """The ones that it was read from."""
+    reason: str = ""
+    """Why it could not be asked; empty: it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingReport:
+    """What is known of a stored set, and of one rank's reading, besides the times of its batches."""
+
+    num_samples: int
+    sample_bytes: int
+    write_seconds: float | None = None
+    """Until all was on the disk; of the rank that wrote."""
+    file_bytes: int | None = None
+    open_seconds: tuple[float, ...] = ()
+    """Of every opening while the kernel had the file in memory; with eager reading, loading included."""
+    cold_open_seconds: tuple[float, ...] = ()
+    """The same after the kernel was asked to forget the file."""
+    resident_shares: tuple[float, ...] = ()
+    """What of the file it had not forgotten, each time; empty: it was not asked, or could not be looked at."""
+    cold_obstacle: str = ""
+    """Why the kernel could not be asked to forget."""
+    private_bytes: int | None = None
+    """The most that reading added to the process's own memory, as seen after every pass: without mapped files."""
+    amplification: float | None = None
+    """Bytes that must be read or inflated for one sample, over its own; None: unknown."""
+    chunks: str = ""
+    """Of the column that amplification is largest for, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankReport:
     """What is known of one rank besides its samples."""
 
@@ -195,6 +265,8 @@ class RankReport:
     """Further sources that say the same of its rank."""
     local_rank: int | None = None
     """Its number among the ranks of its host, as its launcher says; None: nobody says."""
+    sources: tuple[RankSource, ...] = ()
+    """What each of them says, by itself; empty: nobody but scalelab knows."""
     exit_code: int | None = None
     """As the operating system gave it: negative is a signal. None: unknown."""
     cores: tuple[int, ...] = ()
@@ -222,6 +294,8 @@ class RankReport:
     replica_bytes: tuple[int, ...] = ()
     """What each replica of dp holds: allocated at most on its device (CUDA), its tensors added up (CPU)."""
     counters: DdpCounters | None = None
+    gradients: GradientTimes | None = None
+    reading: ReadingReport | None = None
     traced_steps: tuple[TracedStep, ...] = ()
     """What the trace of the profiled steps says, one by one; see `trace/`."""
     traced_operators: tuple[TracedOperator, ...] = ()
@@ -244,3 +318,24 @@ class Transfer(NamedTuple):
     """On the host's monotonic clock."""
     seconds: float
     """Of all calls together."""
+
+
+class Fetch(NamedTuple):
+    """One batch that one rank has read where reading is measured alone."""
+
+    rank: int
+    order: str
+    access: str
+    cache: str
+    """The pass; see `Pass` of `settings.py`."""
+    epoch: int
+    """Of the pass, from 0."""
+    batch: int
+    """Of the epoch, from 0."""
+    num_samples: int
+    start_seconds: float
+    """On the host's monotonic clock."""
+    fetch_seconds: float
+    """Until the samples were there as arrays."""
+    copy_seconds: float
+    """Until they were tensors on the device."""

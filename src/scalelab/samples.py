@@ -1,6 +1,7 @@
-"""`samples.csv`, one line per rank and step, and `transfers.csv`, one per rank and timing of an exchange.
+"""`samples.csv`, one line per rank and step; `transfers.csv`, one per rank and timing of an exchange; `fetches.csv`,
+one per rank and batch of a stored set.
 
-Both are readable by pandas and spreadsheets. Times are written with `repr`, so that a value read back is the very
+All are readable by pandas and spreadsheets. Times are written with `repr`, so that a value read back is the very
 value measured. An empty field is "not timed".
 """
 
@@ -12,19 +13,47 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scalelab.errors import DamagedRun
-from scalelab.observations import Transfer
-from scalelab.trial import StepKind, StepSample
+from scalelab.observations import Fetch, Transfer
+from scalelab.trial import StepKind, StepSample, TrialResult
 
 COLUMNS = StepSample._fields
 FIRST_COLUMNS = COLUMNS[: COLUMNS.index("ready_seconds")]
 """What the first files had. Columns were only ever added behind them: a file with fewer is read as it is."""
 
 TRANSFER_COLUMNS = Transfer._fields
+FETCH_COLUMNS = Fetch._fields
 
-Line = TypeVar("Line", StepSample, Transfer)
+RAW_FILES = ("samples", "transfers", "fetches")
+"""What stands beside `result.json`, as CSV; see `list_raw`."""
+
+Line = TypeVar("Line", StepSample, Transfer, Fetch)
+
+
+def list_raw(result: TrialResult) -> dict[str, Sequence[tuple[object, ...]]]:
+    """The lines of every raw file that a trial has: samples, and what is timed where nothing is trained."""
+    found: dict[str, Sequence[tuple[object, ...]]] = {"samples": result.samples}
+    if result.trial.exchange is not None:
+        found["transfers"] = result.transfers
+    elif result.trial.trains_nothing:
+        found["fetches"] = result.fetches
+    return found
+
+
+def render_raw(name: str, lines: Iterable[tuple[object, ...]]) -> str:
+    """The whole of one of `RAW_FILES`, header first."""
+    columns = {"samples": COLUMNS, "transfers": TRANSFER_COLUMNS, "fetches": FETCH_COLUMNS}[name]
+    return _render(columns, lines)
+
+
+def read_raw(path: Path, checksum: str | None, count: int | None) -> list[Any]:
+    """Read one of `RAW_FILES`, refusing a file that is not the one its result was written with."""
+    parsers: dict[str, Callable[[str], list[Any]]] = {
+        "samples": parse_samples, "transfers": parse_transfers, "fetches": parse_fetches,
+    }  # fmt: skip
+    return _read(path, checksum, count, parsers[path.stem])
 
 
 def render_samples(samples: Iterable[StepSample]) -> str:
@@ -59,6 +88,14 @@ def parse_transfers(text: str) -> list[Transfer]:
     if not rows or tuple(rows[0]) != TRANSFER_COLUMNS:
         raise ValueError(f"the header is {rows[0] if rows else None}, not {list(TRANSFER_COLUMNS)}")
     return [_parse_transfer(row) for row in rows[1:]]
+
+
+def parse_fetches(text: str) -> list[Fetch]:
+    """The same for the batches of a stored set."""
+    rows = _split_rows(text)
+    if not rows or tuple(rows[0]) != FETCH_COLUMNS:
+        raise ValueError(f"the header is {rows[0] if rows else None}, not {list(FETCH_COLUMNS)}")
+    return [_parse_fetch(row) for row in rows[1:]]
 
 
 def _split_rows(text: str) -> list[list[str]]:
@@ -112,6 +149,11 @@ def _read_partial(path: Path, parse: Callable[[str], list[Line]]) -> list[Line]:
         return []
 
 
+def read_partial_fetches(path: Path) -> list[Fetch]:
+    """The same for the batches of a stored set."""
+    return _read_partial(path, parse_fetches)
+
+
 def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -133,4 +175,15 @@ def _parse_transfer(row: list[str]) -> Transfer:
     found = Transfer(int(rank), operation, int(payload), int(repeat), int(calls), float(start), float(seconds))
     if not math.isfinite(found.seconds) or found.num_calls < 1:
         raise ValueError(f"a timing has no time: {row}")
+    return found
+
+
+def _parse_fetch(row: list[str]) -> Fetch:
+    if len(row) != len(FETCH_COLUMNS):
+        raise ValueError(f"a line has {len(row)} fields, not {len(FETCH_COLUMNS)}: {row}")
+    rank, order, access, cache, *numbers = row
+    epoch, batch, samples = map(int, numbers[:3])
+    found = Fetch(int(rank), order, access, cache, epoch, batch, samples, *map(float, numbers[3:]))
+    if not math.isfinite(found.fetch_seconds + found.copy_seconds) or found.num_samples < 1:
+        raise ValueError(f"a batch has no time: {row}")
     return found

@@ -6,6 +6,7 @@ trial that sets none of them is the plain thing.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -25,6 +26,14 @@ LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
 """What an exchange may be; kinds of `analysis/bandwidth.py`."""
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
+
+MEMORY = "memory"
+"""What stands for a format where samples are in memory and in no file."""
+ReadingMode = Literal["lazy", "eager", "naive"]
+Order = Literal["sequential", "shuffled"]
+Access = Literal["batch", "item"]
+Cache = Literal["cold", "warm", "memcpy"]
+"""Where the bytes of a pass are before it: on the disk, in the kernel's memory, or in the process itself."""
 
 NUMBER_BYTES = 4
 """Messages are made of float32 numbers."""
@@ -246,3 +255,69 @@ class Exchange:
         for size in self.sizes:
             if size < NUMBER_BYTES or size % NUMBER_BYTES:
                 raise UsageError(f"a message of {size} bytes is no whole number of float32: use a multiple of 4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataField:
+    """One column of a stored set: what it holds of every sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sample; the digits of a type's name are its bits, and a truth takes a byte."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One way to go through a stored set."""
+
+    order: Order = "shuffled"
+    access: Access = "batch"
+    cache: Cache = "warm"
+
+    @property
+    def name(self) -> str:
+        return f"{self.order} {self.access} {self.cache}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A stored set that is written and read, instead of a training or as the source of its batches."""
+
+    format: str
+    """Of `data/formats/catalogue.py`, or `MEMORY`."""
+    mode: ReadingMode = "lazy"
+    """lazy: what is asked for is read when it is. eager: all is loaded when the set is opened. naive: HDF5 by
+    `dataset[i]`, sample by sample."""
+    automatic_chunks: bool = False
+    """HDF5 is written as h5py writes by itself: it chooses the chunks."""
+    source: str = ""
+    """The file whose samples are written and read; empty: random numbers, as `fields` say."""
+    is_as_it_is: bool = False
+    """Read the source itself: nothing is written."""
+    num_samples: int = 2048
+    fields: tuple[DataField, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    epochs: int = 2
+    """Of every warm pass; the first finds the reader as it was opened."""
+    budget_seconds: float = 2.0
+    """What one epoch of one pass may take; one that needs more ends with the batch that it is in."""
+    workers: int = 0
+    """Processes that read for each rank."""
+
+    def __post_init__(self) -> None:
+        check_at_least("samples", self.num_samples, 1)
+        check_at_least("epochs", self.epochs, 1)
+        check_at_least("workers", self.workers, 0)
+        check_positive("budget", self.budget_seconds)
+        if self.mode == "naive" and not self.format.startswith("hdf5"):
+            raise UsageError(f"{self.format} has no naive reader: only HDF5 has")
+
+    @property
+    def sample_bytes(self) -> int:
+        return sum(one.num_bytes for one in self.fields)

@@ -7,7 +7,7 @@
       document.json       what every renderer reads
 
 `result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
-checksum of `samples.csv` (of an exchange, of `transfers.csv` too), so that a file that was cut or changed afterwards
+checksum of `samples.csv` (and of `transfers.csv` or `fetches.csv`), so that a file that was cut or changed afterwards
 is noticed. Plain files, because compute nodes share file systems where a database's locks do not work. Two runs at
 once never touch each other: the directory is claimed by creating it. Two processes on one run are kept apart by
 `running.json`, which appears whole or not at all.
@@ -31,13 +31,13 @@ import psutil
 from scalelab.environment import Environment
 from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageError
 from scalelab.files import read_json, storage_errors, write_atomically, write_json
-from scalelab.samples import read_samples, read_transfers, render_samples, render_transfers, sha256_of
+from scalelab.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
 from scalelab.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
 
 RUNS_DIR = Path("runs")
 """Where runs are kept unless told otherwise."""
-RAW_FILES = ("samples", "transfers")
-"""What stands beside `result.json`, as CSV: every trial has samples, an exchange transfers too."""
+RUNNING = "running.json"
+"""Who executes the run: process, host, and the batch job that it is in."""
 
 T = TypeVar("T")
 
@@ -158,13 +158,10 @@ class RunStore:
     def save_result(self, result: TrialResult) -> None:
         """Write the samples, then `result.json`; after this the trial is never run again."""
         directory = self.trial_directory(result.trial.name)
-        texts = {"samples": render_samples(result.samples)}
-        header = to_builtins(with_samples(result, ()))
-        del header["samples"], header["transfers"]
-        header |= {"num_samples": len(result.samples), "schema_version": SCHEMA_VERSION}
-        if result.trial.exchange is not None:
-            texts["transfers"] = render_transfers(result.transfers)
-            header["num_transfers"] = len(result.transfers)
+        raw = list_raw(result)
+        texts = {name: render_raw(name, lines) for name, lines in raw.items()}
+        header = {k: value for k, value in to_builtins(with_samples(result, ())).items() if k not in RAW_FILES}
+        header |= {"schema_version": SCHEMA_VERSION} | {f"num_{name}": len(lines) for name, lines in raw.items()}
         header |= {f"{name}_sha256": sha256_of(text.encode()) for name, text in texts.items()}
         with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -173,17 +170,15 @@ class RunStore:
             write_json(directory / "result.json", header)
 
     def result(self, trial_name: str) -> TrialResult:
-        """A stored result with its samples and transfers; raises `DamagedRun` when a file is not what was written."""
+        """A stored result with all that was timed; raises `DamagedRun` when a file is not what was written."""
         directory = self.trial_directory(trial_name)
         header = read_json(directory / "result.json")
         check_schema(directory / "result.json", header)
         known = {name: (header.pop(f"{name}_sha256", None), header.pop(f"num_{name}", None)) for name in RAW_FILES}
         header.pop("schema_version")
         bare = _convert(directory / "result.json", header, TrialResult)
-        samples = read_samples(directory / "samples.csv", *known["samples"])
-        if bare.trial.exchange is None:
-            return with_samples(bare, samples)
-        return with_samples(bare, samples, read_transfers(directory / "transfers.csv", *known["transfers"]))
+        raw = {name: read_raw(directory / f"{name}.csv", *known[name]) for name in list_raw(bare)}
+        return with_samples(bare, **raw)
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
         """All readable results in the order of the plan, and what could not be read."""
@@ -221,29 +216,27 @@ class RunStore:
             raise DamagedRun(f"{self.path / 'document.json'} cannot be read: {error}") from error
 
     @contextmanager
-    def claim(self, name: str = "running.json") -> Iterator[None]:
-        """Hold the run for this process; raises `RunBusy` while another living one holds it."""
+    def claim(self, name: str = RUNNING, job: str = "") -> Iterator[None]:
+        """Hold the run for this process, in this batch job; raises `RunBusy` while another living one holds it."""
         marker = self.path / name
-        holder = find_holder(marker)
-        if holder is not None:
-            raise RunBusy(
-                f"run {self.name} is being executed by process {holder['pid']} on {holder['host']}: "
-                f"wait for it, or stop it and remove {marker}"
-            )
+        refuse_holder(marker)
         with storage_errors(marker):
             _remove_stale_marker(marker)
-            _put_marker(marker)
+            _put_marker(marker, job)
         try:
             yield
         finally:
             marker.unlink(missing_ok=True)
 
-    def release(self) -> None:
-        """Take away the claim of a process that is known to have ended, on whatever host it was."""
-        (self.path / "running.json").unlink(missing_ok=True)
+    def release(self, job: str) -> None:
+        """Take away the claim of a batch job that is known to have ended; that of anybody else stays."""
+        marker = self.path / RUNNING
+        holder = find_holder(marker)
+        if holder is not None and holder.get("job") == job:
+            marker.unlink(missing_ok=True)
 
     def is_running(self) -> bool:
-        return find_holder(self.path / "running.json") is not None
+        return find_holder(self.path / RUNNING) is not None
 
 
 def _glance_at_status(file: Path) -> str | None:
@@ -293,8 +286,8 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
     raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
 
 
-def find_holder(marker: Path, *, on_this_host: bool = False) -> dict[str, Any] | None:
-    """Who executes the run: None when nobody does or the process has ended; or none on this host, if that is asked."""
+def find_holder(marker: Path) -> dict[str, Any] | None:
+    """Who executes the run: None when nobody does or the process has ended."""
     try:
         holder = json.loads(marker.read_text())
         host, pid, started = holder["host"], holder["pid"], holder["started"]
@@ -302,7 +295,18 @@ def find_holder(marker: Path, *, on_this_host: bool = False) -> dict[str, Any] |
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return None if on_this_host and host != socket.gethostname() else dict(holder)
+    return dict(holder)
+
+
+def refuse_holder(marker: Path) -> None:
+    """Raise `RunBusy`, with who it is and where, while somebody executes the run."""
+    holder = find_holder(marker)
+    if holder is not None:
+        where = f"{holder['host']} in job {holder['job']}" if holder.get("job") else holder["host"]
+        raise RunBusy(
+            f"run {marker.parent.name} is being executed by process {holder['pid']} on {where}: "
+            f"wait for it, or stop it and remove {marker}"
+        )
 
 
 def check_schema(path: Path, data: dict[str, Any]) -> None:
@@ -342,10 +346,10 @@ def _creation_time(path: Path) -> str:
     return match.group(1) if match else path.name
 
 
-def _put_marker(marker: Path) -> None:
+def _put_marker(marker: Path, job: str) -> None:
     """Put our own marker there, whole and only where there is none: a link is made at once or not at all."""
     scratch = marker.with_name(f".running.{os.getpid()}")
-    write_json(scratch, _own_identity())
+    write_json(scratch, _own_identity() | ({"job": job} if job else {}))
     try:
         marker.hardlink_to(scratch)
     except FileExistsError:

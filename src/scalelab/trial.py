@@ -19,13 +19,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
-from scalelab.observations import CurvePoint, DeviceLoad, Instrument, RankReport, Transfer
+from scalelab.observations import BatchNote, CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.settings import (
     Bind,
     Course,
@@ -34,9 +34,15 @@ from scalelab.settings import (
     LauncherName,
     Optimization,
     Perturbation,
+    Reading,
     Spreading,
     StepShape,
 )
+from scalelab.steps import PHASES as PHASES
+from scalelab.steps import Block as Block
+from scalelab.steps import StepKind as StepKind
+from scalelab.steps import StepPlan as StepPlan
+from scalelab.steps import StepSample as StepSample
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of an older version would be misread."""
@@ -50,7 +56,7 @@ ALLOCATORS = ("system", "keep", "pages")
 SINGLE_PROCESS = ("single", "dp")
 """Strategies that have no process group."""
 NO_STRATEGY = "none"
-"""What a trial has in place of a strategy that exchanges messages and trains nothing."""
+"""What a trial has in place of a strategy that trains nothing: it exchanges messages, or reads a stored set."""
 
 
 class Status(StrEnum):
@@ -82,73 +88,6 @@ class Status(StrEnum):
             Status.INVALID: "correct the workload or its options",
             Status.NOT_RUN: "change what the reason names",
         }.get(self, "look at the last lines of the logs")
-
-
-class StepKind(StrEnum):
-    """What a step carries besides the training itself."""
-
-    CLEAN = "clean"
-    """Nothing: two clock readings around it."""
-    PHASES = "phases"
-    """A clock reading after input, forward, backward and optimizer."""
-    COMM_FREE = "comm_free"
-    """No gradient exchange (`no_sync`); the state of the training is restored afterwards."""
-    PROFILED = "profiled"
-    """torch's profiler."""
-    SETTLE = "settle"
-    """An ordinary step after a change of kind, recorded and not used."""
-
-
-class Block(NamedTuple):
-    """A stretch of steps of one kind."""
-
-    kind: StepKind
-    num_steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPlan:
-    """Which steps one launch runs: a lead-in of clean steps, then blocks of all kinds, interleaved.
-
-    The counts are totals per launch; `cycles` says over how many turns they are spread. The profiled steps are one
-    block, so that they make one trace, and the last: for a few steps after it the rank is slower.
-    """
-
-    lead_in_steps: int = 10
-    clean_steps: int = 20
-    phase_steps: int = 4
-    comm_free_steps: int = 4
-    profiled_steps: int = 0
-    cycles: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("lead_in_steps", "phase_steps", "comm_free_steps", "profiled_steps"):
-            check_at_least(name, getattr(self, name), 0)
-        check_at_least("clean_steps", self.clean_steps, 1)
-        check_at_least("cycles", self.cycles, 1)
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The blocks in the order in which they run."""
-        found = [Block(StepKind.CLEAN, self.lead_in_steps)]
-        for cycle in range(self.cycles):
-            found.append(Block(StepKind.CLEAN, _share(self.clean_steps, self.cycles, cycle)))
-            found.append(Block(StepKind.PHASES, _share(self.phase_steps, self.cycles, cycle)))
-            comm_free = _share(self.comm_free_steps, self.cycles, cycle)
-            if comm_free:
-                found += [Block(StepKind.COMM_FREE, comm_free), Block(StepKind.SETTLE, 1)]
-        found.append(Block(StepKind.PROFILED, self.profiled_steps))
-        return tuple(block for block in found if block.num_steps)
-
-    @property
-    def num_steps(self) -> int:
-        """All steps of one launch, of every kind."""
-        return sum(block.num_steps for block in self.blocks)
-
-
-def _share(total: int, parts: int, index: int) -> int:
-    """The size of part `index` when `total` steps are spread over `parts` turns."""
-    return total // parts + (1 if index < total % parts else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +123,8 @@ class Trial:
     """A training run instead of a measurement by `plan`."""
     exchange: Exchange | None = None
     """Communication alone instead of a training: no workload, and `NO_STRATEGY`."""
+    reading: Reading | None = None
+    """A stored set that is written and read: alone, with no workload and `NO_STRATEGY`, or by a training."""
     instruments: tuple[Instrument, ...] = ()
     """What is looked at besides time."""
     label: str = ""
@@ -197,8 +138,10 @@ class Trial:
     port: int = 0
     """The rendezvous port on loopback; 0: any free one."""
     launcher: LauncherName = "local"
+    mpiexec: str | None = None
+    ranks_per_node: int | None = None
     bind: Bind = "cores"
-    """Who starts its ranks, and which cores they get."""
+    """Who starts its ranks (by which mpiexec, how many on a node; None: as it is found), and which cores they get."""
     link: str = ""
     """What joins the hosts that ranks are spread over, as `ranks/links.py` reads it; empty: all are on one host."""
     ranks_per_host: int = 1
@@ -213,9 +156,8 @@ class Trial:
         check_at_least("seed", self.seed, 0)
         check_at_least("spare_cores_per_rank", self.spare_cores_per_rank, 0)
         check_divisible(self.global_batch, self.num_ranks)
-        check_one_of("device", self.device, DEVICES)
-        check_one_of("dtype", self.dtype, DTYPES)
-        check_one_of("allocator", self.allocator, ALLOCATORS)
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("allocator", ALLOCATORS)):
+            check_one_of(name, getattr(self, name), known)
         check_positive("timeout", self.timeout_seconds)
         if self.memory_limit_bytes is not None:
             check_at_least("memory_limit", self.memory_limit_bytes, 1)
@@ -226,9 +168,10 @@ class Trial:
             raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
-        if self.exchange is not None and (self.workload or self.strategy != NO_STRATEGY):
+        if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
+            what = "an exchange" if self.exchange is not None else "reading alone"
             raise UsageError(
-                f"an exchange trains nothing: leave the workload empty, not {self.workload!r}, and use strategy"
+                f"{what} trains nothing: leave the workload empty, not {self.workload!r}, and use strategy"
                 f" {NO_STRATEGY!r}, not {self.strategy!r}"
             )
         self._check_shape()
@@ -238,9 +181,7 @@ class Trial:
             raise UsageError(f"--autocast with --dtype {self.dtype} means nothing: use bfloat16 or float16")
         micro, batch = self.shape.micro_batch, self.batch_per_rank
         if micro is not None and batch % micro:
-            raise UsageError(
-                f"--micro-batch {micro} does not divide the {batch} samples of a rank: use a divisor of it"
-            )
+            raise UsageError(f"--micro-batch {micro} does not divide the {batch} samples of a rank: use a divisor")
         rank = self.perturbation.delay_rank
         if rank is not None and rank >= self.num_processes and self.num_processes > 1:
             raise UsageError(
@@ -256,6 +197,11 @@ class Trial:
     def num_processes(self) -> int:
         """One per rank; the replicas of `dp` are threads of one process, and a forecast needs no ranks."""
         return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
+
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether messages are exchanged, or a stored set is read, without a training around it."""
+        return self.exchange is not None or (self.reading is not None and not self.workload)
 
     @property
     def num_hosts(self) -> int:
@@ -289,35 +235,6 @@ class Trial:
         return self.global_batch // num_processes // self.accumulation
 
 
-class StepSample(NamedTuple):
-    """One step of one rank. A phase that was not timed is None."""
-
-    rank: int
-    step: int
-    """From 0, in the order of the launch, over all kinds."""
-    kind: StepKind
-    start_seconds: float
-    """On the host's monotonic clock, so that the skew between ranks of one host can be read off."""
-    step_seconds: float
-    input_seconds: float | None = None
-    forward_seconds: float | None = None
-    backward_seconds: float | None = None
-    optimizer_seconds: float | None = None
-    loss: float | None = None
-    ready_seconds: float | None = None
-    """From the start of the step until this rank had computed its last gradient, whatever it then waited for."""
-    input_stall_seconds: float | None = None
-    """Of the phase, while the rank wanted to run and its core was given to others."""
-    forward_stall_seconds: float | None = None
-    ready_stall_seconds: float | None = None
-    """The same from the start of the step until the last gradient."""
-    optimizer_stall_seconds: float | None = None
-
-
-PHASES = ("input", "forward", "backward", "optimizer")
-"""The phases of a step, in order; `StepSample` has one `…_seconds` field for each."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
     """How a trial ended, with the raw samples of every rank and step that it completed."""
@@ -331,7 +248,11 @@ class TrialResult:
     samples: tuple[StepSample, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     """The timings of an exchange, of every rank; empty for a training."""
+    fetches: tuple[Fetch, ...] = ()
+    """Every batch that was read, where reading is measured alone."""
     ranks: tuple[RankReport, ...] = ()
+    batch: BatchNote | None = None
+    """Of the batch job that was to run it, where it had one of its own, or was refused one."""
     curve: tuple[CurvePoint, ...] = ()
     """The lines of a training run; empty for a measurement."""
     loads: tuple[DeviceLoad, ...] = ()
@@ -366,19 +287,23 @@ class TrialResult:
 
     def first_non_finite_loss(self) -> StepSample | None:
         """The first sample whose loss is NaN or infinite, if there is one."""
-        trained = (s for s in self.samples if s.kind is not StepKind.COMM_FREE)
-        bad = (s for s in trained if s.loss is not None and not math.isfinite(s.loss))
+        bad = (s for s in self.samples if s.kind is not StepKind.COMM_FREE and not math.isfinite(s.loss or 0.0))
         return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
 
 
-def with_samples(result: TrialResult, samples: Iterable[StepSample], transfers: Iterable[Transfer] = ()) -> TrialResult:
-    """The same result with other samples and transfers: they are kept in files of their own."""
-    return replace(result, samples=tuple(samples), transfers=tuple(transfers))
+def with_samples(
+    result: TrialResult,
+    samples: Iterable[StepSample],
+    transfers: Iterable[Transfer] = (),
+    fetches: Iterable[Fetch] = (),
+) -> TrialResult:
+    """The same result with other samples, transfers and fetches: they are kept in files of their own."""
+    return replace(result, samples=tuple(samples), transfers=tuple(transfers), fetches=tuple(fetches))
 
 
-def not_run(trial: Trial, reason: str) -> TrialResult:
+def not_run(trial: Trial, reason: str, batch: BatchNote | None = None) -> TrialResult:
     """The result of a trial that was never started."""
-    return TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason)
+    return TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason, batch=batch)
 
 
 T = TypeVar("T")

@@ -60,6 +60,11 @@ def test_every_operation_runs_on_every_number_of_ranks_and_a_pair_on_two() -> No
     assert {trial.num_ranks: trial.is_oversubscribed for trial in trials} == {2: False, 4: True}
 
 
+def test_ranks_are_bound_as_in_every_study() -> None:
+    assert {trial.bind for trial in Collectives().plan()} == {"cores"}
+    assert {trial.bind for trial in Collectives(bind="none").plan()} == {"none"}
+
+
 def test_every_other_round_runs_backwards() -> None:
     trials = Collectives(operations=("all_reduce", "broadcast"), rounds=2).plan()
     assert [trial.name for trial in trials] == [

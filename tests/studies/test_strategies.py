@@ -121,6 +121,20 @@ def test_launches_that_are_too_short_are_said_to_be(tmp_path: Path) -> None:
     assert "too short to say how busy" in warn_all(conclude(make_strategies(), tmp_path, look_once))
 
 
+def test_a_rank_on_another_node_is_looked_at_by_its_own_clock(tmp_path: Path) -> None:
+    """What it did while it loaded lies between the clocks of the two nodes, and is no part of its steps."""
+
+    def look_elsewhere(result: TrialResult) -> TrialResult:
+        seen = look_at(lambda _: 0.9)(result)
+        samples = [s._replace(start_seconds=s.start_seconds + 1000 * (s.rank == 1)) for s in seen.samples]
+        loads = [replace(load, seconds=load.seconds + 1000 * (load.device == "rank 1")) for load in seen.loads]
+        loading = [replace(load, seconds=load.seconds - 500, busy=0.0) for load in loads if load.device == "rank 1"]
+        return replace(seen, samples=tuple(samples), loads=(*loads, *loading))
+
+    _, devices, *_ = conclude(make_strategies(), tmp_path, look_elsewhere).tables
+    assert find_row(devices, "ddp × 2, rank 1")["busy"].value == pytest.approx(0.9)
+
+
 def test_other_programs_on_the_cores_are_said(tmp_path: Path) -> None:
     document = conclude(make_strategies(strategies=("ddp", "fsdp-full")), tmp_path, look_at(lambda _: 0.5, others=0.3))
     assert "other programs used the cores of the ranks too: 30 % under ddp × 2, 30 % under" in warn_all(document)

@@ -13,7 +13,7 @@ from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
 from scalelab.experiment import read_results
 from scalelab.store import RUNS_DIR, RunStore, open_run
-from scalelab.studies.arms import group_arms, make_transfer_arms
+from scalelab.studies.arms import group_arms, make_fetch_arms, make_transfer_arms
 from scalelab.studies.comparison import RunSide, compare_runs
 from scalelab.studies.metered import MeteredRun, count_all_steps
 from scalelab.trial import to_builtins
@@ -50,7 +50,9 @@ def read_side(store: RunStore) -> RunSide:
     warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
     return RunSide(
         name=store.name,
-        arms=group_arms([r for r in results if r.trial.exchange is None], warmup) | make_transfer_arms(results),
+        arms=group_arms([result for result in results if not result.trial.trains_nothing], warmup)
+        | make_transfer_arms(results)
+        | make_fetch_arms(results),
         environment=to_builtins(store.environment()) | {"workload sha256": store.record.workload_sha256},
         damaged=tuple(str(error) for error in damaged),
     )

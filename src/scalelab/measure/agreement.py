@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -42,19 +43,34 @@ def transfers_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.transfers.csv"
 
 
+def fetches_file(directory: Path, rank: int) -> Path:
+    """The rank's batches of a stored set so far, extended after each pass; becomes part of `fetches.csv`."""
+    return directory / f"rank{rank}.fetches.csv"
+
+
+def scratch_directory(directory: Path) -> Path:
+    """Where the stored sets of a trial are while it runs; nothing of it stays."""
+    return directory / "scratch"
+
+
 def outcome_file(directory: Path, rank: int) -> Path:
     """How the rank ended, written last; becomes part of `result.json`."""
     return directory / f"rank{rank}.json"
 
 
 def place_file(directory: Path, rank: int) -> Path:
-    """Where a rank of a cluster is, written before anything else; a scratch file."""
+    """Where a rank of a cluster, or of an emulated host, is, written before anything else; a scratch file."""
     return directory / f"rank{rank}.place.json"
 
 
 def end_file(directory: Path, rank: int) -> Path:
     """How the process of a rank of a cluster ended, as its node saw it; a scratch file."""
     return directory / f"rank{rank}.end.json"
+
+
+def loads_file(directory: Path, rank: int) -> Path:
+    """How busy a rank of a cluster was, as its node saw it; a scratch file."""
+    return directory / f"rank{rank}.loads.json"
 
 
 def read_words(path: Path, launch: str) -> dict[str, Any] | None:
@@ -136,3 +152,9 @@ def remove_scratch(directory: Path) -> None:
     for pattern in ("rank*.csv", "rank*.json", "host*.json", "rendezvous-*.json", "curve.jsonl"):
         for file in directory.glob(pattern):
             file.unlink()
+    remove_stored(directory)
+
+
+def remove_stored(directory: Path) -> None:
+    """Remove the stored sets of a trial."""
+    shutil.rmtree(scratch_directory(directory), ignore_errors=True)

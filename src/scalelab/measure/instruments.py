@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalelab.measure.ddp_counters import watch_ddp_counters
+from scalelab.measure.gradient_times import watch_gradients
 from scalelab.measure.memory import look_at_memory
 from scalelab.measure.messages import watch_messages
 from scalelab.measure.replica_memory import watch_replicas
@@ -22,6 +23,7 @@ Look = Callable[[Trial, Training, Path, RankReport], RankReport]
 
 INSTRUMENTS: dict[Instrument, Look] = {
     "counters": watch_ddp_counters,
+    "gradients": watch_gradients,
     "memory": look_at_memory,
     "messages": watch_messages,
     "replicas": watch_replicas,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalelab.errors import DamagedRun
+from scalelab.measure.agreement import remove_stored
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.store import RunStore
 from scalelab.trial import Status, Trial, TrialResult, not_run
@@ -57,7 +58,7 @@ def run_trials(
             known = _read_known(store, trial)
             if known is None:
                 listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
-                known = _skip(trial, results, guidance) or launcher.launch(trial, store.trial_directory(trial.name))
+                known = _skip(trial, results, guidance) or _launch(launcher, trial, store)
                 store.save_result(known)
                 listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
             else:
@@ -67,6 +68,16 @@ def run_trials(
         if not more:
             return results
         store.add_trials(more)
+
+
+def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
+    """Launch a trial; also where that is interrupted, no stored set of it stays."""
+    directory = store.trial_directory(trial.name)
+    try:
+        return launcher.launch(trial, directory)
+    finally:
+        if trial.reading is not None:
+            remove_stored(directory)
 
 
 def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
@@ -92,5 +103,5 @@ def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> T
     if cause is None:
         return None
     if cause.status is Status.NOT_RUN:
-        return not_run(trial, cause.reason)
+        return not_run(trial, cause.reason, cause.batch)
     return not_run(trial, f"round {cause.trial.round} of it was {cause.status}, and would be again")

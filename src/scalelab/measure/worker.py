@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.environment import usable_cores
-from scalelab.errors import UsageError
+from scalelab.errors import StorageFull, UsageError
 from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
     DUMP_SIGNAL,
@@ -44,9 +44,11 @@ from scalelab.measure.loop import run_block
 from scalelab.measure.memory_forecast import forecast_memory
 from scalelab.measure.memory_limit import LimitWatch, give_pages, limit_memory
 from scalelab.measure.optimizer_state import count_state_bytes
+from scalelab.measure.reading import run_reading
 from scalelab.measure.replica_clock import make_replica_clock
+from scalelab.measure.stored_data import read_from_set
 from scalelab.measure.training import Training, build_training
-from scalelab.observations import RankReport, Transfer
+from scalelab.observations import Fetch, RankReport, RankSource, Transfer
 from scalelab.ranks.affinity import assign_cores
 from scalelab.ranks.topology import find_numa_nodes, read_numa_nodes
 from scalelab.samples import render_samples
@@ -55,6 +57,7 @@ from scalelab.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_WAIT_SECONDS = 1800.0
 """How long a rank waits for the others in one exchange; a training may be allowed days in all."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -80,6 +83,7 @@ class Assignment:
     agreeing: tuple[str, ...] = ()
     host_rank: int | None = None
     """Who started the rank, who else says so, and its number on its host: for the report."""
+    sources: tuple[RankSource, ...] = ()
     is_joined: bool = False
     """Whether torchrun has started the rank, and its variables say where the others are."""
 
@@ -90,22 +94,24 @@ def run_rank(assignment: Assignment) -> int:
     faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
     samples: list[StepSample] = []
     transfers: list[Transfer] = []
+    fetches: list[Fetch] = []
     report = RankReport(
         rank=rank,
         host=assignment.host or socket.gethostname(),
         launcher=assignment.launcher,
         agreeing=assignment.agreeing,
         local_rank=assignment.host_rank,
+        sources=assignment.sources,
         cores=assignment.cores,
     )
     trial = from_builtins(read_json(directory / "trial.json"), Trial)
     failure: Failure | None = None
     try:
-        report = _measure(trial, assignment, directory, report, samples, transfers)
+        report = _measure(trial, assignment, directory, report, samples, transfers, fetches)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in NO_SPACE):
             return EXIT_STORAGE
-        num_done = len(samples) or len(transfers)
+        num_done = len(samples) or len(transfers) or len(fetches)
         failure = classify(error, rank=rank, num_steps_done=num_done, workload=trial.workload)
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -123,18 +129,18 @@ def _measure(
     report: RankReport,
     samples: list[StepSample],
     transfers: list[Transfer],
+    fetches: list[Fetch],
 ) -> RankReport:
-    """Set the process up, build the training, run every block; extends `samples`, or `transfers`, as it goes."""
+    """Set the process up, build the training, run every block; extends `samples`, or the other lists, as it goes."""
     if trial.is_forecast:
         return forecast_memory(trial, report)
     rank = assignment.rank
     device = prepare_process(trial, assignment)
     report = locate_rank(trial, report)
-    if trial.exchange is not None:
-        report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
-        run_exchange(trial, rank, device, directory, transfers)
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        return replace(report, involuntary_switches=switches, peak_memory_bytes=read_peak_memory(device))
+    if trial.trains_nothing:
+        return _measure_alone(trial, device, directory, report, transfers, fetches)
+    if trial.reading is not None:
+        trial = read_from_set(trial, rank, directory)
     limit_memory(trial, device)
     watch = LimitWatch(trial, device)
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
@@ -159,6 +165,25 @@ def _measure(
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     report = watch.complete(report)
     leave_together(training)
+    return replace(report, involuntary_switches=switches)
+
+
+def _measure_alone(
+    trial: Trial,
+    device: torch.device,
+    directory: Path,
+    report: RankReport,
+    transfers: list[Transfer],
+    fetches: list[Fetch],
+) -> RankReport:
+    """What is measured without a training: communication, or reading."""
+    if trial.reading is not None:
+        report = run_reading(trial, report.rank, device, directory, report, fetches)
+    else:
+        report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+        run_exchange(trial, report.rank, device, directory, transfers)
+        report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     return replace(report, involuntary_switches=switches)
 
 

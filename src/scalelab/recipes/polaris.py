@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalelab.recipes.polaris_checks import make_checks
+from scalelab.recipes.polaris_formats import make_p6
 from scalelab.recipes.polaris_links import make_p4
 from scalelab.recipes.polaris_ranks import make_p2
 from scalelab.recipes.polaris_script import make_p9
 from scalelab.recipes.polaris_speed import make_p1, make_p5, make_p10
-from scalelab.recipes.polaris_sweeps import make_p3, make_p6, make_p7, make_p8
+from scalelab.recipes.polaris_sweeps import make_p3, make_p7, make_p8
 from scalelab.recipes.recipe import Recipe, Row, Size
 
 
@@ -23,7 +24,7 @@ def make_rows(size: Size) -> Sequence[Row]:
         make_p6(size),
         make_p7(size),
         make_p8(size),
-        make_p9(),
+        make_p9(size),
         make_p10(size),
     )
 

@@ -1,4 +1,4 @@
-"""P3, P6, P7 and P8: dimensions, formats, data types and larger models."""
+"""P3, P7 and P8: dimensions, data types and larger models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from scalelab.recipes.evidence import (
     make_beside_table,
     say,
     scale,
-    sum_training,
 )
 from scalelab.recipes.forecast import Forecast, describe_forecast, read_peak
-from scalelab.recipes.polaris_jobs import SHALLOW, SMALL_WIDTH, make_job, make_training, print_gigabytes, print_seconds
+from scalelab.recipes.polaris_jobs import SHALLOW, SMALL_WIDTH, make_job, print_gigabytes, print_seconds
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose, choose_ranks, make_sampling
 from scalelab.report.document import Column, Table, make_row
@@ -117,41 +116,6 @@ def _describe_invalid(fixed: Outcome | None) -> Iterator[str]:
             f"With the model's width left as it is, {', '.join(arm.label for arm in alike)}: {status.words}"
             f" ({'; '.join(reasons)}); published: {published.UNEQUAL_WORDS!r}."
         )
-
-
-def make_p6(size: Size) -> Row:
-    ranks = choose_ranks(size, published.NUM_RANKS)
-    return Row(
-        id="P6",
-        title="I/O formats",
-        parts={"memory": make_training(size, ranks=ranks, full_epochs=published.FORMAT_EPOCHS)},
-        conclude=partial(find_p6, size),
-        num_tables=0,
-        reason="HDF5, .pt, .npz and .npy wait for the readers of file formats, eager and lazy: only data in memory are"
-        " read here",
-    )
-
-
-def find_p6(size: Size, outcomes: Outcomes) -> Finding:
-    total = sum_training(outcomes.get("memory"))
-    if total is None:
-        return Finding()
-    table = make_beside_table(
-        "seconds",
-        [
-            Compared(name, total if name == "in memory" else None, seconds, print_seconds(seconds))
-            for name, seconds in published.FORMAT_SECONDS.items()
-        ],
-        title="All epochs, by format",
-        size=size,
-        notes=("formats without a time of ours are not run yet",),
-    )
-    slowest = published.FORMAT_SECONDS["HDF5 gzip"] / published.FORMAT_SECONDS["in memory"]
-    answer = (
-        f"From memory, the training took {say('seconds', total)}. Published: {say('ratio', slowest)} times as long from"
-        " HDF5 with gzip and no difference otherwise, from unlike readers (see the checks)."
-    )
-    return Finding(tables=keep_tables(table), answers=(answer,))
 
 
 def make_p7(size: Size) -> Row:

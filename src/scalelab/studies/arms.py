@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.fetches import group_fetches
 from scalelab.analysis.rounds import Rounds
 from scalelab.analysis.stats import estimate_median
 from scalelab.analysis.transfers import group_transfers
@@ -126,6 +127,23 @@ def make_transfer_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
                 warmup=Warmup(num_steps=0, is_settled=True),
                 num_dropped=0,
                 num_clean_steps=max(map(len, rounds)),
+            )
+    return arms
+
+
+def make_fetch_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
+    """One arm per stored set and pass over it, whose steps are batches."""
+    arms: dict[str, Arm] = {}
+    for name, series in group_fetches(results).items():
+        for one, times in series.passes.items():
+            arms[f"{name}-{one.replace(' ', '-')}"] = Arm(
+                trial=replace(series.trial, label=f"{series.label}, {one}"),
+                results=series.results,
+                clean=times.fetch,
+                comm_free=[[] for _ in times.fetch],
+                warmup=Warmup(num_steps=0, is_settled=True),
+                num_dropped=0,
+                num_clean_steps=max(map(len, times.fetch)),
             )
     return arms
 

@@ -13,6 +13,7 @@ from scalelab.studies.delay import Delay
 from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.imbalance import Imbalance
+from scalelab.studies.io_formats import IoFormats
 from scalelab.studies.large_batch import LargeBatch
 from scalelab.studies.links import Links
 from scalelab.studies.loader_workers import LoaderWorkers
@@ -44,6 +45,7 @@ STUDIES: dict[str, type[Any]] = {
         Memory,
         LargeBatch,
         LoaderWorkers,
+        IoFormats,
         Optimizers,
         Compile,
         Dimensions,

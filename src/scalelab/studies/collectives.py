@@ -24,7 +24,7 @@ from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.ranks.links import UNSHAPED
 from scalelab.report.document import Document, Section
-from scalelab.settings import LACKED, NUMBER_BYTES, Backend, Exchange, LauncherName, Operation
+from scalelab.settings import LACKED, NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
 from scalelab.studies.collectives_tables import make_fit_table, make_size_table, name_operation
 from scalelab.studies.collectives_words import summarise_links, warn_of_exchanges, warn_of_left_out
 from scalelab.studies.study import Job, check_gpus, check_ranks
@@ -71,6 +71,9 @@ class Collectives:
     """Where the messages are. auto takes CUDA where there is a GPU."""
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores that each rank owns. None: as many as the largest trial can give each."""
+    bind: Bind = "cores"
+    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
+    is known. none: all that there are, shared."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     port: int = 0
@@ -112,6 +115,7 @@ class Collectives:
         return Job(
             device=self.device,
             threads_per_rank=self.threads_per_rank,
+            bind=self.bind,
             timeout=self.timeout,
             port=self.port,
             launcher=self.launcher,
@@ -173,7 +177,10 @@ class Collectives:
             label=f"{name_operation(operation)} × {num_ranks}{self._say_where(num_ranks)}",
             timeout_seconds=job.timeout_seconds,
             port=job.port,
+            bind=job.bind,
             launcher=job.launcher,
+            mpiexec=job.mpiexec,
+            ranks_per_node=job.ranks_per_node,
             link=job.link if job.launcher == "hosts" else "",
             ranks_per_host=job.ranks_per_host,
             exchange=Exchange(

@@ -19,7 +19,7 @@ from scalelab.studies.arms import Arm
 from scalelab.trial import Trial, to_builtins
 from scalelab.units import format_interval
 
-IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds", "bind", "launcher")
+IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds", "bind", "launcher", "mpiexec", "ranks_per_node")
 """Fields of a trial that do not change what is measured."""
 
 METERED = "metered"

@@ -34,6 +34,12 @@ FEWEST_CALLS = 9
 """Of a message that alone is longer than its budget: one to check, two to plan by, three timings of two each."""
 HOST_BYTES_PER_SECOND = 1e9
 """What a collective within a host may be expected to move."""
+READ_BYTES_PER_SECOND = 1e9
+WRITTEN_BYTES_PER_SECOND = 3e8
+DEFLATED_BYTES_PER_SECOND = 2e7
+"""What a stored set may be expected to be read and written with."""
+ITEM_FACTOR, NAIVE_FACTOR = 4, 128
+"""Times as long, sample by sample; and where every sample inflates a chunk that h5py has chosen."""
 RUNS_LOOKED_AT = 20
 MATRIX_SIZE = 512
 
@@ -55,8 +61,13 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     if all(trial.exchange for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
         return Expectation(seconds=total, source="if every size takes its whole --budget, or more where it is long")
-    works = [0.0 if trial.exchange else count_operations(trial) for trial in trials]
-    if any(work is None for work in works) or any(trial.device != "cpu" for trial in trials):
+    if all(trial.trains_nothing and trial.reading for trial in trials):
+        total = START_SECONDS + sum(expect_launch(trial) + expect_reading(trial) for trial in trials)
+        return Expectation(seconds=total, source="by usual rates of disks and codecs, within a factor of about three")
+    works = [0.0 if trial.trains_nothing else count_operations(trial) for trial in trials]
+    if any(work is None for work in works) or any(
+        trial.device != "cpu" for trial in trials if not trial.trains_nothing
+    ):
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
             seconds=None,
@@ -68,7 +79,7 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
         crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
         total += expect_launch(trial)
         total += crowding * (work or 0.0) / (speed * trial.threads_per_rank) + bound_exchange(trial)
-        total += expect_transfer(trial)
+        total += expect_transfer(trial) + expect_reading(trial)
     return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
 
 
@@ -92,6 +103,22 @@ def bound_exchange(trial: Trial) -> float:
     rate = (parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None) or HOST_BYTES_PER_SECOND
     num_calls = FEWEST_CALLS + trial.exchange.warmup_calls
     return sum(max(trial.exchange.budget_seconds, num_calls * size / rate) for size in trial.exchange.sizes)
+
+
+def expect_reading(trial: Trial) -> float:
+    """What writing a stored set and going through it should take: passes by the budget where each sample is dear."""
+    reading = trial.reading
+    if reading is None:
+        return 0.0
+    num_bytes = reading.num_samples * reading.sample_bytes
+    is_slow = "gzip" in reading.format or "compressed" in reading.format
+    total = num_bytes / (DEFLATED_BYTES_PER_SECOND if is_slow else WRITTEN_BYTES_PER_SECOND)
+    for one in reading.passes:
+        slower = NAIVE_FACTOR if reading.mode == "naive" and is_slow else ITEM_FACTOR if one.access == "item" else 1
+        total += min(slower * num_bytes / READ_BYTES_PER_SECOND, reading.budget_seconds) * (
+            1 if one.cache == "cold" else reading.epochs
+        )
+    return total
 
 
 def count_operations(trial: Trial) -> float | None:
@@ -149,6 +176,10 @@ def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
 def _describe_trial(trial: Trial) -> str:
     ranks = f"{trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
     ranks += f" on {trial.num_hosts} hosts over {trial.link}" if trial.num_hosts > 1 else ""
+    if trial.reading is not None and trial.trains_nothing:
+        num_workers = trial.reading.workers
+        workers = f", {num_workers} worker{'s'[: num_workers > 1]}" if num_workers else ""
+        return f"{ranks}{workers}, batch {trial.batch_per_rank} per rank, {len(trial.reading.passes)} passes"
     if trial.exchange is None:
         return f"{trial.strategy}, {ranks}, batch {trial.batch_per_rank} per rank, {_describe_length(trial)}"
     sizes = trial.exchange.sizes

@@ -23,6 +23,7 @@ from scalelab.analysis.speedup import (
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.analysis.usl import UslFit, fit_usl
 from scalelab.errors import UnknownName
+from scalelab.observations import Instrument
 from scalelab.strategies.catalogue import STRATEGIES
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.study import Configuration, Job, Sampling, plan_rounds
@@ -45,11 +46,18 @@ def plan_scaling(
             strategy=strategy,
             num_ranks=n,
             global_batch=batch_on(n),
-            instruments=("counters",) if strategy == "ddp" and n > 1 else (),
+            instruments=choose_instruments(strategy, n),
         )
         for n in sorted({1, *ranks})
     ]
     return plan_rounds(job, sampling, configurations)
+
+
+def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
+    """One rank shows when gradients are ready, more of them what DDP counts; others have neither."""
+    if strategy != "ddp":
+        return ()
+    return ("gradients",) if num_ranks == 1 else ("counters",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,8 @@ def list_launches(arm: Arm, device: str) -> list[Launch]:
         clean = [s for s in result.samples if s.kind is StepKind.CLEAN]
         counted = sorted({sample.step for sample in clean})[arm.num_dropped :]
         within = [sample for sample in clean if counted and sample.step >= counted[0]]
+        # A rank's own steps, where it has some: ranks of other nodes have other clocks.
+        within = [sample for sample in within if device in (f"rank {sample.rank}", f"gpu {sample.rank}")] or within
         if within:
             launches.append(
                 Launch(
@@ -103,7 +105,7 @@ def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
         on_gpu = any(arm.trial.device == "cuda" for arm in blind)
         yield Caution(
             message=f"nothing here could look at how busy the devices of {_name(blind)} were",
-            next_step="pip install 'scalelab[gpu]'" if on_gpu else "launch on this machine, without torchrun",
+            next_step="pip install 'scalelab[gpu]'" if on_gpu else "use --launcher local",
         )
     if short:
         yield Caution(

@@ -338,6 +338,8 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "port": job.port,
         "bind": job.bind,
         "launcher": job.launcher,
+        "mpiexec": job.mpiexec,
+        "ranks_per_node": job.ranks_per_node,
         "link": job.link if job.launcher == "hosts" else "",
         "ranks_per_host": job.ranks_per_host,
     }

@@ -11,8 +11,11 @@ less; norms, activations and the optimizer are not counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+
+import tyro
 
 from scalelab.checks import check_at_least, check_share
 from scalelab.errors import UsageError
@@ -104,8 +107,17 @@ class TransformerOptions:
     """Width of the layer inside every block."""
     dropout: float = 0.1
     """Share of activations dropped while training."""
+    stored: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """A file or directory, of any format that scalelab reads, with the sequences as columns src and tgt. None: they are
+    drawn, and held in memory."""
+    reader: Literal["lazy", "eager", "naive"] = "lazy"
+    """How --stored is read. lazy: each batch when it is needed. eager: all at the start. naive: HDF5 by h5py, sample by
+    sample."""
+    workers: int = 0
+    """Processes that read ahead for each rank."""
 
     def __post_init__(self) -> None:
+        check_at_least("workers", self.workers, 0)
         for name in ("samples", "src_length", "tgt_length", "features", "d_model", "heads", "feedforward"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("encoder_layers", self.encoder_layers, 1)
@@ -117,9 +129,11 @@ class TransformerOptions:
         return f"transformer {self.d_model}"
 
     def resolve(self) -> Self:
-        return self
+        return replace(self, stored=str(Path(self.stored).expanduser().absolute())) if self.stored else self
 
     def check(self) -> None:
+        if self.stored and not Path(self.stored).exists():
+            raise UsageError(f"--stored {self.stored}: there is no such file: scalelab data convert writes one")
         if self.features != self.d_model:
             raise UsageError(
                 f"--features {self.features} and --d-model {self.d_model} differ, and nn.Transformer takes its input"

@@ -3,42 +3,68 @@
 The decoder reads the sequence that it should give, and the loss is a cross-entropy with soft targets: of model(src,
 tgt) against tgt, both of (batch, length, width). torch takes the second axis as the classes, so the softmax runs over
 positions. That is a load, not a language model: nothing is to be learned. All sequences are drawn at once and every
-epoch goes through them in a new order.
+epoch goes through them in a new order. They may also come from a stored set, in whatever format.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.data.sample_batches import SampleBatches
+from scalelab.data.formats.columns import Field
+from scalelab.data.formats.stored import StoredSet
+from scalelab.data.naive_hdf5 import NaiveHdf5
+from scalelab.data.sample_batches import Fetch, SampleBatches
+from scalelab.data.stored_batches import fetch_columns
 from scalelab.workloads.options import TransformerOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
 
 def build_transformer(options: TransformerOptions, context: BuildContext) -> Workload:
-    sequences = draw_sequences(options, context.seed)
-
-    def fetch(indices: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor[indices] for tensor in sequences)
-
+    fetch, num_samples = read_sequences(options) if options.stored else hold_sequences(options, context.seed)
     return Workload(
         model=make_transformer(options),
         batches=SampleBatches(
             fetch,
-            options.samples,
+            num_samples,
             batch_size=context.batch_size,
             rank=context.rank,
             num_ranks=context.num_ranks,
             seed=context.seed,
+            workers=options.workers,
             accumulation=context.accumulation,
         ),
         loss=soft_target_loss,
         optimizer=functools.partial(torch.optim.Adam, lr=1e-3),
     )
+
+
+def hold_sequences(options: TransformerOptions, seed: int) -> tuple[Fetch, int]:
+    """Sequences drawn at once and held in memory."""
+    sequences = draw_sequences(options, seed)
+
+    def fetch(indices: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[indices] for tensor in sequences)
+
+    return fetch, options.samples
+
+
+def read_sequences(options: TransformerOptions) -> tuple[Fetch, int]:
+    """Sequences of a stored set, which must have the lengths and the width that the options say."""
+    assert options.stored is not None
+    path = Path(options.stored)
+    if options.reader == "naive":
+        naive = NaiveHdf5(path)
+        return lambda indices, _: tuple(map(torch.from_numpy, naive.__getitems__(indices.tolist()))), len(naive)
+    lengths = {"src": options.src_length, "tgt": options.tgt_length}
+    expected = [Field(name, np.dtype("float32"), (length, options.features)) for name, length in lengths.items()]
+    stored = StoredSet(path, eager=options.reader == "eager", expected=expected)
+    return fetch_columns(stored, list(lengths)), len(stored)
 
 
 def make_transformer(options: TransformerOptions) -> nn.Transformer:

@@ -1,0 +1,221 @@
+"""The stored set of a trial: made or taken from the user's file, written by rank 0, opened by all.
+
+Random numbers come from the trial's seed. Those of a training are the very ones that it would have had in memory, so
+that it learns the same thing from every format. What was written is read back before anything is timed: first, last
+and middle sample must be the source's, byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch.distributed as dist
+
+from scalelab.data.chunks import describe_chunks
+from scalelab.data.formats.catalogue import find_entry, find_format
+from scalelab.data.formats.columns import Array, Arrays, Field
+from scalelab.data.formats.stored import StoredSet
+from scalelab.data.formats.writing import count_bytes, write_set
+from scalelab.data.naive_hdf5 import FILTERS, NaiveHdf5, write_automatic
+from scalelab.environment import read_available_memory
+from scalelab.errors import ScalelabError, UsageError
+from scalelab.measure.agreement import scratch_directory
+from scalelab.observations import ReadingReport
+from scalelab.settings import MEMORY, Reading
+from scalelab.trial import Option, Trial
+from scalelab.units import format_bytes
+from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.transformer import draw_sequences
+
+LARGEST_SHARE = 0.5
+"""What of the memory that is free the samples may take: the writer holds them, and perhaps a copy."""
+
+
+class Samples(Protocol):
+    """An open set, whatever it is read by."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> tuple[Array, ...]: ...
+    def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]: ...
+    def close(self) -> None: ...
+
+
+class InMemory:
+    """Arrays that were never stored."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = dict(arrays)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(Field(name, array.dtype, array.shape[1:]) for name, array in self._arrays.items())
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, index: int) -> tuple[Array, ...]:
+        return tuple(array[index] for array in self._arrays.values())
+
+    def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]:
+        numbers = np.asarray(indices)
+        return tuple(array.take(numbers, axis=0) for array in self._arrays.values())
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a trial's set is, and what writing it took."""
+
+    reading: Reading
+    path: Path
+    write_seconds: float | None = None
+    arrays: Arrays | None = None
+    """Where it is in memory instead."""
+
+    def open(self) -> Samples:
+        """The set, open: with eager reading all of it is loaded."""
+        if self.arrays is not None:
+            return InMemory(self.arrays)
+        if self.reading.mode == "naive":
+            found: Samples = NaiveHdf5(self.path)
+        else:
+            found = StoredSet(self.path, format=self.format, eager=self.reading.mode == "eager")
+        len(found)
+        return found
+
+    @property
+    def format(self) -> str:
+        return find_format(self.path) if self.reading.is_as_it_is else self.reading.format
+
+    def describe(self, samples: Samples) -> ReadingReport:
+        """What is known of the set before it is read."""
+        report = ReadingReport(
+            num_samples=len(samples),
+            sample_bytes=sum(one.num_bytes for one in samples.fields),
+            write_seconds=self.write_seconds,
+        )
+        if self.arrays is not None:
+            return report
+        worst = max(describe_chunks(self.path, self.format), key=lambda one: (one.amplification, one.sample_bytes))
+        chunks = f"{worst.name} in chunks of {worst.chunk}, {' and '.join(worst.filters) or 'stored as they are'}"
+        return replace(
+            report,
+            file_bytes=count_bytes(self.path),
+            amplification=worst.amplification,
+            chunks=chunks if worst.chunk else "",
+        )
+
+
+def prepare_set(trial: Trial, rank: int, directory: Path) -> Place:
+    """Rank 0 writes the set, the others wait; in memory everybody has all of it."""
+    reading = trial.reading
+    assert reading is not None
+    if reading.format == MEMORY:
+        return Place(reading=reading, path=directory, arrays=make_arrays(trial))
+    if reading.is_as_it_is:
+        return Place(reading=reading, path=Path(reading.source))
+    place = Place(reading=reading, path=name_set(reading, directory))
+    if rank == 0:
+        arrays = make_arrays(trial)
+        seconds = write_timed(place, arrays)
+        place = replace(place, write_seconds=seconds)
+        check_written(place, arrays)
+    if dist.is_initialized():
+        dist.barrier()
+    return place
+
+
+def read_from_set(trial: Trial, rank: int, directory: Path) -> Trial:
+    """The trial of a training whose batches come from its stored set, which is there when this returns."""
+    place = prepare_set(trial, rank, directory)
+    assert trial.reading is not None
+    stored: dict[str, Option] = {
+        "stored": str(place.path),
+        "reader": trial.reading.mode,
+        "workers": trial.reading.workers,
+    }
+    return replace(trial, options={**trial.options, **stored})
+
+
+def name_set(reading: Reading, directory: Path) -> Path:
+    return scratch_directory(directory) / f"samples{find_entry(reading.format).suffix}"
+
+
+def make_arrays(trial: Trial) -> dict[str, Array]:
+    """The columns that are stored: the user's, those of the training, or random numbers."""
+    reading = trial.reading
+    assert reading is not None
+    if reading.source:
+        return load_source(Path(reading.source))
+    check_room(reading.num_samples * reading.sample_bytes, "these samples are")
+    if trial.workload:
+        sequences = draw_sequences(TransformerOptions(**trial.options), trial.seed)  # type: ignore[arg-type]
+        return dict(zip(("src", "tgt"), (tensor.numpy() for tensor in sequences), strict=True))
+    generator = np.random.default_rng(trial.seed)
+    return {one.name: draw(generator, (reading.num_samples, *one.shape), one.dtype) for one in reading.fields}
+
+
+def draw(generator: np.random.Generator, shape: tuple[int, ...], name: str) -> Array:
+    """Uniform numbers: from 0 to 1 for floats, of the whole range for the rest."""
+    dtype = np.dtype(name)
+    if dtype == np.float64 or dtype == np.float32:
+        return generator.random(shape, dtype=dtype.type)
+    if dtype.kind == "f":
+        return generator.random(shape, dtype=np.float32).astype(dtype)
+    if dtype.kind == "b":
+        return generator.random(shape, dtype=np.float32) < 0.5
+    limits = np.iinfo(dtype)
+    return generator.integers(limits.min, limits.max, size=shape, dtype=dtype.type, endpoint=True)
+
+
+def load_source(path: Path) -> dict[str, Array]:
+    with StoredSet(path) as stored:
+        check_room(len(stored) * sum(one.num_bytes for one in stored.fields), f"--data {path} is")
+    with StoredSet(path, eager=True) as loaded:
+        columns = loaded.__getitems__(np.arange(len(loaded)))
+        return dict(zip((one.name for one in loaded.fields), columns, strict=True))
+
+
+def check_room(num_bytes: int, what: str) -> None:
+    free = read_available_memory()
+    if num_bytes > LARGEST_SHARE * free:
+        raise UsageError(
+            f"{what} {format_bytes(num_bytes)}, and {format_bytes(free)} of memory are free: what is compared is"
+            " written from memory; use fewer --samples or a part of the file"
+        )
+
+
+def write_timed(place: Place, arrays: Arrays) -> float:
+    """The seconds until the set was on the disk."""
+    is_automatic = place.reading.automatic_chunks and place.reading.format in FILTERS
+    start = perf_counter()
+    if is_automatic:
+        write_automatic(place.path, arrays, place.reading.format)
+    else:
+        write_set(place.path, arrays, format=place.reading.format, overwrite=True)
+    return perf_counter() - start
+
+
+def check_written(place: Place, arrays: Arrays) -> None:
+    """Read a few samples back; raises where they are not what was written."""
+    samples = place.open()
+    try:
+        numbers = np.array(sorted({0, len(samples) // 2, len(samples) - 1}))
+        is_only = len(arrays) == 1  # some formats name an only column after its file
+        names = list(arrays) if is_only else [one.name for one in samples.fields]
+        found = dict(zip(names, samples.__getitems__(numbers), strict=True))
+    finally:
+        samples.close()
+    for name, array in arrays.items():
+        expected = array[numbers]
+        if name not in found or found[name].dtype != expected.dtype or found[name].tobytes() != expected.tobytes():
+            raise ScalelabError(f"{place.reading.format} gave back other samples than were written, in column {name!r}")
