@@ -9,14 +9,23 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import DamagedRun, NothingMeasured, RunBusy, UnknownName, UsageError
-from scalelab.experiment import conclude_run, describe_environment, execute_run, ignore_event, run_study, start_run
+from scalelab.experiment import (
+    conclude_run,
+    describe_environment,
+    execute_run,
+    ignore_event,
+    look_at_places,
+    run_study,
+    start_run,
+)
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.scheduler import Event, TrialStarted
+from scalelab.observations import RankReport
 from scalelab.report.document import Document, read_document
 from scalelab.store import RunStore
 from scalelab.studies.study import Job
 from scalelab.trial import Status, Trial, TrialResult
-from tests.records import make_environment, make_store
+from tests.records import make_environment, make_record, make_result, make_store
 from tests.studies.answers import SAMPLING, find_row, make_strong, set_machine, share_evenly, warn_all
 
 STUDY = make_strong(ranks=(1, 2))
@@ -213,3 +222,14 @@ def test_the_environment_of_a_run_is_in_its_document(tmp_path: Path) -> None:
     stored = json.loads((store.path / "run.json").read_text())
     assert stored["study"] == "strong-scaling"
     assert stored["fields"]["ranks"] == [1, 2]
+
+
+def test_a_run_whose_ranks_were_on_other_nodes_than_the_described_one_says_so() -> None:
+    ranks = tuple(RankReport(rank=rank, host=f"nid00{rank}") for rank in range(3))
+    by_srun = [make_result(make_record(launcher="slurm"), ranks=ranks)]
+    (caution,) = look_at_places(by_srun, make_environment(host="login1"))
+    assert caution.message.startswith("ranks were on nid000 and 2 more; the processor,")
+    assert caution.message.endswith(" are those of login1")
+    assert not list(look_at_places(by_srun, make_environment(host="nid002")))
+    here = [make_result(make_record(), ranks=ranks)]
+    assert not list(look_at_places(here, make_environment(host="login1"))), "emulated hosts are this machine"

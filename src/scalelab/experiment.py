@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,25 @@ def conclude_run(store: RunStore) -> Document:
                 next_step=f"{say_when(store)}scalelab resume {store.name}",
             )
         )
+    environment = store.environment()
+    cautions += look_at_places(results, environment)
     return replace(
         document,
         cautions=(*cautions, *document.cautions),
-        environment=describe_environment(store.environment(), store),
+        environment=describe_environment(environment, store),
     )
+
+
+def look_at_places(results: Sequence[TrialResult], environment: Environment) -> Iterator[Caution]:
+    """Where ranks were on other nodes than the one that is described, as from a login node."""
+    started = (result for result in results if result.trial.launcher not in ("local", "hosts"))
+    hosts = sorted({rank.host for result in started for rank in result.ranks if rank.host})
+    if hosts and environment.host not in hosts:
+        named = f"{hosts[0]}{f' and {len(hosts) - 1} more' if len(hosts) > 1 else ''}"
+        yield Caution(
+            message=f"ranks were on {named}; the processor, memory and GPUs on record are those of {environment.host}",
+            next_step="start it on a node of the allocation, or submit it from outside",
+        )
 
 
 def say_when(store: RunStore) -> str:

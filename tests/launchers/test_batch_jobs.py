@@ -230,6 +230,28 @@ def test_a_trial_whose_job_has_not_begun_was_not_run_and_may_come(tmp_path: Path
     assert result.reason == "job 7 ended (canceled) before it began"
 
 
+def test_the_log_of_an_earlier_job_does_not_say_that_a_later_one_has_begun(programs: Path, tmp_path: Path) -> None:
+    play_program(programs, "qsub", "7.host\n")
+    system = BatchSystem("pbs", tmp_path)
+    for words in ("the first", "the second"):
+        job = system.submit(make_request(tmp_path, "pass"), Site())
+        assert not Path(job.log).exists()
+        Path(job.log).write_text(words)
+    job = system.submit(make_request(tmp_path, "pass"), Site())
+    cancelled = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="canceled"), NOTE)
+    assert cancelled.status is Status.NOT_RUN
+    kept = [(tmp_path / "batch" / f"scalelab-test.{number}.log").read_text() for number in (1, 2)]
+    assert kept == ["the first", "the second"]
+
+
+def test_a_job_that_failed_and_left_no_log_may_not_have_found_its_directory(tmp_path: Path) -> None:
+    job = BatchJob(id="7", submitted_at="", log=str(tmp_path / "x.log"))
+    state = JobState(phase=Phase.ENDED, words="failed, NonZeroExitCode")
+    lost = describe_loss(make_trial(), job, state, NOTE)
+    assert lost.status is Status.NOT_RUN
+    assert lost.reason.endswith(f"before it began; it has left no log, as where nodes do not see {tmp_path}")
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     assert read_record(tmp_path) is None
     (tmp_path / "job.json").write_text('{"scheduler": "sge"}')

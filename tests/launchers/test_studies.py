@@ -15,19 +15,20 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.store import RunStore, find_runs
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.study import Job, Sampling
-from scalelab.studies.throughput import Throughput
-from scalelab.trial import Status, TrialResult
+from scalelab.trial import Status
 from tests.cli.commands import make_environment
 from tests.launchers.programs import find_mpiexec
+from tests.ranks.emulation import needs_hosts
 from tests.slurm import Cluster
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SAMPLING = Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, profile_steps=0, control=False)
 FLAGS = [
-    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--batch-per-rank", "4", "--ranks", "2"),
-    *("--rounds", "1", "--steps", "4", "--warmup", "1"),
+    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--ranks", "1", "2", "--rounds", "1"),
+    *("--steps", "4", "--warmup", "1", "--phase-steps", "0", "--comm-free-steps", "0", "--profile-steps", "0"),
+    "--no-control",
 ]
-"""The pair as a user types it."""
+"""The study as a user types it."""
 
 
 def make_job(**fields: Any) -> Job:
@@ -36,11 +37,6 @@ def make_job(**fields: Any) -> Job:
 
 def make_study(**fields: Any) -> StrongScaling:
     return StrongScaling(job=make_job(**fields), ranks=(1, 2), global_batch=8, sampling=SAMPLING)
-
-
-def make_pair(**fields: Any) -> Throughput:
-    """Its two ranks alone: every process that a launcher starts has to load torch."""
-    return Throughput(job=make_job(**fields), ranks=2, batch_per_rank=4, sampling=SAMPLING)
 
 
 def read_losses(store: RunStore) -> dict[str, dict[int, float]]:
@@ -67,38 +63,28 @@ def expected(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) 
     return losses
 
 
-def check_pair(result: TrialResult) -> None:
-    assert {rank.exit_code for rank in result.ranks} == {0}
-    assert len({rank.cores for rank in result.ranks}) == (2 if not result.trial.is_oversubscribed else 1)
-
-
-@pytest.mark.parametrize("name", ["torchrun", "mpich"])
+@pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel", pytest.param("hosts", marks=needs_hosts)])
 def test_a_study_learns_the_same_under_a_launcher(
     name: str, expected: dict[str, dict[int, float]], tmp_path: Path
 ) -> None:
-    fields = {"launcher": name} if name == "torchrun" else {"launcher": "mpi", "mpiexec": find_mpiexec(name)}
+    is_mpi = name not in ("torchrun", "hosts")
+    fields = {"launcher": "mpi", "mpiexec": find_mpiexec(name)} if is_mpi else {"launcher": name}
     store, _ = run_study(make_study(**fields), runs_dir=tmp_path)
     assert read_losses(store) == expected
-    check_pair(store.result("ddp-2-r1"))
+    result = store.result("ddp-2-r1")
+    assert {rank.exit_code for rank in result.ranks} == {0}
+    assert len({rank.cores for rank in result.ranks}) == (2 if not result.trial.is_oversubscribed else 1)
+    assert len({rank.host for rank in result.ranks}) == (2 if name == "hosts" else 1)
 
 
-@pytest.mark.parametrize("name", ["openmpi", "intel"])
-def test_a_pair_learns_the_same_under_every_mpiexec(
-    name: str, expected: dict[str, dict[int, float]], tmp_path: Path
-) -> None:
-    store, _ = run_study(make_pair(launcher="mpi", mpiexec=find_mpiexec(name)), runs_dir=tmp_path)
-    assert [*read_losses(store).values()] == [expected["ddp-2"]]
-    check_pair(store.result(store.record.trials[0]))
-
-
-def test_a_pair_learns_the_same_in_an_allocation_of_slurm(
+def test_a_study_learns_the_same_in_an_allocation_of_slurm(
     slurm: Cluster, expected: dict[str, dict[int, float]], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "scalelab", "run", "throughput", *FLAGS, "--launcher", "slurm"]
+    command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *FLAGS, "--launcher", "slurm"]
     done = subprocess.run(
         ["salloc", "--quiet", "--ntasks=2", *command], cwd=tmp_path, env=make_environment(**slurm.variables),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (path,) = find_runs(tmp_path / "runs")
-    assert [*read_losses(RunStore.open(path)).values()] == [expected["ddp-2"]]
+    assert read_losses(RunStore.open(path)) == expected

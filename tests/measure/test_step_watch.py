@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scalelab.errors import RankUnknown
 from scalelab.files import write_json
 from scalelab.measure import cluster_rank
-from scalelab.measure.agreement import end_file, place_file
+from scalelab.measure.agreement import end_file, loads_file, place_file
 from scalelab.measure.launchers import stepped
+from scalelab.measure.launchers.outcome import Blame, find_cause
 from scalelab.measure.launchers.stepped import StepWatch
+from scalelab.observations import DeviceLoad, RankReport
+from scalelab.trial import Status, TrialResult, to_builtins
 from tests.measure.trials import make_trial
 
 STOP_TWICE = """
@@ -56,6 +62,32 @@ def test_want_of_memory_is_told_by_the_ranks_own_nodes(tmp_path: Path, sleeper: 
     assert watch.has_oom_kill()
 
 
+def test_how_busy_ranks_were_is_told_by_their_own_nodes(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    watch = make_watch(tmp_path, sleeper)
+    assert watch.read_loads() == ()
+    load = DeviceLoad(seconds=1.0, device="rank 1", busy=0.5, interval_seconds=0.05)
+    write_json(loads_file(tmp_path, 0), {"launch": "earlier", "loads": [to_builtins(load)]})
+    write_json(loads_file(tmp_path, 1), {"launch": "l", "loads": [to_builtins(load)]})
+    assert watch.read_loads() == (load,)
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [({"PMIX_RANK": "1"}, 1), ({"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "1"}, 1)],
+)
+def test_a_launcher_that_says_no_number_of_ranks_has_started_as_many_as_the_trial_has(
+    variables: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    member = cluster_rank.find_member(make_trial())
+    assert (member.rank, member.num_ranks) == (rank, 2)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(RankUnknown, match="PMI_RANK"):
+        cluster_rank.find_member(make_trial())
+
+
 def test_words_that_a_shared_file_system_shows_late_are_waited_for(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +107,37 @@ def test_words_that_a_shared_file_system_shows_late_are_waited_for(
     ends = watch.read_ends("it said nothing")
     assert ends is not None
     assert [end.code for end in ends] == [0, 0]
+
+
+def judge_silence(
+    directory: Path, process: subprocess.Popen[bytes], first: dict[str, Any], failure: dict[str, object] | None
+) -> Blame:
+    """What is made of two ranks that had begun on two nodes, the second of which never says a word again."""
+    watch = make_watch(directory, process)
+    watch.had_to_end = True
+    for rank, node in enumerate(("a", "b")):
+        write_json(place_file(directory, rank), {"launch": "l", "node": node})
+    leave_end(directory, 0, **first)
+    ends = watch.read_ends("srun ended with -15")
+    assert ends is not None
+    files = [{"failure": failure} if failure else None, None]
+    cause = find_cause(watch.trial, ends, files, directory, has_oom_kill=False)
+    assert cause is not None
+    return cause
+
+
+def test_a_node_that_dies_unnoticed_by_the_launcher_is_a_crash_with_its_name(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepped, "LAST_SECONDS", 0.0)
+    died = "rank 1 on b ended without a word, as on a node that dies; srun ended with -15"
+    late = judge_silence(tmp_path, sleeper, {"code": None, "is_timed_out": True}, None)
+    assert (late.status, late.reason) == (Status.CRASHED, f"{died}; rank 0 waited for 60 s")
+    words: dict[str, object] = {"status": "crashed", "reason": "Connection closed by peer", "traceback": ""}
+    lost = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"is_lost_peer": True})
+    assert lost.reason == died
+    own = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"is_lost_peer": False})
+    assert own.reason == "Connection closed by peer", "an error of its own comes before a silence"
 
 
 def test_ranks_whose_time_is_up_may_all_write_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +160,13 @@ def test_a_second_signal_does_not_interrupt_the_last_word() -> None:
     done = subprocess.run([sys.executable, "-c", STOP_TWICE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"ended by {int(signal.SIGTERM)}\n"), done.stderr
     assert signal.SIGHUP in cluster_rank.STOPPING
+
+
+def test_the_load_of_a_login_node_is_not_that_of_the_nodes() -> None:
+    def measure(*hosts: str) -> float | None:
+        ranks = tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts))
+        result = TrialResult(trial=make_trial(), status=Status.COMPLETED, ranks=ranks, load_before=7.0)
+        return stepped.forget_this_host(result).load_before
+
+    assert measure("a", "b") is None
+    assert measure(socket.gethostname(), "b") == 7.0

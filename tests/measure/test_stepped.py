@@ -140,9 +140,11 @@ TWO_NODES = {"allocation": ALLOCATION}
 def test_two_nodes_train_as_one_does(
     play: Any, nodes: list[EmulatedHost], launcher: LocalLauncher, tmp_path: Path
 ) -> None:
-    result = play(make_short(), step=TWO_NODES, **name_nodes(nodes, tmp_path))
+    watched = make_short(instruments=("utilization",))
+    result = play(watched, step=TWO_NODES, **name_nodes(nodes, tmp_path))
     assert result.status is Status.COMPLETED, result.reason
     assert [rank.host for rank in result.ranks] == ["node0", "node1"]
+    assert {load.device for load in result.loads} == {"rank 0", "rank 1"}, "each by its own node"
     assert result.losses() == launch(launcher, make_short(), tmp_path / "local").losses()
     assert all(host.count_sent_bytes() > 4 * (result.ranks[0].num_parameters or 0) for host in nodes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from scalelab.errors import LaunchFailed
 from scalelab.measure.launchers.stepped import Step
 from scalelab.measure.launchers.steps import (
     STEPS,
+    TORCHRUN_PORTS,
     Spread,
+    choose_port,
     clean_variables,
+    find_interpreter,
     find_program,
     place_ranks,
     run_torchrun,
@@ -104,11 +109,30 @@ def test_too_few_nodes_are_told_with_what_would_fit() -> None:
 
 def test_torchruns_of_several_nodes_meet_on_the_first() -> None:
     words = run_torchrun(TWO_BY_FOUR, first_node="a1", port=0, name="x", scratch="/tmp/s")
-    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=a1:29500", "--rdzv-id=x"} <= {
-        *words
-    }
+    meeting = f"--rdzv-endpoint=a1:{choose_port('x', 'a1')}"
+    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", meeting, "--rdzv-id=x"} <= {*words}
+    named = run_torchrun(TWO_BY_FOUR, first_node="a1", port=4567, name="x", scratch="/tmp/s")
+    assert "--rdzv-endpoint=a1:4567" in named
     alone = Spread(num_ranks=2, ranks_per_node=2)
     assert "--rdzv-endpoint=127.0.0.1:0" in run_torchrun(alone, first_node="", port=0, name="x", scratch="/tmp/s")
+
+
+def test_two_launches_meet_on_different_ports_and_none_that_is_taken() -> None:
+    assert choose_port("scalelab-a-1", "a1") != choose_port("scalelab-a-2", "a1")
+    here = socket.gethostname()
+    first = choose_port("x", here)
+    with socket.socket() as taken:
+        taken.bind(("", first))
+        assert choose_port("x", here) in TORCHRUN_PORTS
+        assert choose_port("x", here) != first
+
+
+def test_the_python_of_a_container_is_its_own_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_interpreter() == (sys.executable,)
+    monkeypatch.setenv("SCALELAB_RANK_PREFIX", "apptainer exec x.sif")
+    assert find_interpreter() == ("apptainer", "exec", "x.sif", "python3")
+    monkeypatch.setenv("SCALELAB_RANK_PYTHON", "/opt/python")
+    assert find_interpreter() == ("apptainer", "exec", "x.sif", "/opt/python")
 
 
 def test_torchrun_cannot_share_out_unevenly() -> None:

@@ -171,6 +171,8 @@ REFUSED: dict[str, tuple[Variables, str]] = {
     "a size left over from a script": (slurm(seat(5)) | {"WORLD_SIZE": "4"}, "WORLD_SIZE"),
     "a rank left over from a script": (ompi(seat(5)) | {"RANK": "0"}, "RANK"),
     "a larger job left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "16"}, "WORLD_SIZE"),
+    "the only rank around all tasks": (ompi(Seat(0, 1, 0, 1, 0, 1)) | slurm(seat(5)), "OMPI_COMM_WORLD_SIZE"),
+    "the only rank around all of PALS": (LAUNCHERS["PALS"](seat(5)) | hydra(Seat(0, 1, 0, 1, 0, 1)), "PALS_RANKID"),
     "PMI against Slurm": (slurm(seat(5)) | {"PMI_RANK": "0", "PMI_SIZE": "8"}, "PMI_RANK"),
     "PALS against Slurm": (slurm(seat(5)) | {"PALS_RANKID": "4"}, "PALS_RANKID"),
     "PMI against PALS": (LAUNCHERS["PALS"](seat(5)) | {"PMI_RANK": "4"}, "PMI_RANK"),
@@ -204,6 +206,16 @@ def test_what_cannot_be_is_refused_by_name(case: str) -> None:
     with pytest.raises(RankUnknown) as refusal:
         find_membership(variables)
     assert named in str(refusal.value)
+
+
+def test_the_only_rank_of_torchrun_or_of_a_script_may_be_inside_any_task() -> None:
+    alone, task = Seat(0, 1, 0, 1, 0, 1), slurm(seat(5))
+    by_torchrun = find_membership(task | torchrun(alone))
+    assert by_torchrun is not None
+    assert (by_torchrun.launcher, by_torchrun.num_ranks, by_torchrun.outer) == ("torchrun", 1, ("Slurm",))
+    said = find_membership(task | ompi(alone) | {"RANK": "0", "WORLD_SIZE": "1"})
+    assert said is not None
+    assert (said.launcher, said.num_ranks, said.agreeing) == ("Open MPI", 1, ("PMIx", "environment"))
 
 
 def test_a_broken_launch_further_out_is_nobodys_business() -> None:

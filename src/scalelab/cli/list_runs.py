@@ -11,9 +11,9 @@ from scalelab.checks import check_at_least
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import ScalelabError, StoreError
-from scalelab.measure.launchers.batch import find_living, read_record
+from scalelab.measure.launchers.batch import find_living, name_job, read_record
 from scalelab.report.text import clean_text, measure_text, pad_text
-from scalelab.store import RUNS_DIR, RunStore, find_runs
+from scalelab.store import RUNNING, RUNS_DIR, RunStore, find_holder, find_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def describe_run(path: Path) -> RunLine:
         return RunLine(name=path.name, study="–", workload="–", num_done=0, num_trials=0, state="damaged")
     trials = store.record.trials
     done = sum(store.has_result(name) for name in trials)
-    state = describe_jobs(path) if done < len(trials) else ""
+    state = describe_jobs(store) if done < len(trials) else ""
     state = state or ("running" if store.is_running() else "complete" if done == len(trials) else "interrupted")
     failed = store.count_failed()
     job = store.record.fields.get("job", {})
@@ -79,16 +79,20 @@ def describe_run(path: Path) -> RunLine:
     )
 
 
-def describe_jobs(path: Path) -> str:
-    """How far the jobs of a run are that has trials left; empty: it has none."""
+def describe_jobs(store: RunStore) -> str:
+    """How far the jobs of a run are that has trials left; empty: it has none, or others execute it meanwhile."""
     try:
-        record = read_record(path)
+        record = read_record(store.path)
         if record is None or not record.jobs:
             return ""
-        living = find_living(path, record)
+        living = find_living(store.path, record)
     except ScalelabError:  # without PSI/J, or from a damaged record, nobody can be asked
         return "submitted"
     if not living:
+        holder = find_holder(store.path / RUNNING)
+        own = [name_job(record.scheduler, job.id) for job in record.jobs]
+        if holder is not None and holder.get("job") not in own:
+            return ""
         numbers = ", ".join(job.id for job in record.jobs)
         return f"interrupted, {record.scheduler} job {numbers} ended"
     number, state = next(iter(living.items()))

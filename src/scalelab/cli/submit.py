@@ -44,7 +44,7 @@ from scalelab.measure.launchers.batch import (
     save_record,
     wait_for_results,
 )
-from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, is_out_of_time, request_run
+from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
 from scalelab.measure.scheduler import TrialEnded, TrialStarted
 from scalelab.observations import BatchNote
 from scalelab.report.document import Document
@@ -288,7 +288,7 @@ def report_end(store: RunStore, record: BatchRecord, job: BatchJob, state: JobSt
         store.release(name_job(record.scheduler, job.id))
     missing = [name for name in store.record.trials if not store.has_result(name)]
     lost = f"job {job.id} {describe_end(state)} before {len(missing)} of {len(store.record.trials)} trials were run"
-    again = f"look at {job.log}, then scalelab resume {refer_to(store)}"
+    again = f"{describe_log(job)}; scalelab resume {refer_to(store)} goes on"
     if len(missing) == len(store.record.trials):
         error = LaunchFailed(f"{lost}: {again}")
         error.exit_code = 124 if is_out_of_time(state) else 1

@@ -32,6 +32,8 @@ SAME_LAUNCH: dict[str, tuple[str, ...]] = {
     "PMI": ("PMIx",),
 }
 """Sources that speak of the same launch as another one, and so must agree with it."""
+BY_THEMSELVES = ("torchrun", "environment")
+"""Who may be the only rank inside a task of another launch: these are set on purpose for it."""
 PARTS = ("PALS's file", "PMI", "PMIx")
 """Sources that are part of a launch and no launcher."""
 CHECKED = ("rank", "num_ranks", "local_rank", "num_local_ranks", "node", "num_nodes")
@@ -96,6 +98,8 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
     claim = _complete(_count_by_nodes(settled, variables))
     assert claim.num_ranks is not None
     around = [name for name, other in claims.items() if other.source != claim.source and name not in (*same, *PARTS)]
+    if claim.source not in BY_THEMSELVES and "environment" not in same:
+        _refuse_alone(claim, [claims[name] for name in around])
     return Membership(
         launcher=claim.source,
         rank=claim.rank,
@@ -178,6 +182,18 @@ def _refuse_left_over(outer: Claim, own: Claim) -> None:
             f"RANK={own.rank} of WORLD_SIZE={own.num_ranks} cannot have been started by rank {outer.rank} of"
             f" {outer.num_ranks} ({outer.source}: {', '.join(outer.variables)}): unset RANK and WORLD_SIZE, or set them"
             " for every rank"
+        )
+
+
+def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
+    """The only rank of a launch, in one of several tasks of another: either each task has started its own, or the only
+    one is left over from whoever started the tasks, and would make every one of them rank 0 of 1."""
+    outer = next((other for other in around if other.rank > 0 or (other.num_ranks or 1) > 1), None)
+    if claim.num_ranks == 1 and outer is not None:
+        raise RankUnknown(
+            f"{claim.source} says rank 0 of 1 ({', '.join(claim.variables)}), inside rank {outer.rank} of"
+            f" {outer.source} ({', '.join(outer.variables)}): unset those that are left over; where every task is to be"
+            " alone, set RANK=0 and WORLD_SIZE=1"
         )
 
 

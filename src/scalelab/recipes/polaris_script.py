@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.environment import installed_version
-from scalelab.measure.launchers.jobscripts import JobRequest, make_executor, make_job, render_script
+from scalelab.measure.launchers.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler
 from scalelab.recipes import polaris_published as published
 from scalelab.recipes.polaris_jobs import make_training
 from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.recipes.sizes import choose
-from scalelab.recipes.submitted import NO_PSIJ, SubmittedTraining, find_batch_system
+from scalelab.recipes.submitted import SubmittedTraining, find_batch_system
 from scalelab.report.document import Column, Table, make_row
 from scalelab.settings import Course
 from scalelab.trial import Status, TrialResult

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from scalelab.environment import installed_version
 from scalelab.errors import RankUnknown
+from scalelab.measure.launchers.jobscripts import NO_PSIJ
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler, find_allocation
 from scalelab.report.document import Document
@@ -22,7 +23,6 @@ from scalelab.trial import Status, TrialResult
 PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
 """What jobs are submitted by, in the order in which they are looked for."""
 NO_BATCH_SYSTEM = f"there is no batch system here: neither {' nor '.join(PROGRAMS.values())} is on PATH"
-NO_PSIJ = "jobs are written and submitted by PSI/J, which is not installed: pip install 'scalelab[cluster]'"
 
 
 @dataclass(frozen=True, kw_only=True)

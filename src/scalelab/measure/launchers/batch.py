@@ -12,6 +12,7 @@ then it is asked again in plain text. What cannot be read either way, several ti
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 import signal
@@ -126,6 +127,7 @@ class BatchSystem:
         job = make_job(request, site, self.scheduler)
         with storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
+            put_aside(request.log_file)
             write_atomically(request.launch_file, render_launch(request, site))
         try:
             self._executor.submit(job)
@@ -323,6 +325,13 @@ def hand_over(
             system.cancel([job.id])
         raise
     return job
+
+
+def put_aside(log: Path) -> None:
+    """Keep the log of an earlier job under another name: whether there is one tells whether a job has begun."""
+    if log.exists():
+        names = (log.with_name(f"{log.stem}.{number}{log.suffix}") for number in itertools.count(1))
+        log.rename(next(name for name in names if not name.exists()))
 
 
 def run_question(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

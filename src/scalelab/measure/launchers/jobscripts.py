@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from psij import Job
     from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor
 
+NO_PSIJ = "jobs are written and submitted by PSI/J, which is not installed: pip install 'scalelab[cluster]'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
@@ -76,9 +78,7 @@ class JobRequest:
 def check_psij() -> None:
     """Refuse at once where nothing can be submitted."""
     if installed_version("psij-python") is None:
-        raise LaunchFailed(
-            "jobs are written and submitted by PSI/J, which is not installed: pip install 'scalelab[cluster]'"
-        )
+        raise LaunchFailed(NO_PSIJ)
 
 
 def render_launch(request: JobRequest, site: Site) -> str:

@@ -153,7 +153,7 @@ class StepLauncher:
         measured["has_oom_kill"] = watch.has_oom_kill()
         result = conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
         is_elsewhere = any(rank.host != socket.gethostname() for rank in result.ranks)
-        return forget_clocks(result) if is_elsewhere else result
+        return forget_this_host(forget_clocks(result)) if is_elsewhere else result
 
 
 def forget_clocks(result: TrialResult) -> TrialResult:
@@ -161,6 +161,12 @@ def forget_clocks(result: TrialResult) -> TrialResult:
     is held against the steps of that rank, by the same clock."""
     own = tuple(load for load in result.loads if load.device != OTHERS)
     return replace(result, first_step_seconds=None, loads=own)
+
+
+def forget_this_host(result: TrialResult) -> TrialResult:
+    """Without what this host was doing, where no rank was on it: a login node's load disturbs nobody."""
+    is_here = any(rank.host in ("", socket.gethostname()) for rank in result.ranks)
+    return result if is_here else replace(result, load_before=None, steal_ratio=None)
 
 
 class StepWatch:

@@ -131,13 +131,20 @@ def is_out_of_time(state: JobState) -> bool:
 def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote) -> TrialResult:
     """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
     if state.phase is Phase.ENDED and not Path(job.log).exists():
-        return not_run(trial, f"job {job.id} {describe_end(state)} before it began", note)
+        hint = f"; {describe_log(job)}" if state.words.startswith("failed") else ""
+        return not_run(trial, f"job {job.id} {describe_end(state)} before it began{hint}", note)
     is_over = dataclasses.replace(note, may_come=False)
-    reason = f"job {job.id} {describe_end(state)} without a result; its log is {job.log}"
+    reason = f"job {job.id} {describe_end(state)} without a result; {describe_log(job)}"
     if is_out_of_time(state):
         reason += "; --wall-time allows more"
         return TrialResult(trial=trial, status=Status.TIMED_OUT, reason=reason, batch=is_over)
     return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, batch=is_over)
+
+
+def describe_log(job: BatchJob) -> str:
+    """Where to read what a job said; one that has left no log may not have found its own script."""
+    log = Path(job.log)
+    return f"its log is {log}" if log.exists() else f"it has left no log, as where nodes do not see {log.parent}"
 
 
 def describe_end(state: JobState) -> str:
