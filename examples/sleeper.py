@@ -43,7 +43,7 @@ class SleepingOptimizer(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.0})
         self.seconds = seconds
 
-    def step(self, closure=None):
+    def step(self, _closure=None):
         time.sleep(self.seconds)
 
 

@@ -35,8 +35,10 @@ VERBS = {
         "Two runs side by side: faster, slower, no difference or unresolved.",
     ),
     "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
+    "predict": ("scalelab.cli.predict", "What sizes that nobody has run would give, with intervals."),
+    "plan": ("scalelab.cli.plan", "How a training would be laid over devices: memory, days, cost."),
     "trace": ("scalelab.cli.trace", "Read profiler traces: what communication costs, who waits, what ran."),
-    "data": ("scalelab.cli.data", "Prepare data: text to token shards."),
+    "data": ("scalelab.cli.data", "Prepare data: fetch sets, look into files, convert them, text to tokens."),
     "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }

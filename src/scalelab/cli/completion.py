@@ -13,10 +13,12 @@ import tyro
 
 from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
-from scalelab.cli.data import Tokenize
+from scalelab.cli.data import FLAGS as DATA_FLAGS
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.plan import PlanFlags
+from scalelab.cli.predict import Predict
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import is_training, make_command_class
@@ -72,6 +74,8 @@ def make_full_parser() -> Any:
         "show": Show,
         "compare": Compare,
         "resume": Resume,
+        "predict": Predict,
+        "plan": PlanFlags,
         "trace": Trace,
         "data": make_data_class(),
         "doctor": Doctor,
@@ -81,9 +85,8 @@ def make_full_parser() -> Any:
 
 
 def make_data_class() -> type[Any]:
-    """`data tokenize` and its flags: a union of one would have no name in it."""
-    command: Any = Annotated[Literal["tokenize"], tyro.conf.Positional]
-    return dataclasses.make_dataclass("Data", [("command", command), ("flags", Tokenize)])
+    commands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in DATA_FLAGS.items())
+    return dataclasses.make_dataclass("Data", [("command", Union[commands])])  # noqa: UP007
 
 
 def make_all_options() -> type[Any]:

@@ -1,0 +1,164 @@
+"""Devices by name: what their makers publish, and what a node of them usually has. Nothing here is measured.
+
+Peaks are of dense matrix products (no sparsity), with float32 as plain loops get it: without TF32. `link` is what joins
+the devices of a node, per device and direction; `node_link` is what one node has to others, per direction, in the
+form that is common for it. Watts are the board's limit. Prices are what one device cost by the hour, on demand, at a
+large public cloud, rounded: they change, so give your own. A TPU's links are a torus that reaches over all its slices;
+here, what a chip has in all directions together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from scalelab.errors import UnknownName, UsageError
+from scalelab.units import format_bytes
+
+TERA = 1e12
+GIGA = 1e9
+GIBI = 2**30
+DTYPE_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+
+HOPPER_REACH = 0.72
+"""So that Llama 3.1 8B with FSDP and torch.compile trains as fast as published for H100s (torchtitan, benchmarks of
+December 2024, tables 1 and 3); they hold their clocks less than A100s do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, as part of a node."""
+
+    name: str
+    peaks: Mapping[str, float]
+    """Operations per second by data type."""
+    memory_bytes: float
+    memory_rate: float
+    """Bytes per second of its own memory."""
+    link_rate: float
+    """Bytes per second to others of its node, per direction."""
+    per_node: int
+    node_rate: float
+    """Bytes per second from node to node, of all devices of a node together."""
+    watts: float | None = None
+    price: float | None = None
+    """Dollars an hour."""
+    reach: float = 1.0
+    """How much of its peak it gets, over what an A100 gets of its own; 1 where nothing is known."""
+    source: str = "declared"
+
+    def __post_init__(self) -> None:
+        for what, value in (
+            ("a peak", min(self.peaks.values(), default=0.0)),
+            ("a memory", self.memory_bytes),
+            ("a memory bandwidth", self.memory_rate),
+            ("a bandwidth inside the node", self.link_rate),
+            ("a bandwidth between nodes", self.node_rate),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"device {self.name}: {what} of {value:g} cannot be: give a number above 0")
+        if self.per_node < 1:
+            raise UsageError(f"device {self.name}: {self.per_node} in a node cannot be: give 1 or more")
+
+    def peak(self, dtype: str) -> float:
+        if dtype not in self.peaks:
+            raise UnknownName(f"data type of {self.name}", dtype, self.peaks)
+        return self.peaks[dtype]
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} ({format_bytes(self.memory_bytes)}, {self.per_node} per node)"
+
+
+def _peaks(half: float, single: float, *, tf32: float | None = None, has_bfloat16: bool = True) -> dict[str, float]:
+    """Tera-operations as published, by data type."""
+    found = {"float32": single * TERA, "float16": half * TERA}
+    if has_bfloat16:
+        found["bfloat16"] = half * TERA
+    if tf32 is not None:
+        found["tf32"] = tf32 * TERA
+    return found
+
+
+def _make(
+    name: str, peaks: dict[str, float], memory: float, rate: float, link: float, node: float,
+    *, per_node: int = 8, watts: float, price: float | None = None, reach: float = 1.0, source: str,
+) -> Device:  # fmt: skip
+    """Memory in GiB, the rates in GB/s."""
+    return Device(
+        name=name, peaks=peaks, memory_bytes=memory * GIBI, memory_rate=rate * GIGA, link_rate=link * GIGA,
+        per_node=per_node, node_rate=node * GIGA, watts=watts, price=price, reach=reach, source=source,
+    )  # fmt: skip
+
+
+_A100 = _peaks(312, 19.5, tf32=156)
+_H100 = _peaks(989.4, 66.9, tf32=494.7)
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        _make("a100-40gb", _A100, 40, 1555, 300, 200, watts=400, price=4.1,
+              source="NVIDIA A100 datasheet; 8 HDR links of 200 Gbit/s, DGX A100 datasheet"),
+        _make("a100-80gb", _A100, 80, 2039, 300, 200, watts=400, price=5.1,
+              source="NVIDIA A100 datasheet; 8 HDR links of 200 Gbit/s, DGX A100 datasheet"),
+        _make("h100-sxm", _H100, 80, 3350, 450, 400, watts=700, price=12.3, reach=HOPPER_REACH,
+              source="NVIDIA H100 datasheet; 8 NDR links of 400 Gbit/s, DGX H100 datasheet"),
+        _make("h100-pcie", _peaks(756, 51.2, tf32=378), 80, 2000, 64, 50, watts=350, reach=HOPPER_REACH,
+              source="NVIDIA H100 PCIe product brief; PCIe 5 inside, two links of 200 Gbit/s assumed"),
+        _make("h200", _H100, 141e9 / GIBI, 4800, 450, 400, watts=700, reach=HOPPER_REACH,
+              source="NVIDIA H200 datasheet; 8 NDR links of 400 Gbit/s, DGX H200 datasheet"),
+        _make("b200", _peaks(2250, 75, tf32=1125), 180e9 / GIBI, 7700, 900, 400, watts=1000,
+              source="NVIDIA DGX B200 datasheet, dense"),
+        _make("v100", _peaks(125, 15.7, has_bfloat16=False), 32, 900, 150, 50, watts=300, price=3.1,
+              source="NVIDIA V100 datasheet; 4 EDR links of 100 Gbit/s, DGX-1 datasheet"),
+        _make("p100", _peaks(21.2, 10.6, has_bfloat16=False), 16, 732, 80, 12.5, per_node=4, watts=300, price=1.5,
+              source="NVIDIA P100 datasheet; one link of 100 Gbit/s assumed"),
+        _make("mi250x", _peaks(383, 47.9), 128, 3277, 250, 100, per_node=4, watts=560,
+              source="AMD MI250X datasheet, both dies; 4 links of 200 Gbit/s, Frontier user guide"),
+        _make("mi300x", _peaks(1307, 163.4, tf32=653.7), 192, 5300, 448, 400, watts=750,
+              source="AMD MI300X datasheet, dense; 8 links of 400 Gbit/s assumed"),
+        _make("l40s", _peaks(362, 91.6, tf32=183), 48, 864, 32, 50, watts=350,
+              source="NVIDIA L40S datasheet; PCIe 4 inside, two links of 200 Gbit/s assumed"),
+        _make("a10", _peaks(125, 31.2, tf32=62.5), 24, 600, 32, 12.5, per_node=4, watts=150, price=1.2,
+              source="NVIDIA A10 datasheet; PCIe 4 inside, one link of 100 Gbit/s assumed"),
+        _make("t4", _peaks(65, 8.1, has_bfloat16=False), 16, 320, 16, 6.25, per_node=4, watts=70, price=0.53,
+              source="NVIDIA T4 datasheet; PCIe 3 inside, one link of 50 Gbit/s assumed"),
+        _make("rtx-4090", _peaks(165.2, 82.6, tf32=82.6), 24, 1008, 32, 1.25, watts=450,
+              source="NVIDIA Ada architecture whitepaper, float32 accumulation; PCIe 4, 10 Gbit/s assumed"),
+        _make("tpu-v4", _peaks(275, 34.4), 32, 1228, 150, 600, per_node=4, watts=192, price=3.2,
+              source="Jouppi et al. 2023, TPU v4, table 4; float32 taken as an eighth"),
+        _make("tpu-v5p", _peaks(459, 57.4), 95e9 / GIBI, 2765, 300, 1200, per_node=4, watts=350, price=4.2,
+              source="Google Cloud TPU v5p documentation; float32 taken as an eighth, watts assumed"),
+    )
+}  # fmt: skip
+
+
+def find_device(name: str) -> Device:
+    """A device of the table."""
+    if name not in DEVICES:
+        raise UnknownName("device", name, DEVICES, "Or declare one: --device-peak 300T --device-memory 80GB …")
+    return DEVICES[name]
+
+
+def declare_device(
+    base: Device | None, dtype: str, *, peak: float | None = None, memory_bytes: float | None = None,
+    memory_rate: float | None = None, link_rate: float | None = None, per_node: int | None = None,
+    node_rate: float | None = None, watts: float | None = None, price: float | None = None,
+) -> Device:  # fmt: skip
+    """A device of the table with some of its numbers replaced, or one of which all that matters is given."""
+    given = {
+        "memory_bytes": memory_bytes, "memory_rate": memory_rate, "link_rate": link_rate, "per_node": per_node,
+        "node_rate": node_rate, "watts": watts, "price": price,
+    }  # fmt: skip
+    changed = {name: value for name, value in given.items() if value is not None}
+    if base is not None:
+        peaks = base.peaks if peak is None else {**base.peaks, dtype: peak}
+        return replace(base, peaks=peaks, **changed) if changed or peak is not None else base  # type: ignore[arg-type]
+    flags = {
+        "peak": "--device-peak", "memory_bytes": "--device-memory", "memory_rate": "--device-bandwidth",
+        "link_rate": "--device-link", "per_node": "--devices-per-node", "node_rate": "--node-link",
+    }  # fmt: skip
+    missing = [text for name, text in flags.items() if name not in changed and not (name == "peak" and peak)]
+    if peak is None or missing:
+        raise UsageError(f"a device that is declared needs {', '.join(missing)} too; or name one with --device")
+    return Device(name="declared", peaks={dtype: peak}, **changed)  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""Ways to lay a transformer over devices: tensor × pipeline × data parallelism, and why some cannot be.
+
+Tensor parallelism splits every block over t ranks of a node (Shoeybi et al. 2019), pipeline parallelism gives each of p
+stages its share of the blocks, of which each may hold several rounds (interleaving: Narayanan et al. 2021), and the
+d = N/(t·p) replicas split the batch. Replicas hold everything (stage 0, DDP), or shards of the optimizer (1), of
+gradients too (2), or of parameters too (3, as FSDP does) (Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from scalelab.errors import UsageError
+from scalelab.predict.devices import DTYPE_BYTES, Device
+from scalelab.predict.transformer import Checkpointing, Transformer
+
+ZERO_STAGES = (0, 1, 2, 3)
+CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+MOST_MICRO_BATCH = 64
+MOST_ROUNDS = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """What is trained, on what."""
+
+    model: Transformer
+    device: Device
+    dtype: str = "bfloat16"
+    """Of the products; with 16 bits, states are kept in 32 besides."""
+    global_batch: int
+    """Samples of a step."""
+    has_fused_attention: bool = True
+    """Whether attention keeps and moves no s × s matrix (Dao et al. 2022)."""
+    dropout: float = 0.0
+    has_overlap: bool = True
+    """Whether replicas send gradients beside backward, as DDP does."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an activation."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.global_batch * self.model.sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to lay a job over devices."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    micro_batch: int = 1
+    """Samples that go through a replica at once."""
+    zero: int = 0
+    checkpointing: Checkpointing = "none"
+    interleave: int = 1
+    """Rounds of blocks that a stage holds."""
+    has_split_sequence: bool = False
+    """Whether tensor parallelism also splits norms and dropout along the sequence (Korthikanti et al. 2022)."""
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    def count_micro_batches(self, job: PlannedJob) -> int:
+        """That every replica puts through in a step."""
+        return job.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def words(self) -> str:
+        sharding = ("replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3/FSDP")[self.zero] if self.data > 1 else "one replica"
+        rounds = f" × {self.interleave} rounds" if self.interleave > 1 else ""
+        kept = {"none": "nothing recomputed", "selective": "some recomputed", "full": "blocks recomputed"}
+        return (
+            f"tensor {self.tensor} · pipeline {self.pipeline}{rounds} · data {self.data} ({sharding}) · micro-batch"
+            f" {self.micro_batch} · {kept[self.checkpointing]}"
+        )
+
+
+def find_obstacle(job: PlannedJob, layout: Layout) -> str | None:
+    """Why a layout cannot be; None: nothing is in its way but memory."""
+    if min(layout.tensor, layout.pipeline, layout.data, layout.micro_batch, layout.interleave) < 1:
+        return "every part of a layout is 1 or more"
+    if layout.zero not in ZERO_STAGES:
+        return f"ZeRO has no stage {layout.zero}: use 0, 1, 2 or 3"
+    return _divide_model(job.model, layout) or _divide_batch(job, layout)
+
+
+def _divide_model(model: Transformer, layout: Layout) -> str | None:
+    split, stages = layout.tensor, layout.pipeline
+    if model.num_heads % split:
+        return f"{model.num_heads} heads cannot be divided over tensor {split}"
+    if model.kv_heads % split and split % model.kv_heads:
+        return f"{model.kv_heads} heads of keys and values cannot be divided over tensor {split}"
+    if model.inner % split:
+        return f"a feed-forward layer of {model.inner} cannot be divided over tensor {split}"
+    if model.num_layers % (stages * layout.interleave):
+        rounds = f" × {layout.interleave} rounds" if layout.interleave > 1 else ""
+        return f"{model.num_layers} layers cannot be divided over pipeline {stages}{rounds}"
+    return None
+
+
+def _divide_batch(job: PlannedJob, layout: Layout) -> str | None:
+    stages = layout.pipeline
+    if job.global_batch % (layout.data * layout.micro_batch):
+        return (
+            f"a batch of {job.global_batch} cannot be divided over data {layout.data} in micro-batches of"
+            f" {layout.micro_batch}"
+        )
+    count = layout.count_micro_batches(job)
+    if layout.interleave > 1 and (stages < 2 or count % stages):
+        return f"{count} micro-batches are no multiple of pipeline {stages}, which rounds need"
+    if layout.zero >= 2 and stages > 1:
+        return "gradients that are kept in shards would be sent for every micro-batch of a pipeline: use ZeRO-1"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Parts of a layout that are not searched."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    micro_batch: int | None = None
+    zero: int | None = None
+    checkpointing: Checkpointing | None = None
+    interleave: int | None = None
+
+    def complete(self, num_devices: int) -> Layout | None:
+        """The plain layout with these parts; None where they cannot be laid over so many devices."""
+        over = (self.tensor or 1) * (self.pipeline or 1)
+        if num_devices % over:
+            return None
+        return Layout(
+            tensor=self.tensor or 1,
+            pipeline=self.pipeline or 1,
+            data=num_devices // over,
+            micro_batch=self.micro_batch or 1,
+            zero=self.zero or 0,
+            interleave=self.interleave or 1,
+        )
+
+
+def list_divisors(number: int, most: int | None = None) -> list[int]:
+    found = {divisor for low in range(1, int(number**0.5) + 1) if number % low == 0 for divisor in (low, number // low)}
+    return sorted(divisor for divisor in found if most is None or divisor <= most)
+
+
+def list_layouts(job: PlannedJob, num_devices: int, asked: Asked | None = None) -> Iterator[Layout]:
+    """All layouts that the shape of the model and the batch allow, as far as they are asked for."""
+    if num_devices < 1:
+        raise UsageError(f"--devices {num_devices} train nothing: use 1 or more")
+    fixed = asked or Asked()
+    tensors = [split for split in list_divisors(num_devices, job.device.per_node) if split & (split - 1) == 0]
+    stages = list_divisors(job.model.num_layers, num_devices)
+    for tensor, pipeline in itertools.product(_hold(fixed.tensor, tensors), _hold(fixed.pipeline, stages)):
+        if num_devices % (tensor * pipeline):
+            continue
+        division = Layout(tensor=tensor, pipeline=pipeline, data=num_devices // (tensor * pipeline))
+        yield from (layout for layout in _vary(job, division, fixed) if find_obstacle(job, layout) is None)
+
+
+def _vary(job: PlannedJob, division: Layout, asked: Asked) -> Iterator[Layout]:
+    """Micro-batches, sharding, recomputing and rounds of one division."""
+    stages, data = division.pipeline, division.data
+    micro = [2**power for power in range(MOST_MICRO_BATCH.bit_length()) if 2**power * data <= job.global_batch]
+    zeros = [0] if data == 1 else [0, 1] if stages > 1 else list(ZERO_STAGES)
+    rounds = list_divisors(max(1, job.model.num_layers // stages), MOST_ROUNDS) if stages > 1 else [1]
+    for size, zero, kept, interleave in itertools.product(
+        _hold(asked.micro_batch, micro),
+        _hold(asked.zero, zeros),
+        _hold(asked.checkpointing, CHECKPOINTINGS),
+        _hold(asked.interleave, rounds),
+    ):
+        yield replace(division, micro_batch=size, zero=zero, checkpointing=kept, interleave=interleave)
+
+
+def _hold(asked: T | None, usual: Sequence[T]) -> Sequence[T]:
+    return usual if asked is None else [asked]

@@ -1,0 +1,104 @@
+"""`scalelab plan` as a user types it: the answer, its formats, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scalelab.cli.app import run_verb
+from scalelab.cli.plan import choose_batch, read_number
+from scalelab.errors import UsageError
+from scalelab.predict.transformer import GPT2_SMALL, choose_shape
+
+SMALL = ("plan", "--model", "gpt2-small", "--device", "h100-sxm", "--devices", "8", "--tokens", "10B")
+
+
+def read_tables(capsys, *arguments):
+    """The tables of a plan by heading, from its JSON."""
+    assert run_verb([*arguments, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    return {section["heading"]: section for section in document["sections"]}, document
+
+
+def find_values(table, key):
+    place = [column["key"] for column in table["columns"]].index(key)
+    return [row[place]["value"] for row in table["rows"]]
+
+
+def test_a_plan_prints_layouts_memory_and_days(capsys):
+    assert run_verb([*SMALL]) == 0
+    text = capsys.readouterr().out
+    for words in ("tensor", "MFU", "device-hours", "matrix products", "linear rule", "80 % interval"):
+        assert words in text
+
+
+def test_the_worked_example_is_a_trillion_on_ten_trillion_tokens(capsys):
+    asked = ("plan", "--parameters", "1T", "--tokens", "10T", "--devices", "3072", "--global-batch", "3072")
+    sections, document = read_tables(capsys, *asked, "--tensor", "8", "--pipeline", "64", "--checkpointing", "full")
+    (days,) = find_values(sections["The whole training"]["tables"][0], "days")
+    # 1.6 million steps of about 100 s, as published for this shape before attention was fused.
+    assert 1400 < days < 2200
+    linear = find_values(sections["Beside the linear rule"]["tables"][0], "days")
+    assert linear[0] == pytest.approx(28_545_911, rel=0.02)
+    assert linear[-1] == pytest.approx(days)
+    assert any("linear rule" in sentence for sentence in document["summary"])
+
+
+def test_a_sweep_has_a_row_for_every_size_and_a_chart(capsys):
+    sections, document = read_tables(capsys, *SMALL, "--global-batch", "64", "--sweep-devices", "1", "8", "64")
+    section = sections["More and fewer devices"]
+    assert find_values(section["tables"][0], "devices") == [1, 8, 64]
+    assert [point["devices"] for point in section["charts"][0]["spec"]["data"]["values"]] == [1, 8, 64]
+    assert any("pay" in sentence for sentence in document["summary"])
+
+
+def test_a_device_can_be_declared(capsys):
+    declared = (
+        "--device-peak", "100T", "--device-memory", "40GB", "--device-bandwidth", "1TB/s", "--device-link", "100GB/s",
+        "--devices-per-node", "4", "--node-link", "100gbit",
+    )  # fmt: skip
+    sections, _ = read_tables(capsys, "plan", "--model", "gpt2-small", "--devices", "4", *declared)
+    (cost,) = find_values(sections["The whole training"]["tables"][0], "dollars")
+    assert cost is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "gpt2-small", "--device", "h900"), "unknown device 'h900'"),
+        (("--model", "gpt3"), "unknown model 'gpt3'"),
+        ((), "say what is trained in one way"),
+        (("--model", "gpt2-small", "--parameters", "1B"), "in one way"),
+        (("--layers", "4"), "--layers needs --width and --heads"),
+        (("--model", "gpt2-small", "--devices", "0"), "--devices 0"),
+        (("--model", "gpt2-small", "--node-link", "0GB/s"), "carries nothing"),
+        (("--model", "gpt2-small", "--node-link", "fast"), "--node-link 'fast' is no rate"),
+        (("--model", "gpt2-small", "--device-memory", "0GB"), "a memory of 0"),
+        (("--model", "gpt2-small", "--tensor", "5", "--devices", "10"), "12 heads cannot be divided over tensor 5"),
+        (("--model", "gpt2-small", "--pipeline", "5", "--devices", "10"), "12 layers cannot be divided"),
+        (("--parameters", "1T", "--devices", "8"), "nothing fits"),
+        (("--parameters", "many"), "--parameters 'many' is no number"),
+        (("--model", "gpt2-small", "--tokens", "0"), "--tokens 0"),
+        (("--model", "gpt2-small", "--device", "v100"), "data type of v100 'bfloat16'"),
+    ],
+)
+def test_the_impossible_is_refused_with_the_reason(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        run_verb(["plan", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("7B", 7e9), ("1T", 1e12), ("1.5e9", 1.5e9), ("124,439,808", 124439808), ("312t", 3.12e14)]
+)
+def test_large_numbers_are_read_as_people_write_them(text, number):
+    assert read_number("parameters", text) == pytest.approx(number)
+
+
+@pytest.mark.parametrize("devices", [1, 8, 24, 3072])
+def test_the_usual_batch_can_be_divided_over_the_devices(devices):
+    for model in (GPT2_SMALL, choose_shape(7e10)):
+        batch = choose_batch(model, devices)
+        odd = devices // (devices & -devices)
+        assert batch % odd == 0
+        assert 1.4e6 < batch * model.sequence < 1.2e7

@@ -1,0 +1,129 @@
+"""Memory of one rank: by torch's tracker, by published rows, and by what sharding must do."""
+
+from dataclasses import replace
+
+import pytest
+
+from scalelab.predict.devices import find_device
+from scalelab.predict.footprint import CATEGORIES, Kernels, find_footprint
+from scalelab.predict.layouts import Layout, PlannedJob
+from scalelab.predict.transformer import GPT2_LARGE, GPT2_SMALL, Transformer
+
+GIBI = 2**30
+SMALL = PlannedJob(model=GPT2_SMALL, device=find_device("h100-sxm"), dtype="float32", global_batch=8)
+LARGE = PlannedJob(model=GPT2_LARGE, device=find_device("h100-sxm"), global_batch=64)
+
+
+def total(job, layout, kernels=None):
+    return find_footprint(job, layout, kernels).total_bytes
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "kernels", "tracked"),
+    [
+        (SMALL, 8, Kernels(), 12.079),
+        (SMALL, 8, Kernels(keeps_logits=False), 10.545),
+        (SMALL, 2, Kernels(), 4.063),
+        (replace(SMALL, dropout=0.1, has_fused_attention=False), 8, Kernels(mask_bytes=4), 26.16),
+    ],
+    ids=["plain", "logits released", "batch 2", "a CPU's dropout and attention"],
+)
+def test_gpt2_small_is_what_torchs_tracker_counts(job, batch, kernels, tracked):
+    found = find_footprint(replace(job, global_batch=batch), Layout(micro_batch=batch), kernels)
+    assert found.total_bytes / GIBI == pytest.approx(tracked, rel=0.002)
+    assert found.moment == "loss"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "tracked", "moment"),
+    [
+        (GPT2_SMALL, 8, 7.854, "loss"),
+        (GPT2_SMALL, 1, 2.334, "optimizer"),
+        (GPT2_LARGE, 4, 12.780, "optimizer"),
+        (replace(GPT2_SMALL, vocabulary=512), 8, 1.773, "last block"),
+    ],
+)
+def test_recomputed_blocks_are_what_torchs_tracker_counts(model, batch, tracked, moment):
+    job = replace(SMALL, model=model, global_batch=batch)
+    found = find_footprint(job, Layout(micro_batch=batch, checkpointing="full"))
+    assert found.total_bytes / GIBI == pytest.approx(tracked, rel=0.005)
+    assert found.moment == moment
+
+
+@pytest.mark.parametrize(
+    ("zero", "data", "batch", "measured"),
+    [(0, 1, 4, 25.0), (0, 1, 16, 68.7), (0, 2, 4, 28.4), (0, 2, 16, 72.2), (3, 2, 4, 21.0), (3, 2, 16, 63.8)],
+)
+def test_gpt2_tiny_is_what_ranks_measured(zero, data, batch, measured):
+    """MB of single, ddp and fsdp-full, as `scalelab run memory` measures them on a CPU."""
+    model = Transformer(num_layers=4, width=128, num_heads=4, vocabulary=512, sequence=64)
+    job = replace(SMALL, model=model, global_batch=batch * data, dropout=0.1, has_fused_attention=False)
+    kernels = Kernels(mask_bytes=4, keeps_logits=False)
+    found = total(job, Layout(micro_batch=batch, data=data, zero=zero), kernels)
+    assert found / 1e6 == pytest.approx(measured, rel=0.025)
+
+
+def test_categories_are_all_there_and_not_negative():
+    for zero in (0, 1, 2, 3):
+        found = find_footprint(LARGE, Layout(data=8, micro_batch=8, zero=zero)).by_category
+        assert set(found) == set(CATEGORIES)
+        assert min(found.values()) >= 0
+
+
+def test_each_stage_of_zero_takes_less():
+    sizes = [total(LARGE, Layout(data=8, micro_batch=1, zero=zero)) for zero in (0, 1, 2, 3)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 4
+
+
+def test_states_of_sixteen_bits_are_sixteen_bytes_a_parameter():
+    found = find_footprint(replace(LARGE, global_batch=1), Layout(micro_batch=1))
+    states = found.by_category["parameters"] + found.by_category["optimizer"]
+    assert states == pytest.approx(14 * GPT2_LARGE.num_parameters)
+
+
+def test_shards_shrink_with_replicas():
+    job = replace(LARGE, global_batch=1024)
+    few, many = (
+        find_footprint(job, Layout(data=data, micro_batch=1, zero=3)).by_category["optimizer"] for data in (8, 64)
+    )
+    assert few == pytest.approx(8 * many)
+
+
+def test_recomputing_more_keeps_less():
+    kept = [
+        find_footprint(LARGE, Layout(data=8, micro_batch=8, checkpointing=kind)).by_category["activations"]
+        for kind in ("none", "selective", "full")
+    ]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[2] < kept[0] / 4
+
+
+def test_tensor_parallel_ranks_divide_the_model():
+    one, four = (
+        find_footprint(LARGE, Layout(tensor=split, micro_batch=4)).by_category["optimizer"] for split in (1, 4)
+    )
+    assert one == pytest.approx(4 * four)
+
+
+def test_the_first_stage_holds_a_micro_batch_for_every_stage():
+    model = Transformer(num_layers=32, width=4096, num_heads=32, vocabulary=1000, sequence=2048)
+    job = PlannedJob(model=model, device=find_device("a100-80gb"), global_batch=64)
+    alone = find_footprint(job, Layout(micro_batch=1)).by_category["activations"]
+    staged = find_footprint(job, Layout(pipeline=8, micro_batch=1)).by_category["activations"]
+    assert staged == pytest.approx(alone, rel=0.02)  # an eighth of the blocks, eight times
+
+
+def test_fewer_micro_batches_than_stages_are_not_held_twice():
+    model = Transformer(num_layers=32, width=4096, num_heads=32, vocabulary=1000, sequence=2048)
+    job = PlannedJob(model=model, device=find_device("a100-80gb"), global_batch=2)
+    staged = find_footprint(job, Layout(pipeline=8, micro_batch=1)).by_category["activations"]
+    many = find_footprint(replace(job, global_batch=64), Layout(pipeline=8, micro_batch=1)).by_category["activations"]
+    assert many == pytest.approx(4 * staged)
+
+
+@pytest.mark.parametrize(("batch", "published"), [(8, 16104), (16, 30224), (32, 58438)])
+def test_a_published_sweep_of_batches_is_met(batch, published):
+    job = replace(SMALL, dropout=0.1, global_batch=batch)
+    kernels = Kernels(has_fused_gelu=False, keeps_gradients=True)
+    assert total(job, Layout(micro_batch=batch), kernels) / 2**20 == pytest.approx(published, rel=0.05)

@@ -1,0 +1,122 @@
+"""Which layouts there are, and how long their steps take."""
+
+from dataclasses import replace
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.predict.devices import find_device
+from scalelab.predict.layout_cost import Efficiency, time_step
+from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_divisors, list_layouts
+from scalelab.predict.transformer import GPT2_SMALL, Transformer
+
+MODEL = Transformer(num_layers=32, width=4096, num_heads=32, vocabulary=51200, sequence=2048)
+JOB = PlannedJob(model=MODEL, device=find_device("a100-80gb"), global_batch=512)
+SHARES = Efficiency()
+
+
+def seconds(layout, job=JOB):
+    return time_step(job, layout, SHARES).seconds
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (Layout(tensor=3), "32 heads cannot be divided over tensor 3"),
+        (Layout(pipeline=5), "32 layers cannot be divided over pipeline 5"),
+        (Layout(pipeline=8, interleave=8), "pipeline 8 × 8 rounds"),
+        (Layout(data=7), "a batch of 512 cannot be divided over data 7"),
+        (Layout(pipeline=2, data=2, zero=3), "use ZeRO-1"),
+        (Layout(pipeline=4, interleave=2, micro_batch=256), "2 micro-batches are no multiple of pipeline 4"),
+        (Layout(zero=4), "no stage 4"),
+        (Layout(tensor=0), "1 or more"),
+    ],
+)
+def test_an_impossible_layout_says_why(layout, reason):
+    assert reason in (find_obstacle(JOB, layout) or "")
+
+
+def test_a_plain_layout_has_no_obstacle():
+    assert find_obstacle(JOB, Layout(tensor=8, pipeline=4, data=16, micro_batch=2)) is None
+
+
+def test_every_listed_layout_uses_all_devices_and_is_possible():
+    found = list(list_layouts(JOB, 64))
+    assert len(found) > 100
+    assert len(set(found)) == len(found)
+    assert all(layout.num_devices == 64 and find_obstacle(JOB, layout) is None for layout in found)
+    assert all(layout.tensor <= JOB.device.per_node for layout in found)
+
+
+def test_what_is_asked_for_is_held():
+    found = list(list_layouts(JOB, 64, Asked(tensor=4, zero=1, checkpointing="full")))
+    assert {(layout.tensor, layout.zero, layout.checkpointing) for layout in found} == {(4, 1, "full")}
+
+
+def test_no_devices_are_refused():
+    with pytest.raises(UsageError, match="--devices 0"):
+        list(list_layouts(JOB, 0))
+
+
+def test_divisors_are_complete():
+    assert list_divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert list_divisors(36, 6) == [1, 2, 3, 4, 6]
+
+
+def test_no_layout_beats_the_peak():
+    useful = MODEL.count_operations(JOB.global_batch) / (64 * JOB.device.peak("bfloat16"))
+    assert all(useful / seconds(layout) < SHARES.gemm for layout in list_layouts(JOB, 64))
+
+
+def test_the_parts_add_up_to_the_step():
+    cost = time_step(JOB, Layout(tensor=4, pipeline=4, data=4, micro_batch=1), SHARES)
+    parts = [getattr(cost, name) for name in cost.__dataclass_fields__]
+    assert cost.seconds == pytest.approx(sum(parts))
+    assert min(parts) >= 0
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_bubble_is_the_share_that_theory_says(rounds):
+    job = replace(JOB, model=replace(MODEL, vocabulary=16))  # logits are on the last stage alone
+    cost = time_step(job, Layout(pipeline=8, data=8, micro_batch=1, interleave=rounds), SHARES)
+    work = cost.products + cost.moves + cost.launches + cost.stage_sends
+    assert cost.bubble == pytest.approx(7 / 64 / rounds * work, rel=0.01)
+
+
+def test_recomputing_blocks_costs_a_third_of_the_products():
+    plain, again = (
+        time_step(JOB, Layout(data=8, micro_batch=4, checkpointing=kind), SHARES).products for kind in ("none", "full")
+    )
+    assert again / plain == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_small_matrices_are_slower():
+    small = replace(JOB, model=GPT2_SMALL)
+    rate = {
+        name: job.model.count_operations(512) / seconds(Layout(data=8, micro_batch=8), job)
+        for name, job in (("small", small), ("large", JOB))
+    }
+    assert rate["small"] < 0.8 * rate["large"]
+
+
+def test_a_slower_link_costs_whoever_uses_it():
+    slow = replace(JOB, device=replace(JOB.device, node_rate=1e9))
+    wide, inside = Layout(data=64, micro_batch=2, zero=3), Layout(tensor=8, micro_batch=2)
+    assert seconds(wide, slow) > 2 * seconds(wide)
+    assert seconds(inside, slow) == pytest.approx(seconds(inside))
+
+
+def test_tensor_parallelism_within_a_node_beats_one_across_nodes():
+    job = replace(JOB, global_batch=64)
+    costs = [time_step(job, Layout(tensor=split, micro_batch=2), SHARES).tensor for split in (8, 16)]
+    assert costs[1] > 2 * costs[0]
+
+
+def test_the_trillion_row_is_met_without_its_efficiency():
+    model = Transformer(num_layers=128, width=25600, num_heads=160, vocabulary=51200, sequence=2048)
+    job = PlannedJob(
+        model=model, device=find_device("a100-80gb"), dtype="float16", global_batch=3072, has_fused_attention=False
+    )
+    layout = Layout(tensor=8, pipeline=64, data=6, micro_batch=1, checkpointing="full")
+    published = model.count_operations(3072, "full") / (163e12 * 3072)
+    assert seconds(layout, job) == pytest.approx(published, rel=0.1)
