@@ -19,6 +19,13 @@ pytest_plugins = ("tests.slurm",)
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait for processes come first, so that quick ones fill the cores to the end."""
+    waiting = {item.path for item in items if item.get_closest_marker("ranks")}
+    slow = {item.path for item in items if item.get_closest_marker("ranks") and item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fail the test that leaks, not the one that trips over it later."""

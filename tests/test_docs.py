@@ -25,11 +25,14 @@ from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
 from scalelab.cli.completion import Completion
+from scalelab.cli.data import FLAGS as DATA_FLAGS
 from scalelab.cli.data import VERBS as DATA_VERBS
 from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.plan import PlanFlags
+from scalelab.cli.predict import Predict
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import parse_kind, parse_study, print_studies
@@ -37,7 +40,7 @@ from scalelab.cli.show import Show
 from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.samples import COLUMNS, TRANSFER_COLUMNS
+from scalelab.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.collectives import Collectives
 from scalelab.studies.traced import describe_traces
@@ -62,6 +65,8 @@ VERB_FLAGS: dict[str, type[Any]] = {
     "list": ListRuns,
     "show": Show,
     "compare": Compare,
+    "predict": Predict,
+    "plan": PlanFlags,
     "trace": Trace,
     "resume": Resume,
     "doctor": Doctor,
@@ -154,7 +159,7 @@ def _parse(arguments: list[str]) -> None:
     elif verb == "data":
         assert arguments[1] in DATA_VERBS
         if arguments[2:]:
-            parse_flags(Tokenize, arguments[2:], " ".join(arguments[:2]))
+            parse_flags(DATA_FLAGS[arguments[1]], arguments[2:], " ".join(arguments[:2]))
     elif arguments[:2] == ["trace", DIFF]:
         parse_flags(TraceDiff, arguments[2:], " ".join(arguments[:2])).reading.check()
     else:
@@ -177,6 +182,13 @@ def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None
             target.write_text(written[0] if written else STAND_IN)
 
 
+def provide_stored_sets(arguments: list[str], directory: Path) -> None:
+    """Files that are looked for by name and opened by ranks only."""
+    for name in arguments[1:] if arguments[:2] == ["run", "io-formats"] else ():
+        if name.endswith(".h5"):
+            (directory / name).touch()
+
+
 def provide_shards(arguments: list[str], directory: Path) -> None:
     """Put a shard of tokens where a command looks for some."""
     if "tokens" in arguments and "--data-path" in arguments:
@@ -195,6 +207,7 @@ def test_every_command_parses(
     arguments = shlex.split(command)
     provide_workloads(arguments, page, tmp_path)
     provide_shards(arguments, tmp_path)
+    provide_stored_sets(arguments, tmp_path)
     assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
 
 
@@ -412,7 +425,7 @@ def test_what_build_may_take_is_listed() -> None:
 def test_every_column_kind_and_status_of_a_run_is_listed() -> None:
     text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert listed == [*COLUMNS, *map(str, StepKind), *TRANSFER_COLUMNS, *map(str, Status)]
+    assert listed == [*COLUMNS, *map(str, StepKind), *TRANSFER_COLUMNS, *FETCH_COLUMNS, *map(str, Status)]
 
 
 def test_the_constants_of_the_statistics_are_those_of_the_code() -> None:

@@ -28,8 +28,9 @@ def read_curve(runs_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_lenet_learns_digits(tmp_path: Path) -> None:
-    job = ["--workload", "lenet", "--data", "digits", "--global-batch", "4", *ONE_CORE]
-    done = scalelab("train", *job, "--epochs", "9", "--log-every", "500", cwd=tmp_path)
+    job = ["--workload", "lenet", "--data", "digits", "--global-batch", "16", *ONE_CORE]
+    adam = ["--optimizer", "adam", "--lr", "2e-3"]
+    done = scalelab("train", *job, *adam, "--epochs", "8", "--log-every", "500", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_curve(tmp_path / "runs")[-1]["accuracy"] > 0.95
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from scalelab.cli.data import main
-from scalelab.cli.data_convert import DataConvert, read_option
+from scalelab.cli.data_convert import DataConvert, format_gain, read_option
 from scalelab.cli.data_doctor import DataDoctor, describe
 from scalelab.data.doctor import examine
 from scalelab.data.formats.stored import StoredSet
@@ -65,6 +65,12 @@ def test_a_conversion_says_what_it_wrote_and_what_it_gains(file: Path, capsys: p
     assert printed.splitlines()[-1] == f"scalelab data doctor '{out}'"
     with h5py.File(out) as opened:
         assert (opened["x"].chunks, opened["x"].compression_opts, opened["x"].shuffle) == ((4, 16, 32), 9, True)
+
+
+def test_a_gain_below_one_is_told_as_slower() -> None:
+    assert format_gain(6.0, 2.0) == "3.00 times as fast"
+    assert format_gain(2.0, 6.0) == "3.00 times as slow"
+    assert format_gain(2.0, 0.0) == "– times as fast"
 
 
 @pytest.mark.parametrize(

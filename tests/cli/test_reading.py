@@ -120,7 +120,7 @@ def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.
 
 def test_completion_knows_training_runs_and_the_commands_of_data(capsys: pytest.CaptureFixture[str]) -> None:
     script = call(capsys, "completion", "bash")
-    for word in ("train", "data", "tokenize", "--tokens-per-shard", "--checkpoint-every"):
+    for word in ("train", "data", "tokenize", "--tokens-per-shard", "fetch", "--from", "--checkpoint-every"):
         assert word in script
     for data in ("synthetic", "tokens", "cifar10", "digits"):
         assert data in script, "an option that workloads share offers the values of all of them"

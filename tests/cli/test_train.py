@@ -58,13 +58,24 @@ def test_a_training_prints_lines_and_an_answer_and_is_a_run_like_others(tmp_path
     assert len(table["rows"]) == 20
 
 
+LONG = [*SMALL, "--ranks", "2", "--steps", "300", "--checkpoint-every", "15"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of a training that nobody stopped."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    assert scalelab(*LONG, cwd=place).returncode == 0
+    return place / "runs"
+
+
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path, how: signal.Signals) -> None:
-    long = [*SMALL, "--ranks", "2", "--steps", "300", "--checkpoint-every", "15"]
-    assert scalelab(*long, "--runs-dir", "whole", cwd=tmp_path).returncode == 0
-    command = start_scalelab(*long, cwd=tmp_path)
+def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
+    tmp_path: Path, undisturbed: Path, how: signal.Signals
+) -> None:
+    command = start_scalelab(*LONG, cwd=tmp_path)
     wait_until(lambda: bool(list(tmp_path.glob("runs/*/trials/*/checkpoints/step-*"))))
     family = psutil.Process(command.pid).children(recursive=True)
     command.send_signal(how)
@@ -79,8 +90,8 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: P
     steps = int(re.findall(r"going on after (\d+) steps", resumed.stderr)[0])
     assert steps % 15 == 0
     assert int(LINE.findall(resumed.stderr)[0][0]) == steps
-    assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "whole")
-    curves = [read_result(tmp_path / place)["curve"] for place in ("runs", "whole")]
+    assert read_losses(tmp_path / "runs") == read_losses(undisturbed)
+    curves = [read_result(runs_dir)["curve"] for runs_dir in (tmp_path / "runs", undisturbed)]
     assert [p["loss"] for p in curves[0]] == [p["loss"] for p in curves[1]]
 
 
@@ -139,15 +150,43 @@ def test_the_rank_that_failed_under_torchrun_is_named_although_another_was_busy(
     assert "no luck" in result["reason"]
 
 
+STUCK_AFTER_5_STEPS = """
+import time
+from pathlib import Path
+import torch
+from torch import nn
+
+STUCK = Path(__file__).with_name("stuck")
+
+
+def build(batch_size):
+    losses = []
+
+    def loss(model, batch):
+        losses.append(model(batch).sum())
+        while len(losses) > 5 and STUCK.exists():
+            time.sleep(0.1)
+        return losses[-1]
+
+    return nn.Linear(2, 1), [torch.ones(batch_size, 2)], loss
+"""
+
+
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tmp_path: Path) -> None:
-    slow = [*SMALL, "--steps", "100000", "--checkpoint-every", "50", "--log-every", "1000"]
-    late = torchrun(*slow, "--timeout", "15s", cwd=tmp_path)
+    (tmp_path / "own.py").write_text(STUCK_AFTER_5_STEPS)
+    (tmp_path / "stuck").touch()
+    training = ["train", "--workload", "own.py", "--steps", "8", "--checkpoint-every", "2"]
+    late = torchrun(*training, "--timeout", "30s", cwd=tmp_path)
+    assert late.returncode != 0
     assert read_result(tmp_path / "runs")["status"] == "timed_out", late.stderr
+    (tmp_path / "stuck").unlink()
     resumed = torchrun("resume", "last", cwd=tmp_path)
-    assert "going on after" in resumed.stderr
-    assert resumed.returncode != 0, "its time is as short as before"
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on after 4 steps" in resumed.stderr
+    assert read_result(tmp_path / "runs")["status"] == "completed"
+    assert [step for rank, step, _ in read_losses(tmp_path / "runs") if rank == "0"] == [str(n) for n in range(8)]
 
 
 @pytest.mark.ranks

@@ -19,6 +19,7 @@ from scalelab.files import write_json
 from scalelab.launching import choose_launcher
 from scalelab.measure.launchers.hosts import HostsLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.utilization import OTHERS
 from scalelab.ranks.namespaces import list_namespaces, list_pids
 from scalelab.settings import Exchange
 from scalelab.studies.study import Job
@@ -95,9 +96,11 @@ def test_ranks_train_the_same_on_hosts_of_their_own_and_every_gradient_goes_over
 @pytest.mark.ranks
 @needs_hosts
 def test_two_ranks_may_share_a_host(hosts: HostsLauncher, tmp_path: Path) -> None:
-    result = launch(hosts, make_spread(num_ranks=3, ranks_per_host=2, global_batch=6), tmp_path)
+    watched = make_spread(num_ranks=3, ranks_per_host=2, global_batch=6, instruments=("utilization",))
+    result = launch(hosts, watched, tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     assert [rank.host for rank in result.ranks] == ["host0", "host0", "host1"]
+    assert {load.device for load in result.loads} == {"rank 0", "rank 1", "rank 2", OTHERS}
 
 
 @pytest.mark.ranks
@@ -137,9 +140,9 @@ def test_an_error_on_one_host_is_told_in_its_own_words(hosts: HostsLauncher, tmp
 @needs_hosts
 def test_a_rank_that_hangs_times_out_with_its_stack_in_the_log(hosts: HostsLauncher, tmp_path: Path) -> None:
     spec = write_step_workload(tmp_path, "time.sleep(3600)", rank=1, step=2)
-    result = launch(hosts, make_spread(workload=spec, timeout_seconds=12.0), tmp_path / "t")
+    result = launch(hosts, make_spread(workload=spec, timeout_seconds=30.0), tmp_path / "t")
     assert result.status is Status.TIMED_OUT
-    assert "not finished after 12 s" in result.reason
+    assert "not finished after 30 s" in result.reason
     assert "in endless" in (tmp_path / "t/rank1.log").read_text()
 
 

@@ -42,6 +42,7 @@ def read_phases(samples: tuple[StepSample, ...], rank: int) -> list[StepSample]:
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 def test_a_rank_that_waits_for_a_late_one_had_its_gradients_before(launcher: LocalLauncher, tmp_path: Path) -> None:
     """Rank 0 sleeps in backward: rank 1's backward is as long, and its own gradients were ready long before its end."""
     slow = Perturbation(delay="30ms", delay_phase="backward", delay_rank=0)

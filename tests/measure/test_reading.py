@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from scalelab.data import stored_order
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DataUnreadable, ScalelabError, UsageError
 from scalelab.measure.agreement import scratch_directory
@@ -78,6 +79,22 @@ def test_hdf5_in_automatic_chunks_is_read_naively_and_lazily(tmp_path: Path) -> 
         assert "gzip" in report.chunks
 
 
+def test_a_set_that_is_too_large_to_be_kept_is_also_read_by_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("h5py")
+    blocks = Pass(order="blocks")
+    trial = make_reading_trial("hdf5-gzip", automatic_chunks=True, passes=(Pass(), blocks))
+    kept, told = read(trial, tmp_path / "kept")
+    assert (count(kept, blocks), told.shuffle) == ({}, "")
+    monkeypatch.setattr(stored_order, "KEPT_BYTES", 100)
+    fetches, report = read(trial, tmp_path / "large")
+    assert count(fetches, Pass()) == count(fetches, blocks) == {0: 40, 1: 40}
+    assert report.shuffle.startswith("shuffled by blocks of")
+    eager, _ = read(replace(trial, reading=replace(trial.reading, mode="eager")), tmp_path / "eager")  # type: ignore[type-var]
+    assert count(eager, blocks) == {}
+
+
 def test_the_users_own_file_is_read_as_it_is_and_in_other_formats(tmp_path: Path) -> None:
     own = tmp_path / "own.npy"
     array = np.arange(60, dtype=np.uint8).reshape(20, 3)
@@ -131,6 +148,27 @@ def test_a_training_gets_the_same_batches_from_a_stored_set_as_from_memory(tmp_p
     assert stored.options["reader"] == "lazy"
     for found, expected in zip(load_workload(stored, 0).batches, from_memory, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_training_on_what_cannot_be_kept_goes_by_blocks_on_every_rank_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("h5py")
+    trial = make_training(num_ranks=2, global_batch=4, strategy="ddp")
+    trial = replace(trial, reading=replace(trial.reading, format="hdf5-gzip", automatic_chunks=False))  # type: ignore[type-var]
+    stored = read_from_set(trial, 0, tmp_path)
+    fully = load_workload(stored, 0)
+    assert fully.shuffle == ""
+    monkeypatch.setattr(stored_order, "KEPT_BYTES", 100)
+    ranks = [load_workload(stored, rank) for rank in range(2)]
+    assert ranks[0].shuffle.startswith("shuffled by blocks of")
+    told = load_workload(replace(stored, options={**stored.options, "shuffle": "full"}), 0)
+    assert told.shuffle == ""
+    batches = [torch.cat([batch[1] for batch in rank.batches]) for rank in ranks]
+    whole = torch.cat([torch.cat([batch[1] for batch in load_workload(stored, 0).batches]), batches[1]])
+    expected = torch.from_numpy(make_arrays(trial)["tgt"])
+    assert sorted(whole.sum((1, 2)).tolist()) == sorted(expected.sum((1, 2)).tolist())
+    assert all(torch.equal(*pair) for pair in zip(next(iter(told.batches)), next(iter(fully.batches)), strict=True))
 
 
 def test_a_stored_set_of_other_lengths_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from scalelab.environment import usable_cores
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.utilization import (
     OTHERS,
+    LateReader,
     NvmlReader,
     RankReader,
     ReplicaReader,
@@ -27,6 +28,7 @@ from scalelab.measure.launchers.utilization import (
     open_gpus,
     read_clock,
     watch_devices,
+    watch_rank,
 )
 from scalelab.measure.replica_clock import make_replica_clock, open_replica_clock
 from scalelab.observations import DeviceLoad
@@ -66,6 +68,25 @@ def test_a_trial_that_does_not_ask_is_not_looked_at(tmp_path: Path) -> None:
     with watch_devices(make_trial(), tmp_path, [os.getpid()] * 2, [(0,), (0,)]) as loads:
         pass
     assert loads == []
+
+
+@pytest.mark.parametrize(("bind", "others"), [("cores", {OTHERS}), ("none", set())])
+def test_one_rank_of_several_is_looked_at_under_its_own_number(bind: str, others: set[str], tmp_path: Path) -> None:
+    trial = make_trial(instruments=("utilization",), bind=bind)
+    with watch_rank(trial, tmp_path, pid=os.getpid(), cores=usable_cores()[:1], rank=5, gpu=1) as loads:
+        while len(loads) < 4:
+            pass
+    assert {load.device for load in loads} == {"rank 5", *others}
+
+
+def test_ranks_that_have_not_all_begun_are_not_looked_at_yet() -> None:
+    found: list[list[int] | None] = [None, [os.getpid()]]
+    reader = LateReader(lambda: found.pop(0), lambda pids: RankReader([usable_cores()[:1]], pids))
+    assert reader.read() == reader.read() == []
+    begun = time.process_time()
+    while time.process_time() - begun < 0.02:
+        pass
+    assert {load.device for load in reader.read()} == {"rank 0", OTHERS}
 
 
 @pytest.mark.ranks

@@ -143,6 +143,7 @@ def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 def test_a_delay_on_real_ranks_is_found(launcher: LocalLauncher, tmp_path: Path) -> None:
     told = Perturbation(delay="15ms", delay_phase="backward", delay_rank=1)
     job = Job(workload="mlp", options={"dim": 32, "depth": 2}, device="cpu", threads_per_rank=1, perturbation=told)

@@ -16,6 +16,7 @@ from scalelab.data.formats.writing import write_set
 from scalelab.errors import DamagedRun, DataUnreadable, UnknownName, UsageError
 from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.observations import RankReport
 from scalelab.report.document import Document, Table
 from scalelab.settings import MEMORY, Pass
 from scalelab.store import RunStore
@@ -128,6 +129,42 @@ def test_the_summary_names_the_cause_and_the_cure(tmp_path: Path) -> None:
     assert "(128, 2, 64), gzip, so that each sample of 672 B inflates 128 times its bytes" in words
     assert "Read by batches, the same file takes" in words
     assert "From the disk an epoch takes" in words
+
+
+def test_sets_that_are_too_large_to_be_kept_have_a_column_and_a_sentence_for_blocks(tmp_path: Path) -> None:
+    def enlarge(result: TrialResult) -> TrialResult:
+        if result.trial.configuration != "hdf5-gzip-lazy":
+            return result
+        ranks = (replace(rank, reading=replace(rank.reading, shuffle="shuffled by blocks")) for rank in result.ranks)
+        return replace(result, ranks=tuple(ranks))
+
+    def take_less(trial: Trial, one: Pass) -> float:
+        return take(trial, one) / (5 if one.order == "blocks" else 1)
+
+    _, usual = measure(tmp_path / "usual")
+    assert "blocks" not in " ".join(usual.summary)
+    assert "blocks_batch_seconds" not in [column.key for table in usual.tables for column in table.columns]
+    _, document = measure(tmp_path / "large", AlteredLauncher(enlarge, fetch_seconds=take_less))
+    warm = next(table for table in document.tables if table.title == "From the kernel's memory")
+    row = read_row(warm, "hdf5-gzip lazy")
+    assert row["blocks_batch_seconds"] == pytest.approx(row["shuffled_batch_seconds"] / 5)
+    (sentence,) = (words for words in document.summary if "by blocks" in words)
+    assert sentence.startswith("hdf5-gzip lazy is shuffled by blocks. An epoch takes")
+    assert "fully shuffled 4.4" in sentence
+
+
+def test_trainings_by_blocks_are_told_and_their_losses_not_compared(tmp_path: Path) -> None:
+    def go_by_blocks(result: TrialResult) -> TrialResult:
+        if result.trial.configuration != "train-hdf5-gzip-lazy":
+            return result
+        samples = tuple(sample._replace(loss=7.0) for sample in result.samples)
+        ranks = (RankReport(rank=0, shuffle="shuffled by blocks of 2 chunks"),)
+        return replace(result, samples=samples, ranks=ranks)
+
+    launcher = AlteredLauncher(go_by_blocks, step_seconds=lambda _: 0.1, fetch_seconds=take)
+    _, document = measure(tmp_path, launcher, train=True)
+    assert "its samples are shuffled by blocks of 2 chunks → if the file is sorted" in warn_all(document)
+    assert "other losses" not in warn_all(document)
 
 
 def test_workers_are_compared_with_none(tmp_path: Path) -> None:

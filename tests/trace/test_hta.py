@@ -117,6 +117,7 @@ def quiet() -> Iterator[None]:
 
 def ask_traceinsight(path: Path) -> HtaBreakdown | None:
     """Its figures; None where it gives none."""
+    pytest.importorskip("hta", reason="needs traceinsight: make setup")
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))

@@ -41,6 +41,7 @@ def build_streams(seed: int) -> TraceBuilder:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_host_wait_and_the_longest_queue_are_those_of_traceinsight(seed: int, tmp_path: Path) -> None:
+    pytest.importorskip("hta", reason="needs traceinsight: make setup")
     from hta.trace_analysis import TraceAnalysis
 
     path = build_streams(seed).write(tmp_path / "rank0.json")
