@@ -124,6 +124,8 @@ class GradientTimes:
     payload_bytes: tuple[int, ...]
     backward_seconds: float
     """Of all backward in the same steps, the exchange included where there is one."""
+    core_seconds: float | None = None
+    """Processor time of all threads in one of these steps: how long it keeps a core busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +250,11 @@ class ReadingReport:
     private_bytes: int | None = None
     """The most that reading added to the process's own memory, as seen after every pass: without mapped files."""
     amplification: float | None = None
-    """Bytes that must be read or inflated for one sample, over its own; None: unknown."""
+    """Bytes that must be read or inflated for one sample, all its columns, over its own; None: unknown."""
     chunks: str = ""
-    """Of the column that amplification is largest for, in words."""
+    """Of the column of which most is read or inflated for a sample, in words."""
+    shuffle: str = ""
+    """How a training would shuffle the set, in words, where that is by blocks of its chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +300,8 @@ class RankReport:
     counters: DdpCounters | None = None
     gradients: GradientTimes | None = None
     reading: ReadingReport | None = None
+    shuffle: str = ""
+    """How the samples of its training are shuffled, in words, where that is not fully."""
     traced_steps: tuple[TracedStep, ...] = ()
     """What the trace of the profiled steps says, one by one; see `trace/`."""
     traced_operators: tuple[TracedOperator, ...] = ()

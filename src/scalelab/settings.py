@@ -30,7 +30,7 @@ Backend = Literal["auto", "gloo", "nccl", "mpi"]
 MEMORY = "memory"
 """What stands for a format where samples are in memory and in no file."""
 ReadingMode = Literal["lazy", "eager", "naive"]
-Order = Literal["sequential", "shuffled"]
+Order = Literal["sequential", "shuffled", "blocks"]
 Access = Literal["batch", "item"]
 Cache = Literal["cold", "warm", "memcpy"]
 """Where the bytes of a pass are before it: on the disk, in the kernel's memory, or in the process itself."""

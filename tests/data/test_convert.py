@@ -58,6 +58,12 @@ def test_arrays_in_groups_get_names_that_every_format_can_store(tmp_path: Path) 
         assert [field.name for field in stored.fields] == ["train-x", "train-y"]
 
 
+def test_what_is_no_array_of_numbers_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["names"] = ARRAYS["x"], ["a"] * len(ARRAYS["x"])
+    assert convert(tmp_path / "x.h5", tmp_path / "x.npz").left_out == ("names (text)",)
+
+
 def test_what_reads_back_otherwise_does_not_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = make_source(tmp_path), tmp_path / "out.npz"
     out.write_bytes(b"older")

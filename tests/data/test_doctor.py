@@ -8,11 +8,15 @@ import h5py  # type: ignore[import-untyped, unused-ignore]
 import numpy as np
 import pytest
 
+from scalelab.cli.data_doctor import summarise
+from scalelab.data import reading_model
 from scalelab.data.chunk_cache import count_in_order, count_shuffled
-from scalelab.data.doctor import Diagnosis, choose_cache, examine, find_prime
+from scalelab.data.doctor import BY_BLOCKS, Diagnosis, choose_cache, examine, find_prime
+from scalelab.data.formats import decoded
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
 from scalelab.data.reading_model import make_grid
+from scalelab.data.stored_order import choose_stored_order
 
 NOISE = np.random.default_rng(0).standard_normal((256, 16, 32)).astype(np.float32)
 
@@ -52,6 +56,26 @@ def test_the_cache_that_is_advised_inflates_each_chunk_once(found: Diagnosis) ->
     assert cache is not None
     assert count_in_order(make_grid(column), cache).number == column.num_chunks
     assert count_shuffled(make_grid(column), cache).number == column.num_chunks
+
+
+def test_where_a_reader_cannot_keep_the_set_blocks_of_its_chunks_are_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order is the one that a training would choose; what is no array of numbers is named."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=NOISE, chunks=(16, 16, 32), compression="gzip")
+        file.create_dataset("names", data=["a"] * len(NOISE))
+    for module in (decoded, reading_model):
+        monkeypatch.setattr(module, "find_cache_bytes", lambda: 2 * 16 * NOISE[0].nbytes)
+    found = examine(path, seconds=0.1)
+    assert found.blocks == choose_stored_order(path, kept_bytes=0).order
+    assert found.blocks is not None
+    blocks = next(way for way in found.ways if way.name == BY_BLOCKS)
+    assert blocks.inflated.shuffled == NOISE.nbytes
+    words = " ".join(summarise(found))
+    assert "BlockShuffle(chunk_samples=16, window_chunks=16)" in words
+    assert "Left out, since only arrays of numbers are samples: names (text)." in words
 
 
 def test_primes() -> None:

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle, FullShuffle, Order, Sequential, choose_order, draw_order
 from scalelab.data.sample_batches import SampleBatches, StartMethod
-from scalelab.data.stored_batches import StoredFetch, choose_stored_order, fetch_columns
+from scalelab.data.stored_batches import StoredFetch, fetch_columns
 from scalelab.errors import UsageError
 
 blocks = st.builds(BlockShuffle, chunk_samples=st.integers(1, 9), window_chunks=st.integers(1, 6))
@@ -157,17 +156,6 @@ def test_blocks_are_chosen_where_single_samples_cost_more_than_twice_their_bytes
     assert tight == BlockShuffle(chunk_samples=100, window_chunks=1)
 
 
-def test_a_stored_set_is_shuffled_by_its_own_chunks(tmp_path: Path) -> None:
-    pytest.importorskip("h5py", reason="h5py is absent")
-    samples: dict[str, Any] = {"x": np.zeros((100, 16), dtype=np.float32), "y": np.zeros(100, dtype=np.uint8)}
-    for name in ("npy", "hdf5-gzip"):
-        options = {"chunk_samples": 10} if name == "hdf5-gzip" else {}
-        write_set(tmp_path / f"set{name}.h5", samples, format=name, options=options)
-    plain, chunked = (StoredSet(tmp_path / f"set{name}.h5", format=name) for name in ("npy", "hdf5-gzip"))
-    assert choose_stored_order(plain) == FullShuffle()
-    assert choose_stored_order(chunked, buffer_bytes=4000) == BlockShuffle(chunk_samples=10, window_chunks=3)
-
-
 def test_what_cannot_be_a_block_is_refused() -> None:
     with pytest.raises(UsageError, match="--chunk-samples 0"):
         BlockShuffle(chunk_samples=0, window_chunks=1)
@@ -215,6 +203,14 @@ def test_a_stored_set_is_fetched_by_number(stored: Path) -> None:
         fetch_columns(StoredSet(stored), ["classes"])
 
 
+@pytest.fixture(scope="module")
+def _resource_tracker() -> None:
+    """Python's own process beside those that are spawned. It stays for good, and others may have given it semaphores to
+    look after: it is started before anybody counts processes, and never stopped."""
+    resource_tracker.ensure_running()
+
+
+@pytest.mark.usefixtures("_resource_tracker")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_workers_of_a_stored_set_go_on_in_mid_epoch_with_the_same_bits(stored: Path, start_method: StartMethod) -> None:
     alone = make_stored_batches(stored)
@@ -231,4 +227,3 @@ def test_workers_of_a_stored_set_go_on_in_mid_epoch_with_the_same_bits(stored: P
                 assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     finally:
         helped.close()
-        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # spawning starts it, for good

@@ -149,7 +149,7 @@ def test_sets_that_are_too_large_to_be_kept_have_a_column_and_a_sentence_for_blo
     row = read_row(warm, "hdf5-gzip lazy")
     assert row["blocks_batch_seconds"] == pytest.approx(row["shuffled_batch_seconds"] / 5)
     (sentence,) = (words for words in document.summary if "by blocks" in words)
-    assert sentence.startswith("hdf5-gzip lazy is shuffled by blocks. An epoch takes")
+    assert sentence.startswith("In a training hdf5-gzip lazy is shuffled by blocks. An epoch takes")
     assert "fully shuffled 4.4" in sentence
 
 

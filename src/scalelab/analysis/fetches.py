@@ -157,6 +157,11 @@ class FetchSeries:
         return max((found for report in self.reports if (found := report.amplification) is not None), default=None)
 
     @property
+    def shuffle(self) -> str:
+        """How a training would shuffle the set, in words, where that is by blocks."""
+        return next((report.shuffle for report in self.reports if report.shuffle), "")
+
+    @property
     def chunks(self) -> str:
         return next((report.chunks for report in self.reports if report.chunks), "")
 

@@ -20,7 +20,7 @@ from scalelab.data.formats.catalogue import find_entry, find_format
 from scalelab.data.formats.columns import Setting
 from scalelab.errors import UsageError
 from scalelab.settings import MaybeInt
-from scalelab.units import format_bytes, format_quantity, format_seconds
+from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +100,23 @@ def print_converted(wanted: DataConvert, done: Converted) -> None:
     if wanted.measure:
         places = ((wanted.file, wanted.source_format), (wanted.out, wanted.format))
         before, after = (measure_shuffled(path, name, done.num_samples) for path, name in places)
-        gain = format_quantity("number", before / after) if after else "–"
         lines += [
             f"  one sample at a time, shuffled: {format_seconds(before)} an epoch before, {format_seconds(after)} now,"
-            f" {gain} times as fast"
+            f" {format_gain(before, after)}"
         ]
+    if done.left_out:
+        lines.append(f"  not written, since only arrays of numbers are: {', '.join(done.left_out)}")
     lines += ["", f"scalelab data doctor {shlex.quote(str(wanted.out))}"]
     print("\n".join(lines))  # noqa: T201
+
+
+def format_gain(before: float, after: float) -> str:
+    """How much faster the new one is, or slower."""
+    if not before or not after:
+        return f"{UNKNOWN} times as fast"
+    if before >= after:
+        return f"{format_quantity('number', before / after)} times as fast"
+    return f"{format_quantity('number', after / before)} times as slow"
 
 
 def measure_shuffled(path: Path, name: str, num_samples: int) -> float:

@@ -14,7 +14,7 @@ from scalelab.checks import check_at_least, check_positive
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.data.amplification import TOLERATED, ColumnChunks
-from scalelab.data.doctor import BY_BLOCKS, Diagnosis, Way, examine
+from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, Diagnosis, Way, examine
 from scalelab.data.formats.catalogue import ENTRIES, find_entry
 from scalelab.report.document import Column, Document, Section, Table, Value, make_row
 from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_seconds
@@ -133,7 +133,7 @@ def list_ways(found: Diagnosis, seconds: float) -> Table:
 
 def summarise(found: Diagnosis) -> list[str]:
     """The cause, what it costs, and the fixes from the smallest change to the largest."""
-    sentences = [describe_cause(found)]
+    sentences = [*describe_left_out(found), describe_cause(found)]
     plain = found.ways[0]
     best = found.advised or min(found.ways, key=lambda way: way.epoch.shuffled)
     sentences.append(
@@ -143,21 +143,34 @@ def summarise(found: Diagnosis) -> list[str]:
     if found.cache is not None and plain.inflated.shuffled > found.ways[1].inflated.shuffled:
         sentences.append(describe_cache(found))
     blocks = find_way(found, BY_BLOCKS)
-    if blocks is not None:
-        length = max(column.chunk_samples for column in found.columns)
+    if blocks is not None and found.blocks is not None:
         sentences.append(
-            f"Block shuffle, BlockShuffle(chunk_samples={length}, window_chunks=8), inflates each chunk once with"
-            f" scalelab's reader: {format_seconds(blocks.epoch.shuffled)}."
+            f"Block shuffle, BlockShuffle(chunk_samples={found.blocks.chunk_samples},"
+            f" window_chunks={found.blocks.window_chunks}), inflates each chunk once with scalelab's reader:"
+            f" {format_seconds(blocks.epoch.shuffled)}."
         )
     if found.amplification <= TOLERATED or not best.format:
         return [*sentences, "There is nothing to fix in how the file is laid out."]
     gain = plain.epoch.shuffled / best.epoch.shuffled if best.epoch.shuffled else None
     times = UNKNOWN if gain is None else format_quantity("number", gain)
+    own = find_way(found, BY_BATCHES)
+    if own is not None and own.epoch.shuffled:
+        times_own = format_quantity("number", plain.epoch.shuffled / own.epoch.shuffled)
+        sentences.append(
+            f"As it is, but read by scalelab, an epoch takes {format_seconds(own.epoch.shuffled)}: {times_own} times as"
+            " fast."
+        )
     sentences.append(
         f"Converted to {best.format} and read by scalelab, an epoch takes {format_seconds(best.epoch.shuffled)}:"
         f" {times} times as fast."
     )
     return [*sentences, format_command(found, best)]
+
+
+def describe_left_out(found: Diagnosis) -> list[str]:
+    if not found.left_out:
+        return []
+    return [f"Left out, since only arrays of numbers are samples: {', '.join(found.left_out)}."]
 
 
 def describe_cause(found: Diagnosis) -> str:

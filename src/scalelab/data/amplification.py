@@ -20,6 +20,7 @@ A file that is mapped is read by pages, so a small sample costs those that it li
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,3 +124,8 @@ class ColumnChunks:
         starts = self.offset + np.arange(min(period, self.num_samples), dtype=np.int64) * self.sample_bytes
         pages = (starts + self.sample_bytes - 1) // PAGE_BYTES - starts // PAGE_BYTES + 1
         return float(pages.mean()) * PAGE_BYTES / self.sample_bytes
+
+
+def amplify(columns: Sequence[ColumnChunks]) -> float:
+    """Of a whole sample: a small column in large chunks, such as labels, counts for as little as it costs."""
+    return sum(column.inflated_bytes for column in columns) / max(1, sum(column.sample_bytes for column in columns))

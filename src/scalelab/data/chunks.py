@@ -15,6 +15,7 @@ import numpy as np
 from scalelab.data.amplification import ColumnChunks
 from scalelab.data.chunk_cache import CacheSize
 from scalelab.data.formats.catalogue import find_format, load_format
+from scalelab.data.formats.npy import list_columns
 from scalelab.data.formats.stored import StoredSet, reading_errors
 from scalelab.errors import DataUnreadable
 
@@ -51,17 +52,10 @@ def describe_columns(path: Path, name: str) -> tuple[ColumnChunks, ...]:
 
 
 def describe_hdf5(path: Path) -> tuple[ColumnChunks, ...]:
-    """The datasets at the top of a file, and those in groups below."""
-    h5py: Any = importlib.import_module("h5py")
-    found: list[ColumnChunks] = []
-
-    def look(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.ndim and item.dtype.kind in "biuf":
-            found.append(_describe_dataset(name, item))
-
-    with h5py.File(path, "r") as file:
-        file.visititems(look)
-    return tuple(found)
+    """The arrays at the top of a file, and those in groups below: the columns that its reader finds."""
+    hdf5: Any = importlib.import_module("scalelab.data.formats.hdf5")
+    with hdf5.h5py.File(path, "r") as file:
+        return tuple(_describe_dataset(name, item) for name, item in hdf5.list_datasets(file).items())
 
 
 FILTER_NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset"}
@@ -174,7 +168,7 @@ def _find_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo, num_bytes: int
 
 def describe_npy(path: Path) -> tuple[ColumnChunks, ...]:
     """One file per column, each read by memory map."""
-    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    files = list_columns(path) if path.is_dir() else [path]
     arrays = {file: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
     return tuple(
         ColumnChunks(

@@ -45,6 +45,8 @@ class Converted:
     result_bytes: int
     digest: str
     """Of all samples, the same in both."""
+    left_out: tuple[str, ...] = ()
+    """What the source holds besides and is no column, in words: it was not written."""
 
 
 def name_format(path: Path) -> str:
@@ -82,13 +84,14 @@ def convert(
             limits = limit_cache(to_format, describe_chunks(scratch, to_format))
             with StoredSet(scratch, format=to_format, options=limits) as written:
                 digest = verify(stored, written, part, progress)
-        sample_bytes = sum(field.num_bytes for field in stored.fields)
+        sample_bytes, left_out = sum(field.num_bytes for field in stored.fields), stored.left_out
     return Converted(
         num_samples=num_samples,
         sample_bytes=sample_bytes,
         source_bytes=count_bytes(source),
         result_bytes=count_bytes(out),
         digest=digest,
+        left_out=left_out,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.data.amplification import ColumnChunks
+from scalelab.data.amplification import ColumnChunks, amplify
 from scalelab.data.calibration import Calibration, Item, Read, Trial, calibrate
 from scalelab.data.chunk_cache import CacheSize
 from scalelab.data.chunks import describe_chunks, find_family
@@ -28,6 +28,7 @@ from scalelab.data.formats.catalogue import find_format
 from scalelab.data.formats.columns import Settings
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
+from scalelab.data.order import BlockShuffle
 from scalelab.data.plain_readers import open_plain
 from scalelab.data.reading_model import (
     EpochBytes,
@@ -39,6 +40,7 @@ from scalelab.data.reading_model import (
     follow_plain,
     make_batches,
 )
+from scalelab.data.stored_order import choose_stored_order
 from scalelab.environment import read_available_memory
 
 NUM_PARTS = 3
@@ -50,6 +52,7 @@ TRIAL_BYTES = 8 * 2**20
 LEAST_CHUNK_BYTES = 8192
 """Of a chunk that is advised: what is smaller costs more to find than to inflate."""
 ONE_BY_ONE = "one at a time"
+BY_BATCHES = "scalelab"
 BY_BLOCKS = "scalelab, blocks"
 WORTH_FILTERING = 2.0
 """A filter that makes data smaller by this is worth keeping."""
@@ -89,6 +92,10 @@ class Diagnosis:
     """The first is how the library reads one sample at a time."""
     cache: CacheSize | None
     """What HDF5's cache would have to be, per column, for each chunk to be inflated once in order."""
+    blocks: BlockShuffle | None = None
+    """The order in which scalelab's reader inflates each chunk once, where it cannot keep them all."""
+    left_out: tuple[str, ...] = ()
+    """What the file holds besides and is no column, in words."""
 
     @property
     def num_samples(self) -> int:
@@ -101,7 +108,7 @@ class Diagnosis:
     @property
     def amplification(self) -> float:
         """Of a whole sample."""
-        return sum(column.inflated_bytes for column in self.columns) / max(1, self.sample_bytes)
+        return amplify(self.columns)
 
     @property
     def advised(self) -> Way | None:
@@ -119,7 +126,7 @@ def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1
     name = format or find_format(path)
     columns = describe_chunks(path, name)
     with StoredSet(path, format=name) as stored:
-        len(stored)  # refuses what cannot be read
+        left_out = stored.left_out  # refuses what cannot be read
     cache = choose_cache(columns)
     ways = [
         *predict_plain(path, name, columns, cache, seconds * 0.4),
@@ -127,7 +134,21 @@ def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1
     ]
     if any(column.chunk for column in columns):
         ways += try_conversions(path, name, columns, batch, seconds * 0.15)
-    return Diagnosis(path=path, format=name, batch=batch, columns=columns, ways=tuple(ways), cache=cache)
+    return Diagnosis(
+        path=path,
+        format=name,
+        batch=batch,
+        columns=columns,
+        ways=tuple(ways),
+        cache=cache,
+        blocks=choose_blocks(path, name) if any(way.name == BY_BLOCKS for way in ways) else None,
+        left_out=left_out,
+    )
+
+
+def choose_blocks(path: Path, name: str) -> BlockShuffle | None:
+    order = choose_stored_order(path, format=name, kept_bytes=0).order
+    return order if isinstance(order, BlockShuffle) else None
 
 
 def predict_plain(
@@ -151,7 +172,7 @@ def predict_batched(path: Path, name: str, columns: Sequence[ColumnChunks], batc
     rooms = find_rooms(columns, find_family(name))
     num_batches, inflated = columns[0].num_samples / batch, count_batched_epoch(columns, rooms, batch)
     costs = calibrate_batched(path, name, columns, rooms, batch, seconds)
-    ways = [Way(name="scalelab", epoch=predict(costs, num_batches, inflated), inflated=inflated)]
+    ways = [Way(name=BY_BATCHES, epoch=predict(costs, num_batches, inflated), inflated=inflated)]
     if inflated.shuffled > inflated.in_order:
         blocks = EpochBytes(inflated.in_order, inflated.in_order, inflated.is_exact)
         ways.append(Way(name=BY_BLOCKS, epoch=predict(costs, num_batches, blocks), inflated=blocks))

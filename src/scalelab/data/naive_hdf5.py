@@ -1,59 +1,49 @@
-"""HDF5 as most scripts use it: written in the chunks that h5py chooses, read by `dataset[i]`, sample by sample.
+"""HDF5 as most scripts read it: by `dataset[i]`, sample by sample.
 
-It stands beside the readers of `formats/` to show what they avoid. With a filter, a sample is delivered by inflating
-every chunk that it lies in, and h5py keeps a megabyte of them: shuffled, hardly ever the one that comes next.
+It stands beside the readers of `formats/` to show what they avoid. In the chunks that h5py chooses (`chunks="auto"` of
+`formats/hdf5.py`) and with a filter, a sample is delivered by inflating every chunk that it lies in, and h5py keeps a
+megabyte of them (8 since HDF5 2.0): shuffled, hardly ever the one that comes next.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scalelab.data.formats.catalogue import load_format
-from scalelab.data.formats.columns import Array, Arrays, Field, check_arrays
+from scalelab.data.formats.columns import Array, Field
 from scalelab.data.formats.stored import reading_errors
-from scalelab.data.formats.writing import count_bytes, taking_place
-
-FILTERS: dict[str, str | None] = {"hdf5": None, "hdf5-gzip": "gzip", "hdf5-lzf": "lzf"}
-"""What h5py is told about compression, by format."""
-
-
-def write_automatic(path: Path, arrays: Arrays, format: str) -> int:  # noqa: A002 - it is what it is called everywhere
-    """Write columns in chunks of h5py's own choice, or in none without a filter; gives the bytes on disk."""
-    check_arrays(arrays)
-    load_format(format)  # says what to install where h5py is missing
-    import h5py  # type: ignore[import-untyped, unused-ignore]
-
-    with taking_place(path) as scratch, h5py.File(scratch, "w") as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=array, compression=FILTERS[format])
-        file.flush()
-    return count_bytes(path)
+from scalelab.errors import DataUnreadable
 
 
 class NaiveHdf5:
-    """Samples of an HDF5 file, one by one; every process opens the file for itself."""
+    """Samples of an HDF5 file, one by one; every process opens the file for itself.
 
-    def __init__(self, path: Path) -> None:
+    `names`: the columns to be read, in this order; none: all that are arrays of numbers.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str] = ()) -> None:
         self.path = path
+        self._names = tuple(names)
         self._file: Any = None
-        self._datasets: tuple[Any, ...] = ()
+        self._datasets: dict[str, Any] = {}
         self._pid = 0
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        return tuple(Field(one.name.lstrip("/"), one.dtype, one.shape[1:]) for one in self._open())
+        return tuple(Field(name, one.dtype, one.shape[1:]) for name, one in self._open().items())
 
     def __len__(self) -> int:
-        return len(self._open()[0])
+        return len(next(iter(self._open().values())))
 
     def __getitem__(self, index: int) -> tuple[Array, ...]:
         with reading_errors(self.path):
-            return tuple(np.asarray(one[int(index)]) for one in self._open())
+            return tuple(np.asarray(one[int(index)]) for one in self._open().values())
 
     def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]:
         """A batch, as a loader's default makes it of samples."""
@@ -65,15 +55,27 @@ class NaiveHdf5:
             self._file.close()
         self._file = None
 
-    def _open(self) -> tuple[Any, ...]:
+    def _open(self) -> dict[str, Any]:
         if self._file is None or self._pid != os.getpid():
-            import h5py
-
+            load_format("hdf5")  # says what to install where h5py is missing
+            hdf5: Any = importlib.import_module("scalelab.data.formats.hdf5")
             with reading_errors(self.path):
-                self._file = h5py.File(self.path, "r")
-                self._datasets = tuple(self._file[name] for name in self._file)
-            self._pid = os.getpid()
+                file = hdf5.h5py.File(self.path, "r")
+                try:
+                    self._datasets = self._choose(hdf5.list_datasets(file))
+                except BaseException:
+                    file.close()
+                    raise
+            self._file, self._pid = file, os.getpid()
         return self._datasets
 
+    def _choose(self, found: dict[str, Any]) -> dict[str, Any]:
+        if not found:
+            raise DataUnreadable(f"{self.path} holds no arrays of numbers")
+        for name in self._names:
+            if name not in found:
+                raise DataUnreadable(f"{self.path} has no column {name!r}: it has {', '.join(found)}")
+        return {name: found[name] for name in self._names or found}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_file": None, "_datasets": (), "_pid": 0}
+        return {**self.__dict__, "_file": None, "_datasets": {}, "_pid": 0}

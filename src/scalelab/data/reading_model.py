@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from scalelab.data.amplification import ColumnChunks
 from scalelab.data.chunk_cache import MOST_VISITS, CacheSize, Grid, Inflations, Walk, count_in_order, count_shuffled
-from scalelab.data.formats.decoded import CACHE_BYTES
+from scalelab.data.formats.decoded import find_cache_bytes
 from scalelab.data.formats.hdf5_chunks import share_budget
-from scalelab.environment import count_cores, read_available_memory
 
 Columns = Sequence[ColumnChunks]
 Count = Callable[[Sequence[int]], int]
@@ -110,10 +109,10 @@ def find_rooms(columns: Columns, family: str) -> list[int]:
         return [1 for _ in columns]
     num_bytes = {column.name: column.num_samples * column.sample_bytes for column in columns if column.chunk}
     if family == "hdf5":
-        shares = share_budget(read_available_memory() // (4 * count_cores()), num_bytes)
+        shares = share_budget(find_cache_bytes(), num_bytes)
     else:
-        total = max(1, sum(num_bytes.values()))
-        shares = {name: CACHE_BYTES * size // total for name, size in num_bytes.items()}
+        total, budget = max(1, sum(num_bytes.values())), find_cache_bytes()
+        shares = {name: budget * size // total for name, size in num_bytes.items()}
     return [_count_room(column, shares.get(column.name, 0)) for column in columns]
 
 

@@ -1,8 +1,7 @@
 """Batches of a set on disk, whichever format it is in: what `SampleBatches` fetches with.
 
 The set is opened by the process that first fetches from it and is pickled closed (`formats/stored.py`), so workers may
-be forked or spawned. A set whose samples cost more than twice their bytes when they are read alone is read in a
-`BlockShuffle` (`order.py`), aligned to the chunks of its most costly column.
+be forked or spawned. In which order, and what is kept for it, is told by `stored_order.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scalelab.data.chunks import describe_chunks
 from scalelab.data.formats.stored import StoredSet
-from scalelab.data.order import BUFFER_BYTES, Order, choose_order
 from scalelab.errors import UsageError
 
 
@@ -38,14 +35,3 @@ def fetch_columns(samples: StoredSet, names: Sequence[str]) -> StoredFetch:
         if name not in known:
             raise UsageError(f"{samples.path} has no column {name!r}: it has {', '.join(known)}")
     return StoredFetch(samples, tuple(map(known.index, names)))
-
-
-def choose_stored_order(samples: StoredSet, buffer_bytes: int = BUFFER_BYTES) -> Order:
-    """How to shuffle a stored set so that no process inflates much more than it reads."""
-    worst = max(describe_chunks(samples.path, samples.format), key=lambda column: column.amplification)
-    return choose_order(
-        amplification=worst.amplification,
-        chunk_samples=worst.chunk_samples,
-        chunk_bytes=worst.row_bytes,
-        buffer_bytes=buffer_bytes,
-    )

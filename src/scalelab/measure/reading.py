@@ -1,7 +1,7 @@
 """Reading alone on one rank: a stored set gone through in several ways, every batch timed.
 
-A pass is an order (as stored, or shuffled), an access (a whole batch at once, or sample by sample and stacked), and
-where the bytes are before it begins:
+A pass is an order (as stored, shuffled, or by blocks of chunks), an access (a whole batch at once, or sample by sample
+and stacked), and where the bytes are before it begins:
 
     cold     on the disk: everybody closes the set, rank 0 has the kernel forget it and looks whether it did, and it is
              opened again, which is timed
@@ -47,6 +47,7 @@ from scalelab.trial import Trial
 MEMCPY_BYTES = 1 << 26
 """Of the array that a copy within memory is measured on, at most: beyond every cache of a processor."""
 ORDERS: dict[str, Order] = {"sequential": Sequential(), "shuffled": FullShuffle()}
+"""That every set is read in. The third, `blocks`, is the set's own, and only of those that are too large to be kept."""
 
 
 def run_reading(
@@ -106,6 +107,8 @@ class Reader:
         if one.cache == "memcpy":
             yield from self._copy(one)
             return
+        if self._find_order(one) is None:
+            return
         if one.cache == "cold":
             self._make_cold()
         else:
@@ -122,7 +125,7 @@ class Reader:
         samples = self.place.open()
         seconds = perf_counter() - start
         self.samples = samples
-        self.report = self.report or self.place.describe(samples)
+        self.report = self.report or self._describe(samples)
         if self.place.arrays is None:
             name = "cold_open_seconds" if is_cold else "open_seconds"
             self.report = replace(self.report, **{name: (*getattr(self.report, name), seconds)})  # type: ignore[arg-type]
@@ -139,7 +142,10 @@ class Reader:
         self._open(is_cold=True)
 
     def _forget(self) -> None:
-        self.report = self.report or self._describe()
+        if self.report is None:
+            samples = self.place.open()
+            self.report = self._describe(samples)
+            samples.close()
         if not can_forget():
             self.report = replace(self.report, cold_obstacle="this system has no posix_fadvise")
             return
@@ -153,12 +159,8 @@ class Reader:
         if share is not None:
             self.report = replace(self.report, resident_shares=(*self.report.resident_shares, share))
 
-    def _describe(self) -> ReadingReport:
-        samples = self.place.open()
-        try:
-            return self.place.describe(samples)
-        finally:
-            samples.close()
+    def _describe(self, samples: Samples) -> ReadingReport:
+        return self.place.describe(samples, self.trial.seed, self.trial.global_batch)
 
     def _make_warm(self) -> None:
         """Have the kernel hold the file, and open the set if it is not: the first warm pass finds it just opened."""
@@ -170,6 +172,10 @@ class Reader:
             self.is_in_memory = True
         if self.samples is None:
             self._open(is_cold=False)
+
+    def _find_order(self, one: Pass) -> Order | None:
+        """The order of a pass; None where it is the set's own and the set has none."""
+        return self.place.blocks.order if one.order == "blocks" and self.place.blocks else ORDERS.get(one.order)
 
     def _cut(self, num_samples: int) -> Partition:
         """Which samples of the order are in which batch of this rank."""
@@ -186,10 +192,11 @@ class Reader:
     def _fetch_epochs(self, one: Pass) -> Iterator[list[Fetch]]:
         """Epoch by epoch, read by this process."""
         assert self.samples is not None
-        partition = self._cut(len(self.samples))
+        partition, order = self._cut(len(self.samples)), self._find_order(one)
+        assert order is not None
         for epoch in range(self.reading.epochs):
-            order = draw_order(ORDERS[one.order], self.trial.seed, epoch, len(self.samples))
-            yield list(self._fetch_epoch(self.samples, one, epoch, partition, order))
+            numbers = draw_order(order, self.trial.seed, epoch, len(self.samples))
+            yield list(self._fetch_epoch(self.samples, one, epoch, partition, numbers))
 
     def _fetch_epoch(
         self, samples: Samples, one: Pass, epoch: int, partition: Partition, order: Numbers
@@ -221,7 +228,7 @@ class Reader:
             rank=self.rank,
             num_ranks=self.trial.num_ranks,
             seed=self.trial.seed,
-            order=ORDERS[one.order],
+            order=self._find_order(one) or FullShuffle(),
             workers=self.reading.workers,
             is_test=True,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -16,12 +17,14 @@ from typing import Protocol
 import numpy as np
 import torch.distributed as dist
 
+from scalelab.data.amplification import amplify
 from scalelab.data.chunks import describe_chunks
-from scalelab.data.formats.catalogue import find_entry, find_format
+from scalelab.data.formats.catalogue import find_entry, find_format, load_format
 from scalelab.data.formats.columns import Array, Arrays, Field
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import count_bytes, write_set
-from scalelab.data.naive_hdf5 import FILTERS, NaiveHdf5, write_automatic
+from scalelab.data.naive_hdf5 import NaiveHdf5
+from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.environment import read_available_memory
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.agreement import scratch_directory
@@ -92,11 +95,19 @@ class Place:
         len(found)
         return found
 
+    @cached_property
+    def blocks(self) -> StoredOrder | None:
+        """How a training shuffles the set if it does so by blocks of chunks: it is too large for a reader to keep."""
+        if self.arrays is not None or self.reading.mode != "lazy":
+            return None
+        found = choose_stored_order(self.path, format=self.format)
+        return found if found.is_by_blocks else None
+
     @property
     def format(self) -> str:
         return find_format(self.path) if self.reading.is_as_it_is else self.reading.format
 
-    def describe(self, samples: Samples) -> ReadingReport:
+    def describe(self, samples: Samples, seed: int, global_batch: int) -> ReadingReport:
         """What is known of the set before it is read."""
         report = ReadingReport(
             num_samples=len(samples),
@@ -105,13 +116,15 @@ class Place:
         )
         if self.arrays is not None:
             return report
-        worst = max(describe_chunks(self.path, self.format), key=lambda one: (one.amplification, one.sample_bytes))
+        columns = describe_chunks(self.path, self.format)
+        worst = max(columns, key=lambda one: (one.inflated_bytes, one.amplification))
         chunks = f"{worst.name} in chunks of {worst.chunk}, {' and '.join(worst.filters) or 'stored as they are'}"
         return replace(
             report,
             file_bytes=count_bytes(self.path),
-            amplification=worst.amplification,
+            amplification=amplify(columns),
             chunks=chunks if worst.chunk else "",
+            shuffle=self.blocks.describe(seed, len(samples), global_batch) if self.blocks else "",
         )
 
 
@@ -196,12 +209,10 @@ def check_room(num_bytes: int, what: str) -> None:
 
 def write_timed(place: Place, arrays: Arrays) -> float:
     """The seconds until the set was on the disk."""
-    is_automatic = place.reading.automatic_chunks and place.reading.format in FILTERS
+    name = place.reading.format
+    is_automatic = place.reading.automatic_chunks and "chunks" in load_format(name).write_options
     start = perf_counter()
-    if is_automatic:
-        write_automatic(place.path, arrays, place.reading.format)
-    else:
-        write_set(place.path, arrays, format=place.reading.format, overwrite=True)
+    write_set(place.path, arrays, format=name, options={"chunks": "auto"} if is_automatic else {}, overwrite=True)
     return perf_counter() - start
 
 

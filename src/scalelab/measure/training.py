@@ -58,6 +58,8 @@ class Training:
     delays: dict[str, float] | None = None
     """Seconds to sleep at the beginning of a phase."""
     test_batches: Iterable[Any] | None = None
+    shuffle: str = ""
+    """How its samples are shuffled, in words, where that is not fully."""
     move: Callable[[Any], Any] | None = None
     """Brings a batch to the device and its dtype; None: it is there."""
 
@@ -97,6 +99,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
         num_parameters=num_parameters,
         delays={trial.perturbation.delay_phase: delay} if delay else None,
         test_batches=workload.test_batches,
+        shuffle=workload.shuffle,
         move=move,
     )
 

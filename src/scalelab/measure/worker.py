@@ -151,7 +151,7 @@ def _measure(
         clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
         own_cores(training.model, share_cores(trial, assignment), clock)
     buffers = sum(buffer.nbytes for buffer in training.model.buffers())
-    report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers)
+    report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers, shuffle=training.shuffle)
     if dist.is_initialized():
         dist.barrier()
     gc.collect()

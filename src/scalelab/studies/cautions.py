@@ -39,6 +39,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         yield from _name_failure(arm)
     yield from _name_non_finite(arm)
     yield from _name_unequal_losses(arm)
+    yield from _name_blocks(arm)
     if not arm.is_measured:
         return
     if arm.trial.course is None:  # a training run is one launch by intent, as long as it is
@@ -81,6 +82,16 @@ def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
                 next_step="seed what build() draws; on GPUs, kernels that add in changing order do this too",
             )
             return
+
+
+def _name_blocks(arm: Arm) -> Iterator[Caution]:
+    """Samples that are not fully shuffled."""
+    words = next((rank.shuffle for result in arm.results for rank in result.ranks if rank.shuffle), "")
+    if words:
+        yield Caution(
+            message=f"{arm.label}: its samples are {words}",
+            next_step="if the file is sorted, use --shuffle full, or scalelab data convert to what is read by a map",
+        )
 
 
 def _name_missing_ablation(arm: Arm) -> Iterator[Caution]:

@@ -48,6 +48,8 @@ from scalelab.units import format_bytes, parse_seconds
 from scalelab.workloads.options import TransformerOptions
 
 PUBLISHED = (MEMORY, "npy", "npz", "npz-compressed", "pt", "hdf5", "hdf5-gzip")
+CHUNKED = ("hdf5-gzip", "hdf5-lzf", "hdf5-blosc2", "zarr", "parquet")
+"""Formats that are read by chunks; a user's own HDF5 may be too."""
 ALL = "all"
 NOT_INSTALLED = "which is not installed"
 """The words by which the reason of a trial says that its format has no library here."""
@@ -314,7 +316,7 @@ def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[
     """Cold ones first, then the main one, which finds the reader just opened.
 
     A naive reader knows no batches, and waits for no disk; workers are handed whole batches. Eagerly, only opening
-    touches the disk.
+    touches the disk. Blocks of chunks are for sets that are too large to be kept; of others, that pass is empty.
     """
     if num_workers:
         yield Pass()
@@ -326,6 +328,8 @@ def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[
     elif has_cold and reading.mode == "lazy":
         yield from (Pass(order=order, access=access, cache="cold") for order in orders for access in accesses)
     yield from (Pass(order=order, access=access) for order in orders for access in accesses)
+    if reading.mode == "lazy" and (reading.format in CHUNKED or (reading.is_as_it_is and reading.format == "hdf5")):
+        yield Pass(order="blocks")
     yield Pass(cache="memcpy")
 
 

@@ -29,6 +29,9 @@ CUT = "‡"
 IN_MEMORY = f"train-{MEMORY}"
 """The training that all others are compared with."""
 PASSES = (("sequential", "batch"), ("sequential", "item"), ("shuffled", "batch"), ("shuffled", "item"))
+BLOCKS = ("blocks", "batch")
+"""A pass that only sets have which are too large to be kept."""
+ORDER_WORDS = {"sequential": "in order", "shuffled": "shuffled", "blocks": "by blocks"}
 MAIN_NOTE = "shuffled, the file in the kernel's memory, by whole batches; naive: by samples"
 
 
@@ -136,15 +139,17 @@ def make_pass_table(every: Sequence[FetchSeries], cache: str) -> Table | None:
     if not measured:
         return None
     is_cold = cache == "cold"
+    blocks = Pass(order="blocks", cache=cache).name  # type: ignore[arg-type]
+    passes = (*PASSES, BLOCKS) if any(blocks in series.passes and series.shuffle for series in measured) else PASSES
     columns = (
         Column(key="run", header="format", align="left"),
-        *(_make_pass_column(order, access) for order, access in PASSES),
+        *(_make_pass_column(order, access) for order, access in passes),
         *((Column(key="open_seconds", header="open", quantity="seconds"),) if is_cold else ()),
         *((Column(key="resident_share", header="still in memory", quantity="share"),) if is_cold else ()),
     )
     rows = []
     for series in measured:
-        found = [series.passes.get(Pass(order=o, access=a, cache=cache).name) for o, a in PASSES]  # type: ignore[arg-type]
+        found = [series.passes.get(Pass(order=o, access=a, cache=cache).name) for o, a in passes]  # type: ignore[arg-type]
         cold = (series.cold_open_seconds, series.resident_share) if is_cold else ()
         rows.append(make_row(series.label, *(times.fetch_seconds if times else None for times in found), *cold))
     title = "From the disk" if is_cold else "From the kernel's memory"
@@ -152,7 +157,7 @@ def make_pass_table(every: Sequence[FetchSeries], cache: str) -> Table | None:
 
 
 def _make_pass_column(order: str, access: str) -> Column:
-    header = f"{'in order' if order == 'sequential' else order}, by {access}"
+    header = f"{ORDER_WORDS[order]}, by {access}"
     unit = "" if (order, access) == PASSES[0] else "sequential_batch_seconds"
     return Column(key=f"{order}_{access}_seconds", header=header, quantity="seconds", unit_of=unit)
 

@@ -9,7 +9,7 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.amplification import TOLERATED
 from scalelab.report.document import Caution
-from scalelab.settings import MEMORY
+from scalelab.settings import MEMORY, Pass
 from scalelab.studies.arms import Arm
 from scalelab.studies.cautions import FEWEST_LAUNCHES, NOISY_BETWEEN, find_cautions, warn_of_load
 from scalelab.studies.io_formats_tables import IN_MEMORY, compare_with_map, estimate_utilisation, find_alike
@@ -33,6 +33,7 @@ def summarise_formats(
     yield from _name_extremes(measured)
     yield from _name_causes(measured)
     yield from _name_cures(measured)
+    yield from _name_blocks(measured)
     yield from _name_cold(measured)
     yield from _name_workers(every)
     yield from _name_waits(arms)
@@ -90,6 +91,20 @@ def _name_cures(measured: Sequence[FetchSeries]) -> Iterator[str]:
         yield (
             f"Read by batches, the same file takes {_say_epoch(lazy)} ({lazy.label}; {first} in the first epoch):"
             f" {series.label} is {format_quantity('ratio', ratio)} times as slow."
+        )
+
+
+def _name_blocks(measured: Sequence[FetchSeries]) -> Iterator[str]:
+    """Sets that are too large to be kept: what blocks of chunks save, and what they cost in randomness."""
+    for series in measured:
+        blocks = series.passes.get(Pass(order="blocks").name)
+        if blocks is None or series.main is None or not series.shuffle:
+            continue
+        ratio = estimate_ratio(series.main.epochs, blocks.epochs)
+        seconds = format_quantity("seconds", blocks.epoch_seconds)
+        yield (
+            f"In a training {series.label} is {series.shuffle}. An epoch takes {seconds} so; fully shuffled"
+            f" {format_quantity('ratio', ratio)} times as long."
         )
 
 
@@ -233,12 +248,13 @@ def _name_few_launches(every: Sequence[FetchSeries]) -> Iterator[Caution]:
 
 
 def _name_unequal_losses(arms: Mapping[str, Arm]) -> Iterator[Caution]:
-    """All train on the same samples in the same order: another loss is other data."""
+    """All train on the same samples in the same order, unless it is by blocks: another loss is other data."""
     reference = arms.get(IN_MEMORY)
     known = _read_losses(reference) if reference is not None else None
     if not known:
         return
-    differing = [arm.label for arm in arms.values() if (found := _read_losses(arm)) and found != known]
+    alike = [arm for arm in arms.values() if not any(rank.shuffle for one in arm.results for rank in one.ranks)]
+    differing = [arm.label for arm in alike if (found := _read_losses(arm)) and found != known]
     if differing:
         yield Caution(
             message=f"{', '.join(differing)} gave other losses than the same training from memory",

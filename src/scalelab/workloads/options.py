@@ -113,6 +113,9 @@ class TransformerOptions:
     reader: Literal["lazy", "eager", "naive"] = "lazy"
     """How --stored is read. lazy: each batch when it is needed. eager: all at the start. naive: HDF5 by h5py, sample by
     sample."""
+    shuffle: Literal["auto", "full", "blocks"] = "auto"
+    """How --stored is shuffled when it is read lazily. auto: fully, or by blocks of its chunks where it is too large to
+    be kept and a sample inflates more than twice its bytes. full, blocks: always so."""
     workers: int = 0
     """Processes that read ahead for each rank."""
 

@@ -3,12 +3,14 @@
 The decoder reads the sequence that it should give, and the loss is a cross-entropy with soft targets: of model(src,
 tgt) against tgt, both of (batch, length, width). torch takes the second axis as the classes, so the softmax runs over
 positions. That is a load, not a language model: nothing is to be learned. All sequences are drawn at once and every
-epoch goes through them in a new order. They may also come from a stored set, in whatever format.
+epoch goes through them in a new order. They may also come from a stored set, in whatever format; one that is read by
+chunks and too large to be kept is shuffled by blocks of them (`data/stored_order.py`).
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +23,25 @@ from scalelab.data.formats.stored import StoredSet
 from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.data.sample_batches import Fetch, SampleBatches
 from scalelab.data.stored_batches import fetch_columns
+from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.workloads.options import TransformerOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
 
 def build_transformer(options: TransformerOptions, context: BuildContext) -> Workload:
-    fetch, num_samples = read_sequences(options) if options.stored else hold_sequences(options, context.seed)
+    sequences = read_sequences(options) if options.stored else hold_sequences(options, context.seed)
+    stored, num_samples = sequences.stored_order, sequences.num_samples
     return Workload(
         model=make_transformer(options),
+        shuffle=stored.describe(context.seed, num_samples, context.batch_size * context.num_ranks),
         batches=SampleBatches(
-            fetch,
+            sequences.fetch,
             num_samples,
             batch_size=context.batch_size,
             rank=context.rank,
             num_ranks=context.num_ranks,
             seed=context.seed,
+            order=stored.order,
             workers=options.workers,
             accumulation=context.accumulation,
         ),
@@ -44,27 +50,44 @@ def build_transformer(options: TransformerOptions, context: BuildContext) -> Wor
     )
 
 
-def hold_sequences(options: TransformerOptions, seed: int) -> tuple[Fetch, int]:
+@dataclass(frozen=True)
+class Sequences:
+    """What batches are fetched from, and in which order."""
+
+    fetch: Fetch
+    num_samples: int
+    stored_order: StoredOrder = field(default_factory=StoredOrder)
+
+
+def hold_sequences(options: TransformerOptions, seed: int) -> Sequences:
     """Sequences drawn at once and held in memory."""
     sequences = draw_sequences(options, seed)
 
     def fetch(indices: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor[indices] for tensor in sequences)
 
-    return fetch, options.samples
+    return Sequences(fetch, options.samples)
 
 
-def read_sequences(options: TransformerOptions) -> tuple[Fetch, int]:
+def read_sequences(options: TransformerOptions) -> Sequences:
     """Sequences of a stored set, which must have the lengths and the width that the options say."""
     assert options.stored is not None
     path = Path(options.stored)
-    if options.reader == "naive":
-        naive = NaiveHdf5(path)
-        return lambda indices, _: tuple(map(torch.from_numpy, naive.__getitems__(indices.tolist()))), len(naive)
     lengths = {"src": options.src_length, "tgt": options.tgt_length}
+    if options.reader == "naive":
+        naive = NaiveHdf5(path, list(lengths))
+
+        def fetch(indices: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(map(torch.from_numpy, naive.__getitems__(indices.tolist())))
+
+        return Sequences(fetch, len(naive))
     expected = [Field(name, np.dtype("float32"), (length, options.features)) for name, length in lengths.items()]
-    stored = StoredSet(path, eager=options.reader == "eager", expected=expected)
-    return fetch_columns(stored, list(lengths)), len(stored)
+    if options.reader == "eager":
+        loaded = StoredSet(path, eager=True, expected=expected)
+        return Sequences(fetch_columns(loaded, list(lengths)), len(loaded))
+    chosen = choose_stored_order(path, kind=options.shuffle)
+    stored = StoredSet(path, options=chosen.options, expected=expected)
+    return Sequences(fetch_columns(stored, list(lengths)), len(stored), chosen)
 
 
 def make_transformer(options: TransformerOptions) -> nn.Transformer:

@@ -23,6 +23,8 @@ class Workload:
     the model's output for the first element of the batch, and the second element."""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     """Makes the optimizer from the parameters; None: Adam with its defaults."""
+    shuffle: str = ""
+    """How its samples are shuffled, in words, where that is not fully: reports warn of it."""
     test_batches: Iterable[Any] | None = None
     """One rank's share of the test data, gone through once for an evaluation; the same number on every rank."""
 

@@ -179,6 +179,30 @@ def test_arrays_in_groups_are_columns_and_what_is_no_array_is_left_out(tmp_path:
         file["elsewhere"] = h5py.ExternalLink("other.h5", "x")
     with StoredSet(tmp_path / "a.h5") as stored:
         assert [field.name for field in stored.fields] == ["train/x"]
+        assert stored.left_out == ("names (text)", "version (no array)")
+
+
+@pytest.mark.parametrize("num_samples", [1, 39, 40])
+def test_contiguous_arrays_begin_where_numpy_gathers_fastest(tmp_path: Path, num_samples: int) -> None:
+    numbers = NUMBERS[:num_samples]
+    arrays = {"flags": (numbers[:, 0, 0] > 0).astype(np.uint8), "x": numbers, "y": numbers[:, 1]}
+    write_set(tmp_path / "a.h5", arrays, format="hdf5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert [file[name].id.get_offset() % 64 for name in ("flags", "x", "y")] == [0, 0, 0]
+    opened = hdf5.open_set(tmp_path / "a.h5", {})
+    assert all(isinstance(column, ArrayColumn) for column in opened.columns)
+
+
+def test_columns_keep_the_order_of_writing_and_an_array_with_two_names_comes_once(tmp_path: Path) -> None:
+    write_set(tmp_path / "a.h5", {"x": NUMBERS, "labels": NUMBERS[:, 0], "a": NUMBERS[:, 1]}, format="hdf5-gzip")
+    with StoredSet(tmp_path / "a.h5") as stored:
+        assert [field.name for field in stored.fields] == ["x", "labels", "a"]
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"] = NUMBERS
+        file["again"] = file["x"]
+        file["group/loop"] = file["/"]
+    with StoredSet(tmp_path / "b.h5") as stored:
+        assert len(stored.fields) == 1
 
 
 def test_chunks_that_were_never_written_are_not_read_as_zeros(tmp_path: Path) -> None:

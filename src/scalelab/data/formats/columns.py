@@ -74,6 +74,8 @@ class Opened:
     """Files that may not change while they are read; few, since each costs a system call per batch."""
     survives_fork: bool = False
     """Whether a forked process may go on with what its parent has opened."""
+    left_out: tuple[str, ...] = ()
+    """What the file holds besides and is no column, in words."""
     close: Callable[[], None] = lambda: None
 
 

@@ -15,18 +15,17 @@ import numpy as np
 
 from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings
 from scalelab.data.formats.options import read_count
+from scalelab.environment import count_cores, read_available_memory
 from scalelab.errors import UsageError
 
 CHUNK_BYTES = 1 << 20
 """Of a chunk that is written, about, where nobody says otherwise."""
-CACHE_BYTES = 64 << 20
-"""Of decoded chunks that are kept, over all columns of a set."""
 
 
 class ChunkCache:
     """Decoded chunks, the least recently used first; the last is kept however large it is."""
 
-    def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._num_bytes = 0
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
@@ -80,7 +79,17 @@ def choose_chunk_samples(arrays: Arrays, options: Settings) -> int:
 
 
 def make_cache(options: Settings) -> ChunkCache:
-    return ChunkCache(read_count(options, "cache_bytes", CACHE_BYTES))
+    return ChunkCache(read_cache_bytes(options))
+
+
+def read_cache_bytes(options: Settings) -> int:
+    """Decoded samples that a process keeps, over all columns: what the options say, or `find_cache_bytes`."""
+    return read_count(options, "cache_bytes", find_cache_bytes())
+
+
+def find_cache_bytes() -> int:
+    """A quarter of the memory that is available, over the number of cores: as many processes may read at once."""
+    return read_available_memory() // (4 * count_cores())
 
 
 def choose_compression(options: Settings, known: Sequence[str]) -> str:

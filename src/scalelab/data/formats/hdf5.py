@@ -1,4 +1,7 @@
-"""HDF5: every array of numbers in a file is a column, those in groups under their path; all else is left out.
+"""HDF5: every array of numbers in a file is a column, those in groups under their path; all else is left out and named.
+
+Columns are in the order in which they were written where the file tells it, as ours do, otherwise in that of their
+names.
 
 Contiguous arrays are read by a map of the file at the place where they begin; the library is only asked for it. Chunks
 are decoded as `hdf5_chunks.py` tells. An array of which some chunks were never written would be read as zeros and is
@@ -16,6 +19,7 @@ refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ from scalelab.data.formats.columns import (
     make_array_column,
     refuse_options,
 )
+from scalelab.data.formats.decoded import read_cache_bytes
 from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
 from scalelab.data.formats.hdf5_sources import (
     DEFLATE,
@@ -45,20 +50,21 @@ from scalelab.data.formats.hdf5_sources import (
 from scalelab.data.formats.mapped import map_file
 from scalelab.data.formats.options import read_count, read_flag
 from scalelab.data.formats.remembering import remembering_errors
-from scalelab.environment import count_cores, read_available_memory
 from scalelab.errors import DataUnreadable, UsageError
 
 CHUNK_BYTES = 1 << 16
 """Of a chunk that is written, about, where nobody says otherwise: little is decoded in vain, at a small overhead."""
 BLOCK_BYTES = 1 << 20
 """Of what is read at once where there are no chunks and no map."""
-BLOSC2 = 32026
+ALIGNMENT = 64
+"""Bytes at a multiple of which contiguous arrays begin: a map of what lies anywhere is gathered more slowly."""
 OPEN_OPTIONS = ("cache_bytes", "cache_slots")
 DEFAULT_SLOTS = 8191
 
 
 def write_contiguous(path: Path, arrays: Arrays, _: Settings) -> None:
-    _write(path, arrays, {name: {} for name in arrays})
+    alignment = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
+    _write(path, arrays, {name: {} for name in arrays}, alignment)
 
 
 def write_gzip(path: Path, arrays: Arrays, options: Settings) -> None:
@@ -86,8 +92,10 @@ def _write_chunked(path: Path, arrays: Arrays, options: Settings, settings: dict
     )
 
 
-def _write(path: Path, arrays: Arrays, settings: dict[str, dict[str, Any]]) -> None:
-    with remembering_errors(path) as room, h5py.File(room, "w") as file:
+def _write(
+    path: Path, arrays: Arrays, settings: dict[str, dict[str, Any]], alignment: dict[str, int] | None = None
+) -> None:
+    with remembering_errors(path) as room, h5py.File(room, "w", track_order=True, **(alignment or {})) as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array, **settings[name])
 
@@ -116,11 +124,11 @@ def load_plugin(what: str) -> Any:
 
 def open_set(path: Path, options: Settings) -> Opened:
     refuse_options("hdf5", options, OPEN_OPTIONS)
-    budget = read_count(options, "cache_bytes", read_available_memory() // (4 * count_cores()))
+    budget = read_cache_bytes(options)
     slots = read_count(options, "cache_slots", DEFAULT_SLOTS, least=1)
     file = h5py.File(path, "r")
     try:
-        datasets = list_datasets(file)
+        datasets, left_out = list_datasets(file), list_left_out(file)
         data = map_file(path)
         sizes = {name: found.nbytes for name, found in datasets.items() if not is_mapped(found)}
         shares = share_budget(budget, sizes)
@@ -135,19 +143,47 @@ def open_set(path: Path, options: Settings) -> Opened:
         raise
     if not needs_library:
         file.close()
-    return Opened(columns=columns, watched=(path,), survives_fork=not needs_library, close=file.close)
+    return Opened(
+        columns=columns, watched=(path,), survives_fork=not needs_library, left_out=left_out, close=file.close
+    )
 
 
 def list_datasets(file: Any) -> dict[str, Any]:
-    """The arrays of numbers in a file by their path; links to other files are not followed."""
-    found: dict[str, Any] = {}
+    """The arrays of numbers in a file by their path."""
+    return {name: item for name, item in walk_datasets(file) if is_column(item)}
 
-    def look(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.ndim and item.dtype.kind in "biuf" and item.dtype.itemsize <= 8:
-            found[name] = item
 
-    file.visititems(look)
-    return found
+def list_left_out(file: Any) -> tuple[str, ...]:
+    """What is stored besides, in words: no array, or none of numbers."""
+    others = ((name, item) for name, item in walk_datasets(file) if not is_column(item))
+    return tuple(f"{name} ({name_kind(item)})" for name, item in others)
+
+
+def name_kind(item: Any) -> str:
+    if h5py.check_string_dtype(item.dtype) is not None:
+        return "text"
+    return str(item.dtype) if item.shape else "no array"
+
+
+def is_column(item: Any) -> bool:
+    return bool(item.shape) and item.dtype.kind in "biuf" and item.dtype.itemsize <= 8
+
+
+def walk_datasets(group: Any, path: str = "", seen: set[Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """All that is stored below a group, each once and by its path; links to other places and files are not followed."""
+    seen = {h5py.h5o.get_info(group.id).addr} if seen is None else seen
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            continue
+        item = group[name]
+        address = h5py.h5o.get_info(item.id).addr
+        if address in seen:
+            continue
+        seen.add(address)
+        if isinstance(item, h5py.Group):
+            yield from walk_datasets(item, f"{path}{name}/", seen)
+        elif isinstance(item, h5py.Dataset):
+            yield f"{path}{name}", item
 
 
 def is_mapped(dataset: Any) -> bool:

@@ -1,11 +1,13 @@
 """`.npy`: NumPy's own format, one array per file, read by memory map.
 
-A set of one column is a file, named after it; one of several is a directory of such files. Pickled objects are
-refused by NumPy itself, and a file that is shorter than its header says by us: a map of it would end in a signal.
+A set of one column is a file, named after it; one of several is a directory of such files, and of `columns.json`, which
+tells their order. Without it they are in the order of their names. Pickled objects are refused by NumPy itself, and a
+file that is shorter than its header says by us: a map of it would end in a signal.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,9 @@ from scalelab.data.formats.columns import (
     make_array_column,
     refuse_options,
 )
+from scalelab.errors import DataUnreadable
+
+ORDER_FILE = "columns.json"
 
 
 def write(path: Path, arrays: Arrays, _: Settings) -> None:
@@ -30,6 +35,7 @@ def write(path: Path, arrays: Arrays, _: Settings) -> None:
     path.mkdir()
     for name, array in arrays.items():
         _write_one(path / f"{name}.npy", array)
+    (path / ORDER_FILE).write_text(json.dumps(list(arrays)) + "\n", encoding="utf-8")
 
 
 def _write_one(path: Path, array: Array) -> None:
@@ -41,8 +47,20 @@ def _write_one(path: Path, array: Array) -> None:
 
 def open_set(path: Path, options: Settings) -> Opened:
     refuse_options("npy", options, ())
-    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    files = list_columns(path) if path.is_dir() else [path]
     return Opened(columns=tuple(map(_map, files)), watched=tuple(files), survives_fork=True)
+
+
+def list_columns(folder: Path) -> list[Path]:
+    """The files of a directory in the order of the columns."""
+    files = {file.stem: file for file in sorted(folder.glob("*.npy"))}
+    order_file = folder / ORDER_FILE
+    if not order_file.exists():
+        return list(files.values())
+    names = json.loads(order_file.read_text(encoding="utf-8"))
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(files):
+        raise DataUnreadable(f"{folder} holds {', '.join(files)}, and {ORDER_FILE} tells {names}: write the set again")
+    return [files[str(name)] for name in names]
 
 
 def _map(path: Path) -> Column:

@@ -62,6 +62,11 @@ class StoredSet:
     def fields(self) -> tuple[Field, ...]:
         return tuple(column.field for column in self._open().columns)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the file holds besides and is no column, in words."""
+        return self._open().left_out
+
     def __len__(self) -> int:
         self._open()
         return self._num_samples
@@ -134,7 +139,7 @@ class StoredSet:
         self._check_unchanged()
         opened.close()
         self._signatures = ()
-        return Opened(columns=tuple(columns), survives_fork=True)
+        return Opened(columns=tuple(columns), survives_fork=True, left_out=opened.left_out)
 
     def _check_expected(self, opened: Opened) -> None:
         """Refuse columns of another type or shape than the reader was told to expect."""
