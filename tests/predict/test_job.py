@@ -119,6 +119,13 @@ def test_the_link_dominates_where_communication_does():
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
+def test_ranks_that_share_cores_take_turns():
+    shared = replace(JOB, core_seconds=0.01, network=Network(inside=SLOW, cores=2))
+    assert predict_step(shared, 2, 8).seconds == predict_step(JOB, 2, 8).seconds
+    assert predict_step(shared, 8, 8).crowding_seconds == pytest.approx(0.03)
+    assert predict_step(replace(JOB, core_seconds=0.01), 8, 8).crowding_seconds == 0
+
+
 def test_less_than_a_sample_per_rank_is_refused():
     with pytest.raises(UsageError, match=r"0\.5 samples"):
         predict_step(JOB, 16, 0.5)

@@ -37,10 +37,11 @@ def test_between_nodes_the_slow_link_rules():
     assert network.cost("all_reduce", 8, 1e8) == pytest.approx(1.0 + 0.15, rel=1e-3)
 
 
-def test_ranks_that_share_cores_take_turns():
-    shared = Network(inside=LINK, host_seconds_per_byte=1e-9, cores=2)
-    two, eight = (shared.cost("all_reduce", ranks, 1e9) for ranks in (2, 8))
-    assert eight / two == pytest.approx(7, rel=0.01)
+def test_bytes_of_ranks_that_share_cores_take_turns():
+    shared = Network(inside=LINK, byte_core_seconds=1e-9, cores=2)
+    alone = Network(inside=LINK)
+    assert shared.cost("all_reduce", 2, 1e9) == alone.cost("all_reduce", 2, 1e9)
+    assert shared.cost("all_reduce", 8, 1e9) == pytest.approx(1.75 * 4)
 
 
 @pytest.mark.parametrize(

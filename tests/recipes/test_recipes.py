@@ -36,7 +36,7 @@ FAILING: dict[str, set[Status]] = {
     "resnet": {Status.OUT_OF_MEMORY},
 }
 """What every recipe reproduces of published failures, for which it ends with exit code 3."""
-MOST_LINES = {"polaris": 470, "gpt2": 310, "scaling": 365, "resnet": 300}
+MOST_LINES = {"polaris": 475, "gpt2": 310, "scaling": 365, "resnet": 300}
 """Of a terminal of 80 columns."""
 GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
 

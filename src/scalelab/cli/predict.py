@@ -25,7 +25,7 @@ from scalelab.settings import MaybeInt
 from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.predicted import describe_prediction
 from scalelab.studies.predicted_best import describe_best, find_need
-from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, read_job
+from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, read_job, says_link
 from scalelab.studies.predicted_table import describe_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.strong_scaling import StrongScaling
@@ -233,4 +233,6 @@ def read_measured(wanted: Predict, answer: ScalingAnswer) -> MeasuredJob:
     if wanted.collectives is not None:
         measured, _ = read_results(open_run(wanted.collectives, wanted.runs_dir))
         link = find_measured_link(measured, wanted.collectives)
+    elif wanted.change.link is not None and not says_link(answer):
+        link = FoundLink(cost=read_link(wanted.change.link), source="declared, for what was measured too")
     return read_job(answer, link, wanted.change.cores)

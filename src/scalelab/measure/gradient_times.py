@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -69,18 +69,23 @@ def watch_gradients(trial: Trial, training: Training, directory: Path, report: R
     parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
     clock = GradientClock(parameters, is_cuda=any(parameter.is_cuda for parameter in parameters))
     hooks = [parameter.register_post_accumulate_grad_hook(clock.see) for parameter in parameters]
-    read = []
+    read, core_seconds = [], []
     try:
         for number in range(SETTLING_STEPS + NUM_STEPS):
             clock.clear()
+            busy = process_time()
             take_step(training, clock.mark)
             training.synchronize()
             if number >= SETTLING_STEPS:
                 read.append(clock.read())
+                core_seconds.append(process_time() - busy)
     finally:
         for hook in hooks:
             hook.remove()
-    return replace(report, gradients=make_gradient_times([p.nbytes for p in parameters], read))
+    found = make_gradient_times([parameter.nbytes for parameter in parameters], read)
+    if found is not None:
+        found = replace(found, core_seconds=statistics.median(core_seconds))
+    return replace(report, gradients=found)
 
 
 def make_gradient_times(sizes: list[int], steps: list[tuple[list[float | None], float]]) -> GradientTimes | None:

@@ -1,11 +1,14 @@
 """A job as a prediction sees it: how long each phase of a step takes on one rank, what it sends, over what.
 
-    T(n) = t_input + t_forward + max(t_backward, e_K) + t_optimizer + residual + straggler(n)
+    T(n) = t_input + t_forward + max(t_backward, e_K) + t_optimizer + residual + straggler(n) + crowding(n)
 
 A phase costs a fixed part and a part per sample, so that a smaller piece of the batch is not simply that much faster.
 The residual is what two ranks took beyond the rest of the formula. Ranks that differ by σ from step to step wait for
 the slowest of n: σ times the mean of the largest of n normal numbers, which grows like √(2 ln n); of that, what two
 ranks wait is in the residual already.
+
+Ranks that share the cores of one host take turns: n of them on c cores wait for n/c − 1 times what a step of one rank
+keeps a core busy. Its bytes are left to the network, where they may be hidden.
 
 Every number carries how well it is known, as a relative standard deviation: a prediction is drawn many times, with all
 of them drawn anew, and again with one of them alone, to see which one dominates.
@@ -63,6 +66,8 @@ class ScaledJob:
     gradients: tuple[Gradient, ...]
     """Ready times as shares of backward, from 0 to 1."""
     network: Network
+    core_seconds: float = 0.0
+    """How long a step of one rank keeps a core busy, without the bytes that it sends; counts where cores are shared."""
     strategy: str = "ddp"
     bucket_bytes: float | None = None
     accumulation: int = 1
@@ -101,6 +106,8 @@ class StepParts:
     """Communication that no computing hides."""
     optimizer_seconds: float
     straggler_seconds: float
+    crowding_seconds: float
+    """Waiting for cores that ranks share."""
     rest_seconds: float
     communication_seconds: float
     """Hidden or not."""
@@ -114,6 +121,7 @@ class StepParts:
             + self.exposed_seconds
             + self.optimizer_seconds
             + self.straggler_seconds
+            + self.crowding_seconds
             + self.rest_seconds
         )
 
@@ -152,9 +160,16 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
         exposed_seconds=exposed + forward_exposed,
         optimizer_seconds=times["optimizer"],
         straggler_seconds=straggler + job.delay_seconds,
+        crowding_seconds=_find_crowding(job, num_ranks),
         rest_seconds=job.residual_seconds if num_ranks > 1 else 0.0,
         communication_seconds=communication,
     )
+
+
+def _find_crowding(job: ScaledJob, num_ranks: int) -> float:
+    """What ranks wait for each other's cores."""
+    per_node = min(job.network.ranks_per_node or num_ranks, num_ranks)
+    return 0.0 if job.network.cores is None else max(0.0, per_node / job.network.cores - 1) * job.core_seconds
 
 
 def _exchange_units(job: ScaledJob, num_ranks: int, forward: float, backward: float) -> tuple[float, float, float]:
@@ -180,6 +195,11 @@ def fit_phase(seconds: dict[float, float]) -> Phase:
     slope = max(0.0, (slow - fast) / (large - small))
     slope = min(slope, slow / large)
     return Phase(fixed_seconds=slow - slope * large, sample_seconds=slope)
+
+
+def find_core_seconds(network: Network, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:
+    """How long a step keeps a core busy without its bytes, from what it does on one and on two ranks."""
+    return one_seconds + max(0.0, two_seconds - one_seconds - sent_bytes * network.byte_core_seconds)
 
 
 def share_times(gradients: Sequence[Gradient], backward_seconds: float) -> tuple[Gradient, ...]:

@@ -1,4 +1,4 @@
-"""What a collective costs on n ranks: α–β for a ring and for a tree, over two levels, and over one shared host.
+"""What a collective costs on n ranks: α–β for a ring and for a tree, on one level and over two.
 
     ring all-reduce          2(n − 1) · (α + S/n · β)                     Patarasuk & Yuan 2009
     tree all-reduce          2 ⌈log₂ n⌉ · α + 2(n − 1)/n · S · β          Thakur, Rabenseifner & Gropp 2005
@@ -10,8 +10,8 @@ h = α/β says the same as α. The cheaper of ring and tree is taken, as NCCL ch
 Over two levels, m ranks on each of k nodes, a reduce-scatter inside the nodes is followed by an all-reduce between them
 (each rank with 1/m of the message, all through the node's own link) and an all-gather inside.
 
-Ranks that share the cores of one host, as gloo's do on a laptop, move and add up 2(n − 1) · S bytes in all, and no more
-than `cores` of them at once: whatever the link, the host needs at least that long.
+Where n ranks share c < n cores, as gloo's do on a laptop, their bytes take turns on these: whatever the link, it takes
+n/c times what one rank's bytes keep a core busy.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Network:
     """Between nodes: what one node has for all its ranks."""
     ranks_per_node: int | None = None
     """None: all ranks are on one."""
-    host_seconds_per_byte: float = 0.0
-    """What a core spends on a byte that is moved and added up; 0: the ranks have hardware for that."""
+    byte_core_seconds: float = 0.0
+    """How long a byte that is sent keeps a core busy; 0: hardware moves it."""
     cores: int | None = None
-    """That all ranks of a node share for it; None: each has its own."""
+    """That the ranks of a node share; None: each has its own."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
@@ -86,13 +86,23 @@ class Network:
         else:
             inner = half * reduce_all(self.inside, per_node, payload_bytes)
             seconds = inner + half * reduce_all(self.between, num_nodes, payload_bytes)
-        return max(seconds, half * self._host_seconds(per_node, num_ranks, payload_bytes))
+        return max(seconds, half * self._find_core_seconds(num_ranks, per_node, payload_bytes))
 
-    def _host_seconds(self, per_node: int, num_ranks: int, payload_bytes: float) -> float:
-        if not self.host_seconds_per_byte:
+    def _find_core_seconds(self, num_ranks: int, per_node: int, payload_bytes: float) -> float:
+        """How long the cores of a node need for what its ranks send in an all-reduce."""
+        if self.cores is None or per_node <= self.cores:
             return 0.0
-        moved = 2 * (num_ranks - 1) / num_ranks * payload_bytes * per_node
-        return moved * self.host_seconds_per_byte / min(self.cores or per_node, per_node)
+        sent = 2 * (num_ranks - 1) / num_ranks * payload_bytes
+        return sent * self.byte_core_seconds * per_node / self.cores
+
+
+def share_cores(link: LinkCost, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> Network:
+    """A host whose cores all ranks share, from the time that a step keeps a core busy on one and on two ranks.
+
+    What two ranks are busy beyond one is for the bytes that each sends, up to what the link's rate leaves for them.
+    """
+    per_byte = max(0.0, two_seconds - one_seconds) / sent_bytes
+    return Network(inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores)
 
 
 def reduce_all(link: LinkCost, num_ranks: int, payload_bytes: float) -> float:

@@ -104,7 +104,7 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         network,
         inside=network.inside.scale(**links),
         between=network.between.scale(**links) if network.between else None,
-        host_seconds_per_byte=network.host_seconds_per_byte / factor["bandwidth"],
+        byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
     )
     return replace(
         job,

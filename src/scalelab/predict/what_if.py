@@ -82,7 +82,7 @@ def change_job(job: ScaledJob, change: WhatIf, batch_per_rank: float) -> ScaledJ
     """The job with a change. A slow rank holds up all others by what it computes longer."""
     network = job.network
     if change.link is not None:
-        network = replace(network, inside=change.link, host_seconds_per_byte=0.0, cores=None)
+        network = replace(network, inside=change.link)
     if change.between is not None or change.ranks_per_node is not None:
         network = replace(
             network,

@@ -73,6 +73,7 @@ def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
         "exposed": "exposed comm",
         "optimizer": "optimizer",
         "straggler": "waiting for the slowest",
+        "crowding": "waiting for cores",
         "rest": "rest",
     }
     columns = (

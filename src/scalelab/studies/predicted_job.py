@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
@@ -18,8 +18,17 @@ from scalelab.analysis.rounds import drop_empty
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.observations import GradientTimes
 from scalelab.predict.buckets import MEBIBYTE, Gradient
-from scalelab.predict.job import Known, Phase, PhaseName, ScaledJob, fit_phase, settle_on_two, share_times
-from scalelab.predict.link_cost import LinkCost, Network
+from scalelab.predict.job import (
+    Known,
+    Phase,
+    PhaseName,
+    ScaledJob,
+    find_core_seconds,
+    fit_phase,
+    settle_on_two,
+    share_times,
+)
+from scalelab.predict.link_cost import LinkCost, Network, share_cores
 from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.trial import PHASES, TrialResult
@@ -57,7 +66,7 @@ class MeasuredJob:
 def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
     """The job of a scaling study. `link` overrules what its own messages say; `cores`: all ranks share those of a host.
 
-    What two ranks with a core each move in a second, a core moves: so the link's rate is that of a core.
+    How long a step keeps a core busy is known from both.
     """
     one, two = find_bases(answer)
     batch = one.trial.global_batch
@@ -65,9 +74,11 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
     times = find_gradients(one)
     phases = find_phases(batches)
     found = link or find_own_link(two)
-    network = Network(inside=found.cost)
+    network, core_seconds = Network(inside=found.cost), 0.0
     if cores is not None:
-        network = replace(network, host_seconds_per_byte=1 / found.cost.bytes_per_second, cores=cores)
+        busy, total = find_busy(one, two), float(sum(times.payload_bytes))
+        network = share_cores(found.cost, cores, *busy, total)
+        core_seconds = find_core_seconds(network, *busy, total)
     job = ScaledJob(
         phases=phases,
         gradients=share_times(
@@ -75,6 +86,7 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
             times.ready_seconds[-1],
         ),
         network=network,
+        core_seconds=core_seconds,
         strategy=answer.strategy,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=one.trial.accumulation,
@@ -105,6 +117,16 @@ def find_bases(answer: ScalingAnswer) -> tuple[Arm, Arm]:
                 " and two, so run it with --ranks 1 2"
             )
     return arms[1], arms[2]
+
+
+def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
+    """How long a step keeps a core busy on one rank and on two; where nobody looked, all of it."""
+    found = []
+    for arm in (one, two):
+        said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
+        seconds = [value for value in said if value is not None]
+        found.append(statistics.median(seconds) if seconds else arm.step.value)
+    return found[0], found[1]
 
 
 def find_gradients(arm: Arm) -> GradientTimes:
@@ -159,24 +181,14 @@ def find_spread(estimate: Estimate) -> float:
     return max(LEAST_SPREAD, estimate.half_width / NORMAL_REACH / estimate.value)
 
 
+def says_link(answer: ScalingAnswer) -> bool:
+    """Whether the run itself shows how fast its messages travel."""
+    return bool(find_rates(find_bases(answer)[1])[0])
+
+
 def find_own_link(arm: Arm) -> FoundLink:
-    """The bandwidth that the messages of the run itself show: of profiled steps, or else of DDP's counters."""
-    rates = [
-        step.payload_bytes / (step.transfer_ns * 1e-9)
-        for result in arm.completed
-        for rank in result.ranks
-        for step in rank.traced_steps
-        if step.payload_bytes and step.transfer_ns
-    ]
-    source = "its own profiled steps"
-    if not rates:
-        source = "DDP's counters, with the waiting that is in them"
-        rates = [
-            sum(rank.counters.bucket_bytes) / statistics.median(rank.counters.communication_seconds)
-            for result in arm.completed
-            for rank in result.ranks
-            if rank.counters is not None and rank.counters.bucket_bytes
-        ]
+    """The bandwidth that the messages of the run itself show."""
+    rates, source = find_rates(arm)
     if not rates:
         raise UsageError(
             "this run does not say how fast its messages travel: give --link 10GB/s,5us, or --collectives RUN of"
@@ -184,6 +196,26 @@ def find_own_link(arm: Arm) -> FoundLink:
         )
     cost = LinkCost(latency_seconds=0.0, bytes_per_second=statistics.median(rates))
     return FoundLink(cost=cost, source=source, bandwidth_spread=TRACED_SPREAD)
+
+
+def find_rates(arm: Arm) -> tuple[list[float], str]:
+    """Bytes per second of profiled steps, or else of DDP's counters, and which of them."""
+    rates = [
+        step.payload_bytes / (step.transfer_ns * 1e-9)
+        for result in arm.completed
+        for rank in result.ranks
+        for step in rank.traced_steps
+        if step.payload_bytes and step.transfer_ns
+    ]
+    if rates:
+        return rates, "its own profiled steps"
+    rates = [
+        sum(rank.counters.bucket_bytes) / statistics.median(rank.counters.communication_seconds)
+        for result in arm.completed
+        for rank in result.ranks
+        if rank.counters is not None and rank.counters.bucket_bytes
+    ]
+    return rates, "DDP's counters, with the waiting that is in them"
 
 
 def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink:

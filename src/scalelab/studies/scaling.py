@@ -54,10 +54,10 @@ def plan_scaling(
 
 
 def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
-    """One rank shows when gradients are ready, more of them what DDP counts; others have neither."""
+    """One rank and two show when gradients are ready, what predictions need; more than one what DDP counts."""
     if strategy != "ddp":
         return ()
-    return ("gradients",) if num_ranks == 1 else ("counters",)
+    return (*(("gradients",) if num_ranks <= 2 else ()), *(("counters",) if num_ranks > 1 else ()))
 
 
 @dataclass(frozen=True, kw_only=True)

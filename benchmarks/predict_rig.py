@@ -1,0 +1,219 @@
+"""Predictions of 4 and 8 ranks from one and two, held against real DDP on gloo whose computing is sleep.
+
+Sixteen trainings (examples/sleeper.py) differ in layers, bytes, time per layer and buckets. Ranks that sleep need no
+cores, so eight of them run honestly on two: what a step takes longer is communication. All cases run one after the
+other in the same processes, several times over, and a step is its median.
+
+    measured on one rank     the step, when each gradient is ready, and how long it keeps a core busy
+    measured on two ranks    the step, the time of an all-reduce by size, and how long sending keeps a core busy
+    predicted                2, 4 and 8 ranks, with the cores of this machine shared by all
+
+Of two ranks one half of the repeats is measured and the other half predicted. Beside it stands the prediction that
+computing alone would make: a step stays what it is on one rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from scalelab.analysis.link import fit_line
+from scalelab.environment import count_cores
+from scalelab.predict.buckets import MEBIBYTE, Gradient
+from scalelab.predict.job import Phase, ScaledJob, find_core_seconds, predict_step, settle_on_two, share_times
+from scalelab.predict.link_cost import LinkCost, share_cores
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from sleeper import build
+
+RANKS = (1, 2, 4, 8)
+BATCH = 8
+BAR = 0.05
+NUM_PASSES, NUM_STEPS = 2, 6
+SIZES = [int(4**power) * 1024 for power in range(7)]
+CASES = [
+    {"layers": layers, "layer_mb": layer_mb, "fixed_ms": fixed_ms, "sample_ms": 0.0, "bucket_mb": bucket_mb}
+    for layers, layer_mb, fixed_ms, bucket_mb in itertools.product((6, 12), (0.1, 0.5), (2.0, 5.0), (None, 1.0))
+]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as place:
+        for count in RANKS:
+            mp.spawn(measure, (count, place), nprocs=count)
+        found = {count: json.loads((Path(place) / f"{count}.json").read_text()) for count in RANKS}
+    link = find_link(found[2]["transfers"])
+    print(f"an all-reduce on two ranks: {link.latency_seconds * 2e6:.0f} µs, {link.bytes_per_second / 1e6:.0f} MB/s")
+    print(f"{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
+    errors: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
+    plain: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
+    for number, case in enumerate(CASES):
+        steps = {count: found[count]["steps"][number] for count in RANKS}
+        one = statistics.median(steps[1][0] + steps[1][1])
+        busy = [found[count]["busy"][number] for count in (1, 2)]
+        job = make_job(case, found[1]["gradients"][number], steps, link, busy)
+        line = f"{describe(case):34} {one * 1e3:7.1f}ms "
+        for count in RANKS[1:]:
+            seen = statistics.median(steps[2][1] if count == 2 else steps[count][0] + steps[count][1])
+            said = predict_step(job, count, BATCH).seconds
+            errors[count].append(abs(said / seen - 1))
+            plain[count].append(abs(one / seen - 1))
+            line += f"{seen * 1e3:7.1f}ms {said * 1e3:6.1f}ms {said / seen - 1:+6.1%} "
+        print(line)
+    medians = {count: statistics.median(errors[count]) for count in errors}
+    for count in medians:
+        alone = statistics.median(plain[count])
+        print(f"{count} ranks: median error {medians[count]:.1%}, of computing alone {alone:.1%}")
+    told = ", ".join(f"{medians[count]:.1%}" for count in medians)
+    print(f"predict_rig: median errors {told} on 2, 4 and 8 ranks (bar {BAR:.0%} each)")
+    return 0 if max(medians.values()) <= BAR else 1
+
+
+def describe(case: dict) -> str:
+    bucket = "torch's" if case["bucket_mb"] is None else f"{case['bucket_mb']:g} MiB"
+    return f"{case['layers']} × {case['layer_mb']:g} MB, {case['fixed_ms']:g} ms, buckets {bucket}"
+
+
+def make_job(case: dict, gradients: dict, steps: dict, link: LinkCost, busy: list[float]) -> ScaledJob:
+    """The job as one and two ranks show it."""
+    one = statistics.median(steps[1][0] + steps[1][1])
+    phases = gradients["phases"]
+    scale = one / sum(phases.values())
+    times = [Gradient(seconds, size) for seconds, size in zip(gradients["ready"], gradients["bytes"], strict=True)]
+    total = sum(gradients["bytes"])
+    network = share_cores(link, count_cores(), busy[0], busy[1], total)
+    ratio = statistics.stdev(steps[1][0] + steps[1][1]) / one
+    job = ScaledJob(
+        phases={name: Phase(fixed_seconds=seconds * scale) for name, seconds in phases.items()},
+        gradients=share_times(times, phases["backward"]),
+        network=network,
+        core_seconds=find_core_seconds(network, busy[0], busy[1], total),
+        bucket_bytes=None if case["bucket_mb"] is None else case["bucket_mb"] * MEBIBYTE,
+        jitter_ratio=ratio,
+    )
+    return settle_on_two(job, statistics.median(steps[2][0]), BATCH)
+
+
+def find_link(transfers: dict[str, list[float]]) -> LinkCost:
+    line = fit_line({int(size): [seconds] for size, seconds in transfers.items()})
+    assert line is not None
+    return LinkCost(
+        latency_seconds=max(0.0, line.fitted_latency_seconds) / 2, bytes_per_second=1 / line.fitted_byte_seconds
+    )
+
+
+def measure(rank: int, num_ranks: int, place: str) -> None:
+    """All cases on so many ranks; the first rank writes what it saw."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{place}/store{num_ranks}", num_ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+    trainings = [make_training(case) for case in CASES]
+    for training in trainings:
+        run_steps(training, 3)
+    steps: list[list[list[float]]] = [[[], []] for _ in CASES]
+    busy = [0.0 for _ in CASES]
+    for turn in range(2 * NUM_PASSES):
+        for number, training in enumerate(trainings):
+            dist.barrier()
+            run_steps(training, 1)
+            begin = process_time()
+            steps[number][turn % 2] += run_steps(training, NUM_STEPS)
+            busy[number] += (process_time() - begin) / NUM_STEPS / (2 * NUM_PASSES)
+    answer = {"steps": steps, "busy": busy}
+    if num_ranks == 1:
+        answer["gradients"] = [watch_gradients(training) for training in trainings]
+    if num_ranks == 2:
+        answer["transfers"] = time_transfers()
+    if rank == 0:
+        Path(place, f"{num_ranks}.json").write_text(json.dumps(answer))
+    dist.barrier()
+    os._exit(0) if rank else None
+
+
+def make_training(case: dict) -> tuple:
+    options = {name: value for name, value in case.items() if name != "bucket_mb"}
+    model, batches, loss, make_optimizer = build(BATCH, **options)
+    buckets = {} if case["bucket_mb"] is None else {"bucket_cap_mb": case["bucket_mb"]}
+    model = torch.nn.parallel.DistributedDataParallel(model, **buckets)
+    return model, batches[0], loss, make_optimizer(model.parameters())
+
+
+def run_steps(training: tuple, count: int, mark=lambda _: None) -> list[float]:
+    model, batch, loss, optimizer = training
+    found = []
+    for _ in range(count):
+        start = perf_counter()
+        value = loss(model, batch)
+        mark("forward")
+        value.backward()
+        mark("backward")
+        optimizer.step()
+        optimizer.zero_grad()
+        mark("optimizer")
+        found.append(perf_counter() - start)
+    return found
+
+
+def watch_gradients(training: tuple) -> dict:
+    """When each gradient is ready, and the phases of the same steps."""
+    parameters = list(training[0].parameters())
+    stamps: dict = {}
+    seen: list[tuple[list[float], dict[str, float]]] = []
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p: stamps.update({numbers[id(p)]: perf_counter()}))
+        for p in parameters
+    ]
+    for _ in range(NUM_STEPS):
+        stamps.clear()
+        start = perf_counter()
+        run_steps(training, 1, lambda name: stamps.update({name: perf_counter()}))
+        ready = [stamps[number] - stamps["forward"] for number in range(len(parameters))]
+        phases = {
+            "forward": stamps["forward"] - start,
+            "backward": stamps["backward"] - stamps["forward"],
+            "optimizer": stamps["optimizer"] - stamps["backward"],
+        }
+        seen.append((ready, phases))
+    for hook in hooks:
+        hook.remove()
+    pairs = sorted(
+        (statistics.median(ready[number] for ready, _ in seen), parameter.nbytes)
+        for number, parameter in enumerate(parameters)
+    )
+    return {
+        "ready": [seconds for seconds, _ in pairs],
+        "bytes": [size for _, size in pairs],
+        "phases": {name: statistics.median(phases[name] for _, phases in seen) for name in seen[0][1]},
+    }
+
+
+def time_transfers() -> dict[int, list[float]]:
+    """Single all-reduces by size, each as its slowest rank saw it."""
+    found: dict[int, list[float]] = {size: [] for size in SIZES}
+    for _ in range(12):
+        for size in SIZES:
+            tensor = torch.zeros(size // 4)
+            dist.all_reduce(tensor)
+            dist.barrier()
+            start = perf_counter()
+            dist.all_reduce(tensor)
+            slowest = torch.tensor([perf_counter() - start])
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            found[size].append(float(slowest))
+    return {size: [float(np.median(times))] for size, times in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""From a run on one and two ranks to a prediction of more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.cli.predict import main
+from scalelab.errors import NothingMeasured, UsageError
+from scalelab.experiment import read_results, run_study
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.measure.launchers.launcher import Launcher
+from scalelab.observations import GradientTimes, Message, RankReport, TracedStep
+from scalelab.predict.link_cost import LinkCost
+from scalelab.predict.scale_out import scale_out
+from scalelab.store import RunStore
+from scalelab.studies.predicted_job import FoundLink, read_job
+from scalelab.studies.scaling import ScalingAnswer
+from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.study import Job, Sampling
+from scalelab.trial import StepKind, Trial, TrialResult
+
+MEGABYTES = 8
+NUM_LAYERS = 10
+
+
+class Rig:
+    """Ranks whose steps follow the formula that predictions assume: forward 1, backward 2, optimizer fixed."""
+
+    def __init__(self, *, rate: float) -> None:
+        self._rate = rate
+        self._fake = FakeLauncher(
+            lambda trial: 0.003 * trial.batch_per_rank + 0.010 + self._send(trial), comm_seconds=self._send
+        )
+
+    def _send(self, trial: Trial) -> float:
+        """One message of all bytes behind backward: buckets of 100 MB never begin early."""
+        return 2 * (trial.num_ranks - 1) / trial.num_ranks * MEGABYTES * 1e6 / self._rate
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        result = self._fake.launch(trial, directory)
+        batch = trial.batch_per_rank
+        samples = [
+            sample._replace(
+                input_seconds=0.0,
+                forward_seconds=0.001 * batch,
+                backward_seconds=sample.step_seconds - 0.001 * batch - 0.010,
+                optimizer_seconds=0.010,
+            )
+            if sample.kind is StepKind.PHASES
+            else sample
+            for sample in result.samples
+        ]
+        ready = tuple(0.002 * batch * (number + 1) / NUM_LAYERS for number in range(NUM_LAYERS))
+        gradients = GradientTimes(
+            ready_seconds=ready,
+            payload_bytes=(round(MEGABYTES * 1e6 / NUM_LAYERS),) * NUM_LAYERS,
+            backward_seconds=ready[-1],
+        )
+        known = gradients if trial.num_ranks == 1 else None
+        ranks = [RankReport(rank=rank, gradients=known) for rank in range(trial.num_ranks)]
+        return replace(result, samples=tuple(samples), ranks=tuple(ranks))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def measure(directory: Path, ranks: tuple[int, ...] = (1, 2, 4, 8), rate: float = 1e9) -> RunStore:
+    job = Job(workload="mlp", options={"dim": 16, "depth": 2})
+    job = replace(job, spreading=replace(job.spreading, bucket_mb=100.0))
+    sampling = Sampling(rounds=4, steps=20, warmup=2, phase_steps=4, comm_free_steps=4, control=False)
+    launcher: Launcher = Rig(rate=rate)
+    study = StrongScaling(ranks=ranks, global_batch=64, job=job, sampling=sampling)
+    return run_study(study, runs_dir=directory, launcher=launcher)[0]
+
+
+def read_answer(store: RunStore) -> ScalingAnswer:
+    return ScalingAnswer.from_results(read_results(store)[0], "ddp", 2, is_strong=True)
+
+
+def declare(rate: float) -> FoundLink:
+    return FoundLink(cost=LinkCost(latency_seconds=0.0, bytes_per_second=rate), source="declared")
+
+
+def test_one_and_two_ranks_tell_four_and_eight(tmp_path):
+    found = read_job(read_answer(measure(tmp_path)), declare(1e9))
+    for step in scale_out(found.job, [1, 2, 4, 8], batch=64, is_weak=False):
+        assert step.step.value == pytest.approx(found.measured[step.num_ranks].value, rel=0.02)
+        assert step.step.holds(found.measured[step.num_ranks].value)
+
+
+def test_a_wrong_link_is_corrected_by_what_two_ranks_took(tmp_path):
+    """Half of the true rate: two ranks still take what they took."""
+    found = read_job(read_answer(measure(tmp_path)), declare(5e8))
+    (two,) = scale_out(found.job, [2], batch=64, is_weak=False)
+    assert two.step.value == pytest.approx(found.measured[2].value, rel=1e-3)
+
+
+def test_the_runs_own_messages_tell_its_link(tmp_path):
+    store = measure(tmp_path, (1, 2))
+    answer = read_answer(store)
+    arm = answer.arms["ddp-2"]
+    step = TracedStep(
+        span_ns=10**8, compute_ns=10**8, overlapped_ns=0, exposed_ns=0, copy_ns=0, idle_ns=0, transfer_ns=8_000_000
+    )
+    step = replace(step, messages=(Message(kind="all_reduce", count=1, payload_bytes=8_000_000),))
+    ranks = tuple(replace(rank, traced_steps=(step,)) for rank in arm.results[0].ranks)
+    traced = replace(arm, results=(replace(arm.results[0], ranks=ranks), *arm.results[1:]))
+    found = read_job(replace(answer, arms={**answer.arms, "ddp-2": traced}))
+    assert found.link.cost.bytes_per_second == pytest.approx(1e9)
+
+
+def test_a_run_without_two_ranks_says_what_to_run(tmp_path):
+    with pytest.raises(NothingMeasured, match="--ranks 1 2"):
+        read_job(read_answer(measure(tmp_path, (1, 4))), declare(1e9))
+
+
+def test_a_run_that_says_nothing_of_its_messages_asks_for_the_link(tmp_path):
+    with pytest.raises(UsageError, match="--link"):
+        read_job(read_answer(measure(tmp_path, (1, 2))))
+
+
+@pytest.fixture
+def typed(tmp_path, capsys, monkeypatch):
+    """A command as a user types it, in the directory of a run."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_command_predicts_what_was_not_run(typed, tmp_path):
+    measure(tmp_path / "runs", (1, 2))
+    (row,) = json.loads(typed("last", "--ranks", "8", "--link", "1GB/s", "--json", "-"))["sections"][0]["tables"][0][
+        "rows"
+    ]
+    assert row[0]["value"] == 8
+    assert row[1]["low"] <= 0.003 * 8 + 0.010 + 1.75 * 0.008 <= row[1]["high"]
+
+
+def test_best_prefers_what_sends_less_and_keeps_to_memory(typed, tmp_path):
+    measure(tmp_path / "runs", (1, 2), rate=1e8)
+    said = typed("last", "--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "3")
+    assert "gradients sent as" in said
+    assert "should be fastest" in said
+
+
+def test_a_table_of_one_size_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("ranks,throughput\n8,100\n")
+    with pytest.raises(UsageError, match="two sizes"):
+        main(["--table", str(path)])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["last", "--table", "t.csv"],
+        ["--table", "t.csv", "--link", "1GB/s"],
+        ["last", "--by", "model"],
+        ["last", "--node-link", "1GB/s"],
+        ["last", "--link", "fast"],
+        ["last", "--memory", "1GB"],
+        ["last", "--best", "--ranks", "2", "4"],
+        ["last", "--ranks", "0"],
+    ],
+)
+def test_what_contradicts_itself_is_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((UsageError, SystemExit)):
+        main(arguments)
