@@ -67,9 +67,7 @@ def main() -> int:
         return 0
     tables = sorted({row.table for row in rows})
     doubted = sum(row.is_doubted for row in rows)
-    print(
-        f"{len(rows)} rows of {len(tables)} tables, {doubted} of them of doubted series, scored all the same"
-    )
+    print(f"{len(rows)} rows of {len(tables)} tables, {doubted} of them of doubted series, scored all the same")
     chosen = {table: choose([row for row in rows if row.table != table]) for table in tables}
     for table, tuning in chosen.items():
         print(f"  {table}: chosen on the others: linear {tuning.priors['linear']:g}, creep {tuning.creep:g}")
