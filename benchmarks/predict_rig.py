@@ -1,8 +1,9 @@
 """Predictions of 4 and 8 ranks from one and two, held against real DDP on gloo whose computing is sleep.
 
-Sixteen trainings (examples/sleeper.py) differ in layers, bytes, time per layer and buckets. Ranks that sleep need no
-cores, so eight of them run honestly on two: what a step takes longer is communication. All cases run one after the
-other in the same processes, several times over, and a step is its median.
+Sixteen trainings (rigs/sleeper.py) differ in layers, bytes, time per layer and buckets. Ranks that sleep need no cores,
+so eight of them run honestly on two: what a step takes longer is communication. All cases run one after the other in
+the same processes, several times over, and a step is its median. The form of the model, in particular what sharing cores
+costs, was settled on this rig: no constant is fitted to it.
 
     measured on one rank     the step, when each gradient is ready, and how long it keeps a core busy
     measured on two ranks    the step, the time of an all-reduce by size, and how long sending keeps a core busy
@@ -34,7 +35,7 @@ from scalelab.predict.buckets import MEBIBYTE, Gradient
 from scalelab.predict.job import Phase, ScaledJob, find_core_seconds, predict_step, settle_on_two, share_times
 from scalelab.predict.link_cost import LinkCost, share_cores
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "rigs"))
 from sleeper import build
 
 RANKS = (1, 2, 4, 8)

@@ -107,6 +107,21 @@ def test_every_change_moves_the_step_the_way_it_should(change):
     assert change.changes
 
 
+def test_half_of_the_bytes_take_half_of_the_time():
+    half, whole = (
+        predict_step(change_job(JOB, WhatIf(dtype=dtype), 8), 8, 8).communication_seconds
+        for dtype in ("bfloat16", "float32")
+    )
+    assert whole / half == pytest.approx(2, rel=0.05)
+
+
+def test_another_strategy_is_another_exchange():
+    sharded = change_job(JOB, WhatIf(strategy="fsdp-full", num_units=4), 8)
+    assert (sharded.strategy, sharded.num_units) == ("fsdp-full", 4)
+    with pytest.raises(UsageError, match="hook of ddp"):
+        change_job(JOB, WhatIf(strategy="fsdp2", compression="fp16"), 8)
+
+
 def test_the_interval_of_what_is_known_exactly_is_a_point():
     known = replace(JOB.known, compute=0, latency=0, bandwidth=0, contention=0, jitter=0, residual=0)
     (found,) = scale_out(replace(JOB, known=known), [8], batch=64, is_weak=False)
@@ -131,7 +146,9 @@ def test_less_than_a_sample_per_rank_is_refused():
         predict_step(JOB, 16, 0.5)
 
 
-@pytest.mark.parametrize("wrong", [{"slow_factor": 0.5}, {"compression": "zip"}, {"batch": 0}, {"delay_seconds": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"slow_factor": 0.5}, {"compression": "zip"}, {"batch": 0}, {"delay_seconds": -1}, {"strategy": "dp"}]
+)
 def test_changes_that_cannot_be_are_refused(wrong):
     with pytest.raises(UsageError):
         WhatIf(**wrong)

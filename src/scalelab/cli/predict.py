@@ -21,7 +21,7 @@ from scalelab.predict.search import search_best
 from scalelab.predict.tables import Columns, read_table
 from scalelab.predict.what_if import Compression, WhatIf, change_job
 from scalelab.report.document import Document
-from scalelab.settings import MaybeInt
+from scalelab.settings import Dtype, MaybeInt
 from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.predicted import describe_prediction
 from scalelab.studies.predicted_best import describe_best, find_need
@@ -80,6 +80,12 @@ class ChangeFlags:
     """How many times longer one rank computes than the others."""
     compute: float = 1.0
     """How many times faster every rank computes: another device or data type."""
+    dtype: Dtype | None = None
+    """Parameters and gradients of another type: their bytes. What it does to computing is --compute."""
+    strategy: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """The same model spread otherwise: ddp, fsdp-none, fsdp-full, fsdp2 or fsdp-grad-op."""
+    units: MaybeInt = None
+    """Pieces that a sharded model is gathered in, such as its number of blocks. None: 12."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +155,9 @@ class Predict:
             delay_seconds=read_flag("delay", flags.delay, parse_seconds),
             slow_factor=flags.slow,
             compute_factor=flags.compute,
+            dtype=flags.dtype,
+            strategy=flags.strategy,
+            num_units=flags.units,
         )
 
 

@@ -30,6 +30,8 @@ PhaseName = Literal["input", "forward", "backward", "optimizer"]
 PHASES: tuple[PhaseName, ...] = ("input", "forward", "backward", "optimizer")
 SHARDED = {"fsdp-full": True, "fsdp2": True, "fsdp-grad-op": False}
 """Strategies that shard, and whether they gather parameters again in backward."""
+WHOLE = ("ddp", "fsdp-none")
+"""Strategies that exchange whole gradients in buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class ScaledJob:
     core_seconds: float = 0.0
     """How long a step of one rank keeps a core busy, without the bytes that it sends; counts where cores are shared."""
     strategy: str = "ddp"
+    dtype: str = "float32"
+    """Of parameters and gradients."""
     bucket_bytes: float | None = None
     accumulation: int = 1
     compression: float = 1.0

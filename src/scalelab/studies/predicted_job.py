@@ -19,6 +19,7 @@ from scalelab.errors import NothingMeasured, UsageError
 from scalelab.observations import GradientTimes
 from scalelab.predict.buckets import MEBIBYTE, Gradient
 from scalelab.predict.job import (
+    SHARDED,
     Known,
     Phase,
     PhaseName,
@@ -29,6 +30,7 @@ from scalelab.predict.job import (
     share_times,
 )
 from scalelab.predict.link_cost import LinkCost, Network, share_cores
+from scalelab.predict.what_if import WIDTHS
 from scalelab.studies.arms import Arm
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.trial import PHASES, TrialResult
@@ -38,6 +40,9 @@ NORMAL_REACH = 1.96
 TRACED_SPREAD = 0.2
 """How well a bandwidth is known that follows from a few profiled steps."""
 LEAST_SPREAD = 0.01
+FLOAT_BYTES = 4
+NUM_UNITS = 12
+"""What a sharded model is taken to be gathered in, unless told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
         network=network,
         core_seconds=core_seconds,
         strategy=answer.strategy,
+        dtype=one.trial.dtype,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=one.trial.accumulation,
         jitter_ratio=find_jitter(one) / one.step.value,
@@ -130,12 +136,17 @@ def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
 
 
 def find_gradients(arm: Arm) -> GradientTimes:
-    """When gradients are ready on one rank."""
+    """When gradients are ready on one rank; of a sharded model, which has none of its own, evenly over backward."""
     found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
+    counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
+    if not found and arm.trial.strategy in SHARDED and counts:
+        size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
+        ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
+        return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)
     if not found:
         raise UsageError(
-            "this run does not say when gradients are ready: it is older than predictions, or its strategy shards the"
-            " model: run strong-scaling or weak-scaling again with --strategy ddp"
+            "this run does not say when gradients are ready: it is older than predictions: run strong-scaling or"
+            " weak-scaling again"
         )
     return found[0]
 

@@ -106,6 +106,7 @@ def test_reading_leaves_no_file_and_no_process(tmp_path: Path, name: str) -> Non
     broken.write_bytes(b"no data at all\n" * 100)
     len(StoredSet(path, format=name, eager=True))  # libraries open what they keep open
     before = count_open()
+    children = psutil.Process().children()  # of other tests: a Slurm, a forkserver
     for _ in range(3):
         for eager in (False, True):
             with StoredSet(path, format=name, eager=eager) as found:
@@ -114,7 +115,7 @@ def test_reading_leaves_no_file_and_no_process(tmp_path: Path, name: str) -> Non
             with pytest.raises((DataUnreadable, UsageError), match="broken"):
                 len(StoredSet(broken, format=name, eager=eager))
     assert count_open() <= before
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(children)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,7 @@
 Ranks that sleep do not need cores: eight of them run honestly on a laptop with two, and what a step takes longer on
 more ranks is communication alone. That is how predictions are checked:
 
-    scalelab run weak-scaling --workload examples/sleeper.py:build --ranks 1 2 4 8
+    scalelab run weak-scaling --workload benchmarks/rigs/sleeper.py:build --ranks 1 2 4 8
 
 Every layer has weights that get a gradient and are sent, and sleeps for a fixed time and a time per sample, in forward
 and twice as long in backward. Nothing is learnt, and the optimizer only sleeps.
