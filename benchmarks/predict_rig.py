@@ -2,8 +2,8 @@
 
 Sixteen trainings (rigs/sleeper.py) differ in layers, bytes, time per layer and buckets. Ranks that sleep need no cores,
 so eight of them run honestly on two: what a step takes longer is communication. All cases run one after the other in
-the same processes, several times over, and a step is its median. The form of the model, in particular what sharing cores
-costs, was settled on this rig: no constant is fitted to it.
+the same processes, several times over, and a step is its median. The form of the model, in particular what sharing
+cores costs, was settled on this rig; no constant is fitted to it.
 
     measured on one rank     the step, when each gradient is ready, and how long it keeps a core busy
     measured on two ranks    the step, the time of an all-reduce by size, and how long sending keeps a core busy

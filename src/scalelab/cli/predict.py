@@ -213,6 +213,7 @@ def predict_best(wanted: Predict) -> Document:
         need=find_need(answer),
         memory_bytes=memory,
         top=wanted.search.top,
+        is_compressible=found.job.strategy == "ddp" and found.device == "cuda",
     )
     confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
     return describe_best(found, best, num_left_out, store.name, confirmed)

@@ -45,7 +45,7 @@ class LinkCost:
 
     @property
     def words(self) -> str:
-        return f"{format_bytes(self.bytes_per_second)}/s, {self.latency_seconds * 1e6:g} µs"
+        return f"{format_bytes(self.bytes_per_second)}/s, {self.latency_seconds * 1e6:.3g} µs"
 
     def scale(self, *, latency: float = 1.0, bandwidth: float = 1.0) -> LinkCost:
         return replace(

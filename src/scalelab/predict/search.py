@@ -80,11 +80,15 @@ def search_best(
     need: Need | None,
     memory_bytes: float | None,
     top: int,
+    is_compressible: bool,
 ) -> tuple[list[Candidate], int]:
-    """The combinations with the most samples per second, best first, and how many did not fit into memory."""
+    """The combinations with the most samples per second, best first, and how many did not fit into memory.
+
+    `is_compressible`: whether compressing gradients is worth trying; on cores its work outweighs what it saves.
+    """
     found: list[tuple[float, WhatIf, float, float | None]] = []
     num_left_out = 0
-    for change in list_changes(base, batches, is_compressible=job.strategy == "ddp"):
+    for change in list_changes(base, batches, is_compressible=is_compressible):
         assert change.batch is not None
         per_rank = change.batch if is_weak else change.batch / num_ranks
         per_pass = per_rank / (change.accumulation or job.accumulation)

@@ -140,6 +140,11 @@ def find_cautions(
             next_step="say --link for another link, --ranks-per-node and --node-link for nodes, or --cores for one"
             " host that all share",
         )
+    if change.compression != "none":
+        yield Caution(
+            message=f"{change.compression} counts by the bytes that it saves, not by the work of compressing",
+            next_step=f"measure it: --gradient-hook {change.compression}",
+        )
     if found.job.residual_seconds > 0.1 * max(estimate.value for estimate in found.measured.values()):
         yield Caution(
             message=f"two ranks took {format_seconds(found.job.residual_seconds)} more than the model explains",

@@ -64,6 +64,7 @@ class MeasuredJob:
     """Global (strong) or per rank (weak)."""
     is_weak: bool
     link: FoundLink
+    device: str
     measured: Mapping[int, Estimate]
     """Step times by number of ranks, as they were measured."""
 
@@ -109,6 +110,7 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
         batch=batch,
         is_weak=not answer.is_strong,
         link=found,
+        device=one.trial.device,
         measured={arm.trial.num_ranks: arm.step for arm in answer.spread},
     )
 
