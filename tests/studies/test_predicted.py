@@ -152,6 +152,27 @@ def test_best_begins_to_send_early(typed, tmp_path):
     assert "should be fastest" in said
 
 
+def test_what_is_best_is_run_and_put_beside(typed, tmp_path, monkeypatch):
+    measure(tmp_path / "runs", (1, 2), rate=1e8)
+    changed = []
+
+    def play(study, *, runs_dir):
+        changed.append(study.job.spreading.bucket_mb)
+        return run_study(study, runs_dir=runs_dir, launcher=Rig(rate=1e8))
+
+    monkeypatch.setattr("scalelab.cli.confirm.run_study", play)
+    flags = ["--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "4", "--confirm"]
+    with pytest.raises(UsageError, match="--confirm runs here"):
+        typed("last", *flags)
+    monkeypatch.setattr("scalelab.cli.predict.read_job", lambda answer, *_: read_job(answer, declare(1e8)))
+    flags = [flag for flag in flags if flag not in ("--link", "100MB/s")]
+    said = typed("last", *flags)
+    assert len(changed) == 3
+    assert changed[0] == 1.0
+    assert "Run here, place 1 gave" in said
+    assert "Run here, place 4" not in said
+
+
 def test_a_table_of_one_size_is_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("ranks,throughput\n8,100\n")
