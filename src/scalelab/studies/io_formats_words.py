@@ -48,8 +48,11 @@ def _name_extremes(measured: Sequence[FetchSeries]) -> Iterator[str]:
     files = [series for series in measured if series.reading.format != MEMORY]
     if not files:
         return
-    ordered = sorted(files, key=_read_epoch)
-    best, worst = ordered[0], ordered[-1]
+    # What was loaded whole is read from memory: it says nothing of its file.
+    best = min(
+        (one for one in files if one.reading.mode != "eager"), key=_read_epoch, default=min(files, key=_read_epoch)
+    )
+    worst = max(files, key=_read_epoch)
     words = f"Shuffled and warm, an epoch of {best.num_samples} samples takes {_say_epoch(best)} from {best.label}"
     if worst is best:
         yield f"{words}."
