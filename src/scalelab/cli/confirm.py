@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.environment import count_cores
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.experiment import read_results, read_study, run_study
+from scalelab.experiment import read_results, run_study
 from scalelab.predict.search import Candidate
 from scalelab.predict.what_if import WhatIf
-from scalelab.store import RunStore
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.weak_scaling import WeakScaling
 
 NUM_CONFIRMED = 3
 ROUNDS = 4
-UNRUN = ("link", "between", "ranks_per_node", "delay_seconds", "slow_factor", "compute_factor")
-"""Changes of the machine, which nobody can make by running."""
+RUN = ("batch", "bucket_mb", "compression", "accumulation")
+"""What is searched, and can be run; other changes are of the machine, or of the training itself."""
 
 
-def confirm_best(store: RunStore, best: Sequence[Candidate], runs_dir: Path) -> dict[int, Estimate]:
+def confirm_best(study: StrongScaling | WeakScaling, best: Sequence[Candidate], runs_dir: Path) -> dict[int, Estimate]:
     """Samples per second of the first combinations, by their place; one that fails is left out and told."""
     check_confirmable(best[0])
     found: dict[int, Estimate] = {}
     for place, one in enumerate(best[:NUM_CONFIRMED], start=1):
         print(f"place {place}: {', '.join(one.change.changes) or 'as it is'}", file=sys.stderr)  # noqa: T201
         try:
-            rate = measure_rate(store, one, runs_dir)
+            rate = measure_rate(study, one, runs_dir)
         except ScalelabError as error:
             print(f"place {place} gave nothing: {error}", file=sys.stderr)  # noqa: T201
             continue
@@ -44,18 +43,17 @@ def confirm_best(store: RunStore, best: Sequence[Candidate], runs_dir: Path) -> 
 
 
 def check_confirmable(one: Candidate) -> None:
-    if any(getattr(one.change, name) != getattr(WhatIf(), name) for name in UNRUN):
-        raise UsageError("--confirm runs here: leave out --link, --node-link, --delay, --slow and --compute")
+    others = [field.name for field in fields(WhatIf) if field.name not in RUN]
+    if any(getattr(one.change, name) != getattr(WhatIf(), name) for name in others):
+        raise UsageError("--confirm runs here, as it was measured: of what-ifs leave all but the batch and buckets out")
     if one.step.num_ranks > count_cores():
         raise UsageError(
             f"--confirm would put {one.step.num_ranks} ranks on {count_cores()} cores: use a machine that has them"
         )
 
 
-def measure_rate(store: RunStore, one: Candidate, runs_dir: Path) -> Estimate:
+def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: Path) -> Estimate:
     """Samples per second of one combination, run here."""
-    study = read_study(store)
-    assert isinstance(study, StrongScaling | WeakScaling)
     change, num_ranks = one.change, one.step.num_ranks
     assert change.batch is not None
     is_strong = isinstance(study, StrongScaling)

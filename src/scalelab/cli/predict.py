@@ -13,8 +13,8 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.confirm import confirm_best
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
-from scalelab.errors import UsageError
-from scalelab.experiment import read_results
+from scalelab.errors import DamagedRun, UsageError
+from scalelab.experiment import read_results, read_study
 from scalelab.predict.link_cost import read_link
 from scalelab.predict.scale_out import scale_out
 from scalelab.predict.search import search_best
@@ -30,6 +30,7 @@ from scalelab.studies.predicted_table import describe_table
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.trial import TrialResult
 from scalelab.units import parse_bytes, parse_seconds
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
@@ -186,20 +187,17 @@ def predict_table(wanted: Predict) -> Document:
 
 def predict_run(wanted: Predict) -> Document:
     change = wanted.make_change()
-    store, answer = read_run(wanted)
+    store, _, answer = read_run(wanted)
     found = read_measured(wanted, answer)
     batch = change.batch or found.batch
     ranks = wanted.ranks or tuple(count for count in USUAL_RANKS if found.is_weak or count <= batch)
-    steps = []
-    for count in ranks:
-        job = change_job(found.job, change, batch if found.is_weak else batch / count)
-        steps += scale_out(job, [count], batch=batch, is_weak=found.is_weak)
-    return describe_prediction(found, steps, change, store.name, is_share=wanted.change.cores is not None)
+    steps = scale_out(change_job(found.job, change), ranks, batch=batch, is_weak=found.is_weak)
+    return describe_prediction(found, steps, change, store.name)
 
 
 def predict_best(wanted: Predict) -> Document:
     change = wanted.make_change()
-    store, answer = read_run(wanted)
+    store, study, answer = read_run(wanted)
     found = read_measured(wanted, answer)
     num_ranks = wanted.ranks[0] if wanted.ranks else max(found.measured)
     memory = None if wanted.search.memory is None else float(read_flag("memory", wanted.search.memory, parse_bytes))
@@ -215,33 +213,37 @@ def predict_best(wanted: Predict) -> Document:
         top=wanted.search.top,
         is_compressible=found.job.strategy == "ddp" and found.device == "cuda",
     )
-    confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
+    confirmed = confirm_best(study, best, wanted.runs_dir) if wanted.search.confirm else None
     return describe_best(found, best, num_left_out, store.name, confirmed)
 
 
-def read_run(wanted: Predict) -> tuple[RunStore, ScalingAnswer]:
-    """The run and its arms."""
+def read_run(wanted: Predict) -> tuple[RunStore, StrongScaling | WeakScaling, ScalingAnswer]:
+    """The run, its study and its arms."""
     assert wanted.run is not None
     store = open_run(wanted.run, wanted.runs_dir)
-    if store.record.study not in STUDIES:
+    study = read_study(store)
+    if not isinstance(study, StrongScaling | WeakScaling):
         raise UsageError(
             f"{store.name} is a run of {store.record.study}: a prediction starts from {' or '.join(STUDIES)}"
         )
-    results, _ = read_results(store)
-    sampling = store.record.fields.get("sampling", {})
-    return store, ScalingAnswer.from_results(
-        results,
-        str(store.record.fields.get("strategy", "ddp")),
-        sampling.get("warmup"),
-        is_strong=store.record.study == StrongScaling.name,
-    )
+    is_strong = isinstance(study, StrongScaling)
+    results = read_whole(store)
+    return store, study, ScalingAnswer.from_results(results, study.strategy, study.sampling.warmup, is_strong=is_strong)
+
+
+def read_whole(store: RunStore) -> list[TrialResult]:
+    """The results of a run; a file that is not what was written would bend the prediction, so it is refused."""
+    results, damaged = read_results(store)
+    if damaged:
+        raise DamagedRun(f"{damaged[0]}; scalelab resume {store.name} measures it again")
+    return results
 
 
 def read_measured(wanted: Predict, answer: ScalingAnswer) -> MeasuredJob:
     """The run as a job."""
     link: FoundLink | None = None
     if wanted.collectives is not None:
-        measured, _ = read_results(open_run(wanted.collectives, wanted.runs_dir))
+        measured = read_whole(open_run(wanted.collectives, wanted.runs_dir))
         link = find_measured_link(measured, wanted.collectives)
     elif wanted.change.link is not None and not says_link(answer):
         link = FoundLink(cost=read_link(wanted.change.link), source="declared, for what was measured too")

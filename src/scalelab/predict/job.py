@@ -17,19 +17,21 @@ of them drawn anew, and again with one of them alone, to see which one dominates
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+
+from scipy import optimize
 
 from scalelab.errors import UsageError
 from scalelab.predict.buckets import Gradient, fill_buckets
 from scalelab.predict.link_cost import Network
 from scalelab.predict.overlap import Unit, expected_maximum, overlap_buckets, overlap_units
+from scalelab.steps import PHASES
 
-PhaseName = Literal["input", "forward", "backward", "optimizer"]
-PHASES: tuple[PhaseName, ...] = ("input", "forward", "backward", "optimizer")
 SHARDED = {"fsdp-full": True, "fsdp2": True, "fsdp-grad-op": False}
 """Strategies that shard, and whether they gather parameters again in backward."""
+NUM_UNITS = 12
+"""What a sharded model is taken to be gathered in, unless told."""
 WHOLE = ("ddp", "fsdp-none")
 """Strategies that exchange whole gradients in buckets."""
 
@@ -64,7 +66,8 @@ class Known:
 class ScaledJob:
     """One training, whatever its ranks."""
 
-    phases: dict[PhaseName, Phase]
+    phases: Mapping[str, Phase]
+    """By the names of `PHASES`; one that is missing takes no time."""
     gradients: tuple[Gradient, ...]
     """Ready times as shares of backward, from 0 to 1."""
     network: Network
@@ -82,8 +85,10 @@ class ScaledJob:
     """The standard deviation of a rank's own steps, over their time: the slowest of n sets the pace."""
     residual_seconds: float = 0.0
     delay_seconds: float = 0.0
-    """Added to every step of the slowest rank."""
-    num_units: int = 12
+    """Added to every step."""
+    slow_factor: float = 1.0
+    """How many times longer one rank computes than the others, which wait for it."""
+    num_units: int = NUM_UNITS
     """Equal pieces that a sharded model is gathered in."""
     known: Known = field(default_factory=Known)
 
@@ -156,6 +161,8 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
         exposed, communication = found.exposed_seconds, found.communication_seconds
     computing = (times["forward"] + backward) * passes
     straggler = job.jitter_ratio * computing * max(0.0, expected_maximum(num_ranks) - expected_maximum(2))
+    if num_ranks > 1:
+        straggler += (job.slow_factor - 1) * computing
     return StepParts(
         num_ranks=num_ranks,
         input_seconds=times["input"] * passes,
@@ -228,11 +235,8 @@ def settle_on_two(job: ScaledJob, measured_seconds: float, batch_per_rank: float
         return replace(free, residual_seconds=measured_seconds - low)
     if measured_seconds >= high:
         return replace(full, residual_seconds=measured_seconds - high)
-    below, above = 0.0, 1.0
-    for _ in range(40):
-        middle = (below + above) / 2
-        if predict_step(replace(free, contention=middle), 2, batch_per_rank).seconds < measured_seconds:
-            below = middle
-        else:
-            above = middle
-    return replace(free, contention=(below + above) / 2)
+
+    def miss(contention: float) -> float:
+        return predict_step(replace(free, contention=contention), 2, batch_per_rank).seconds - measured_seconds
+
+    return replace(free, contention=float(optimize.brentq(miss, 0.0, 1.0)))

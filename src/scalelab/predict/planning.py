@@ -21,7 +21,7 @@ from scalelab.errors import UsageError
 from scalelab.predict.footprint import Footprint, Kernels, find_footprint
 from scalelab.predict.layout_cost import Efficiency, StepCost, time_step
 from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_layouts
-from scalelab.predict.prediction import CONFIDENCE, Prediction
+from scalelab.predict.prediction import Prediction, enclose
 from scalelab.units import format_bytes
 
 NUM_DRAWS = 200
@@ -170,9 +170,7 @@ def enclose_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> Pre
         factors = {name: float(np.exp(spread * generator.standard_normal())) for name, spread in spreads.items()}
         remainder = float(np.exp(REMAINDER_SPREAD * generator.standard_normal()))
         drawn.append(time_step(job, layout, efficiency.scale(**factors)).seconds * remainder)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    value = time_step(job, layout, efficiency).seconds
-    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))
+    return enclose(time_step(job, layout, efficiency).seconds, drawn)
 
 
 def sum_training(plan: Plan, num_tokens: float, planned: PlannedLayout | None = None) -> Totals:

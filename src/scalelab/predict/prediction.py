@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 CONFIDENCE = 0.8
 """A prediction's interval is narrower than a measurement's 95 %: it has to be useful where nothing was measured."""
@@ -25,3 +27,9 @@ class Prediction:
     def holds(self, value: float) -> bool:
         """Whether a value lies in the interval."""
         return self.low <= value <= self.high
+
+
+def enclose(value: float, drawn: Sequence[float]) -> Prediction:
+    """A value with the interval of what came out when its inputs were drawn many times."""
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scalelab.predict.job import ScaledJob, StepParts, predict_step
-from scalelab.predict.prediction import CONFIDENCE, Prediction
+from scalelab.predict.prediction import Prediction, enclose
 
 NUM_DRAWS = 400
 SEED = 20190417
@@ -58,13 +58,14 @@ def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_wea
     parts = predict_step(job, num_ranks, per_rank)
     everything = [_draw(job, number, GROUPS) for number in range(NUM_DRAWS)]
     drawn = [predict_step(found, num_ranks, per_rank) for found in everything]
-    steps = np.array([found.seconds for found in drawn])
-    singles = np.array([predict_step(found, 1, batch).seconds for found in everything])
-    speedups = singles / steps * (num_ranks if is_weak else 1)
-    exposed = np.array([found.exposed_seconds / found.seconds for found in drawn])
-    single = predict_step(job, 1, batch).seconds
-    speedup = _enclose(single / parts.seconds * (num_ranks if is_weak else 1), speedups)
-    step = _enclose(parts.seconds, steps)
+    steps = [found.seconds for found in drawn]
+    more = num_ranks if is_weak else 1
+    speedups = [
+        more * predict_step(found, 1, batch).seconds / step for found, step in zip(everything, steps, strict=True)
+    ]
+    speedup = enclose(more * predict_step(job, 1, batch).seconds / parts.seconds, speedups)
+    step = enclose(parts.seconds, steps)
+    exposed = enclose(parts.exposed_seconds / parts.seconds, [one.exposed_seconds / one.seconds for one in drawn])
     variances = {
         group: float(
             np.var([predict_step(_draw(job, n, (group,)), num_ranks, per_rank).seconds for n in range(0, NUM_DRAWS, 4)])
@@ -81,15 +82,10 @@ def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_wea
         throughput=step.map(lambda seconds: per_rank * num_ranks / seconds),
         speedup=speedup,
         efficiency=speedup.map(lambda value: value / num_ranks),
-        exposed=_enclose(parts.exposed_seconds / parts.seconds, exposed),
+        exposed=exposed,
         dominant=max(shares, key=lambda group: shares[group]),
         shares=shares,
     )
-
-
-def _enclose(value: float, drawn: np.ndarray) -> Prediction:
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))
 
 
 def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:

@@ -55,7 +55,7 @@ def fit_need(peaks: Mapping[float, float]) -> Need | None:
     return Need(line=fit_phase(dict(peaks)), largest_batch=max(peaks), is_line=True)
 
 
-def list_changes(base: WhatIf, batches: Sequence[int], *, is_compressible: bool) -> Iterator[WhatIf]:
+def list_changes(job: ScaledJob, base: WhatIf, batches: Sequence[int], *, is_compressible: bool) -> Iterator[WhatIf]:
     """Every combination, with what was asked for kept."""
     buckets = BUCKETS_MB if base.bucket_mb is None else (base.bucket_mb,)
     kinds = tuple(COMPRESSIONS) if is_compressible and base.compression == "none" else (base.compression,)
@@ -66,7 +66,7 @@ def list_changes(base: WhatIf, batches: Sequence[int], *, is_compressible: bool)
             batch=batch,
             bucket_mb=bucket,
             compression=kind,
-            accumulation=None if count == 1 else count,
+            accumulation=None if count == job.accumulation else count,
         )
 
 
@@ -88,7 +88,7 @@ def search_best(
     """
     found: list[tuple[float, WhatIf, float, float | None]] = []
     num_left_out = 0
-    for change in list_changes(base, batches, is_compressible=is_compressible):
+    for change in list_changes(job, base, batches, is_compressible=is_compressible):
         assert change.batch is not None
         per_rank = change.batch if is_weak else change.batch / num_ranks
         per_pass = per_rank / (change.accumulation or job.accumulation)
@@ -98,7 +98,7 @@ def search_best(
         if memory_bytes is not None and (needed is None or needed > memory_bytes):
             num_left_out += 1
             continue
-        seconds = predict_step(change_job(job, change, per_rank), num_ranks, per_rank).seconds
+        seconds = predict_step(change_job(job, change), num_ranks, per_rank).seconds
         found.append((per_rank * num_ranks / seconds, change, per_rank, needed))
     if not found:
         raise UsageError(
@@ -109,6 +109,6 @@ def search_best(
     best = []
     for _, change, per_rank, needed in found[:top]:
         batch = per_rank if is_weak else per_rank * num_ranks
-        (step,) = scale_out(change_job(job, change, per_rank), [num_ranks], batch=batch, is_weak=is_weak)
+        (step,) = scale_out(change_job(job, change), [num_ranks], batch=batch, is_weak=is_weak)
         best.append(Candidate(change=change, step=step, need_bytes=needed))
     return best, num_left_out

@@ -11,12 +11,12 @@ from typing import Literal
 
 from scalelab.errors import UsageError
 from scalelab.predict.buckets import MEBIBYTE
-from scalelab.predict.job import SHARDED, WHOLE, ScaledJob, predict_step
+from scalelab.predict.job import SHARDED, WHOLE, ScaledJob
 from scalelab.predict.link_cost import LinkCost
 from scalelab.settings import Dtype
 
 Compression = Literal["none", "fp16", "bf16"]
-WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
+WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "tf32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 """Bytes of a number over those of float32."""
 COMPRESSIONS: dict[Compression, float] = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 """Bytes that are sent for float32 gradients; the work of compressing is not counted."""
@@ -91,8 +91,8 @@ def find_width(job: ScaledJob, change: WhatIf) -> float:
     return 1.0 if change.dtype is None else WIDTHS[change.dtype] / WIDTHS[job.dtype]
 
 
-def change_job(job: ScaledJob, change: WhatIf, batch_per_rank: float) -> ScaledJob:
-    """The job with a change. A slow rank holds up all others by what it computes longer."""
+def change_job(job: ScaledJob, change: WhatIf) -> ScaledJob:
+    """The job with a change."""
     network = job.network
     if change.link is not None:
         network = replace(network, inside=change.link)
@@ -108,7 +108,7 @@ def change_job(job: ScaledJob, change: WhatIf, batch_per_rank: float) -> ScaledJ
     phases = job.phases
     if change.compute_factor != 1:
         phases = {name: phase.scale(1 / change.compute_factor) for name, phase in phases.items()}
-    changed = replace(
+    return replace(
         job,
         phases=phases,
         network=network,
@@ -117,9 +117,6 @@ def change_job(job: ScaledJob, change: WhatIf, batch_per_rank: float) -> ScaledJ
         strategy=strategy,
         num_units=change.num_units or job.num_units,
         accumulation=change.accumulation or job.accumulation,
+        delay_seconds=job.delay_seconds + change.delay_seconds,
+        slow_factor=job.slow_factor * change.slow_factor,
     )
-    held_up = change.delay_seconds
-    if change.slow_factor > 1:
-        parts = predict_step(changed, 1, batch_per_rank)
-        held_up += (change.slow_factor - 1) * (parts.forward_seconds + parts.backward_seconds)
-    return replace(changed, delay_seconds=job.delay_seconds + held_up)

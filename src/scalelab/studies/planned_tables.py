@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Footprint
 from scalelab.predict.linear import Difference
 from scalelab.predict.planning import Plan, PlannedLayout, Totals, find_last_paying, sum_training
-from scalelab.predict.prediction import Prediction
 from scalelab.report.document import Cell, Chart, Column, Table, make_row
+from scalelab.studies.predicted import show
 from scalelab.units import format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction"
@@ -22,13 +22,6 @@ PART_WORDS = {
     "data": "gradients and shards, not hidden",
     "optimizer": "optimizer",
 }
-
-
-def show(prediction: Prediction | None) -> Cell:
-    """A prediction as a cell; unknown where there is none."""
-    if prediction is None:
-        return Cell()
-    return Cell(value=prediction.value, low=prediction.low, high=prediction.high)
 
 
 def make_layout_table(plan: Plan, num_tokens: float) -> Table:

@@ -16,9 +16,7 @@ FAR = 16
 """Times the ranks that were measured."""
 
 
-def describe_prediction(
-    found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, source: str, *, is_share: bool = False
-) -> Document:
+def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, source: str) -> Document:
     """Predicted sizes beside those that were measured."""
     kind = "weak scaling" if found.is_weak else "strong scaling"
     batch = f"batch {change.batch or found.batch}{' per rank' if found.is_weak else ' in all'}"
@@ -32,7 +30,7 @@ def describe_prediction(
             Section(heading="Where a step goes", tables=(make_parts_table(steps),)),
         ),
         summary=tuple(summarise(found, steps, change)),
-        cautions=tuple(find_cautions(found, steps, change, is_share=is_share)),
+        cautions=tuple(find_cautions(found, steps, change)),
     )
 
 
@@ -99,7 +97,10 @@ def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
     return Table(columns=columns, rows=tuple(rows), notes=notes)
 
 
-def show(prediction: Prediction) -> Cell:
+def show(prediction: Prediction | None) -> Cell:
+    """A cell with its interval; None is unknown."""
+    if prediction is None:
+        return Cell()
     return Cell(value=prediction.value, low=prediction.low, high=prediction.high)
 
 
@@ -124,9 +125,7 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
         yield f"Beyond {fastest.num_ranks} ranks a step gets longer: {cause} grows by more than computing shrinks."
 
 
-def find_cautions(
-    found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, *, is_share: bool
-) -> Iterator[Caution]:
+def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
     most = max(found.measured, default=2)
     if max(one.num_ranks for one in steps) > FAR * most:
         yield Caution(
@@ -134,7 +133,7 @@ def find_cautions(
             " appears only there (congestion, failures, input of all) is in no interval",
             next_step="measure a larger size, and predict from that",
         )
-    if change.link is None and change.between is None and not is_share:
+    if change.link is None and change.between is None and found.job.network.cores is None:
         yield Caution(
             message="ranks beyond those measured are taken to have cores and a link of their own, as the two had",
             next_step="say --link for another link, --ranks-per-node and --node-link for nodes, or --cores for one"

@@ -19,10 +19,10 @@ from scalelab.errors import NothingMeasured, UsageError
 from scalelab.observations import GradientTimes
 from scalelab.predict.buckets import MEBIBYTE, Gradient
 from scalelab.predict.job import (
+    NUM_UNITS,
     SHARDED,
     Known,
     Phase,
-    PhaseName,
     ScaledJob,
     find_core_seconds,
     fit_phase,
@@ -41,8 +41,6 @@ TRACED_SPREAD = 0.2
 """How well a bandwidth is known that follows from a few profiled steps."""
 LEAST_SPREAD = 0.01
 FLOAT_BYTES = 4
-NUM_UNITS = 12
-"""What a sharded model is taken to be gathered in, unless told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +151,12 @@ def find_gradients(arm: Arm) -> GradientTimes:
     return found[0]
 
 
-def find_phases(batches: Mapping[int, Arm]) -> dict[PhaseName, Phase]:
+def find_phases(batches: Mapping[int, Arm]) -> dict[str, Phase]:
     """The phases of a step, by a line through its batches; they add up to the clean step of one rank.
 
     On two ranks backward is what steps without communication leave for it.
     """
-    seconds: dict[PhaseName, dict[float, float]] = {name: {} for name in PHASES}  # type: ignore[misc]
+    seconds: dict[str, dict[float, float]] = {name: {} for name in PHASES}
     for batch, arm in batches.items():
         timed = {name: estimate.value for name in PHASES if (estimate := arm.phase(name)) is not None}
         if len(timed) < len(PHASES):
@@ -173,7 +171,7 @@ def find_phases(batches: Mapping[int, Arm]) -> dict[PhaseName, Phase]:
         timed["backward"] = max(whole - rest, 0.1 * whole)
         factor = whole / sum(timed.values())
         for name in PHASES:
-            seconds[name][batch] = timed[name] * factor  # type: ignore[index]
+            seconds[name][batch] = timed[name] * factor
     return {name: fit_phase(found) for name, found in seconds.items()}
 
 

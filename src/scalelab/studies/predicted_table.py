@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from scalelab.predict.doubts import find_doubts
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
-from scalelab.predict.prediction import Prediction
 from scalelab.predict.series import ScalingSeries
 from scalelab.predict.tables import ReadSeries
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
+from scalelab.studies.predicted import show
 from scalelab.units import format_quantity, format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction; rows without it were measured"
@@ -99,10 +99,6 @@ def make_table(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> T
 def show_value(series: ScalingSeries, throughput: float) -> float:
     """In the unit of the table: a time where it has times."""
     return 1 / throughput if series.is_time else throughput
-
-
-def show(prediction: Prediction) -> Cell:
-    return Cell(value=prediction.value, low=prediction.low, high=prediction.high)
 
 
 def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> str:
