@@ -6,7 +6,7 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.buckets import Gradient, fill_buckets
-from scalelab.predict.job import Phase, ScaledJob, fit_phase, predict_step, settle_on_two
+from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step, settle_on_two
 from scalelab.predict.link_cost import LinkCost, Network
 from scalelab.predict.scale_out import scale_out
 from scalelab.predict.what_if import WhatIf, change_job
@@ -15,14 +15,14 @@ FAST = LinkCost(latency_seconds=0, bytes_per_second=1e15)
 SLOW = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
 JOB = ScaledJob(
     phases={
-        "forward": Phase(sample_seconds=0.001),
-        "backward": Phase(sample_seconds=0.002),
-        "optimizer": Phase(fixed_seconds=0.01),
+        "forward": Line(per_sample=0.001),
+        "backward": Line(per_sample=0.002),
+        "optimizer": Line(fixed=0.01),
     },
     gradients=tuple(Gradient((number + 1) / 40, 4e6) for number in range(40)),
     network=Network(inside=SLOW),
 )
-PERFECT = replace(JOB, network=Network(inside=FAST), phases={**JOB.phases, "optimizer": Phase()})
+PERFECT = replace(JOB, network=Network(inside=FAST), phases={**JOB.phases, "optimizer": Line()})
 
 
 def test_a_perfect_link_gives_perfect_scaling():
@@ -73,13 +73,13 @@ def test_two_ranks_take_what_they_were_measured_to_take(measured):
 
 
 def test_a_line_through_two_batches_finds_what_is_fixed():
-    phase = fit_phase({4: 0.5, 8: 0.9})
-    assert (phase.fixed_seconds, phase.sample_seconds) == (pytest.approx(0.1), pytest.approx(0.1))
+    phase = fit_line_by_batch({4: 0.5, 8: 0.9})
+    assert (phase.fixed, phase.per_sample) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
 def test_a_batch_that_is_slower_in_half_has_no_negative_cost():
-    phase = fit_phase({4: 1.0, 8: 0.9})
-    assert (phase.fixed_seconds, phase.sample_seconds) == (0.9, 0)
+    phase = fit_line_by_batch({4: 1.0, 8: 0.9})
+    assert (phase.fixed, phase.per_sample) == (0.9, 0)
 
 
 def test_the_first_bucket_is_small():

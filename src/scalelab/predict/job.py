@@ -37,17 +37,17 @@ WHOLE = ("ddp", "fsdp-none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
-    """The time of one phase on one rank."""
+class Line:
+    """What grows with the samples of a rank: seconds of a phase, or bytes."""
 
-    fixed_seconds: float = 0.0
-    sample_seconds: float = 0.0
+    fixed: float = 0.0
+    per_sample: float = 0.0
 
-    def seconds(self, batch: float) -> float:
-        return self.fixed_seconds + self.sample_seconds * batch
+    def at(self, batch: float) -> float:
+        return self.fixed + self.per_sample * batch
 
-    def scale(self, factor: float) -> Phase:
-        return Phase(fixed_seconds=self.fixed_seconds * factor, sample_seconds=self.sample_seconds * factor)
+    def scale(self, factor: float) -> Line:
+        return Line(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Known:
 class ScaledJob:
     """One training, whatever its ranks."""
 
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, Line]
     """By the names of `PHASES`; one that is missing takes no time."""
     gradients: tuple[Gradient, ...]
     """Ready times as shares of backward, from 0 to 1."""
@@ -142,7 +142,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
     if batch_per_rank < 1:
         raise UsageError(f"{num_ranks} ranks leave {batch_per_rank:g} samples for each: use fewer, or a larger batch")
     per_pass = batch_per_rank / job.accumulation
-    times = {name: job.phases.get(name, Phase()).seconds(per_pass) for name in PHASES}
+    times = {name: job.phases.get(name, Line()).at(per_pass) for name in PHASES}
     passes = job.accumulation
     backward = times["backward"]
     forward_exposed = 0.0
@@ -197,15 +197,15 @@ def _exchange_units(job: ScaledJob, num_ranks: int, forward: float, backward: fl
     return ahead.exposed_seconds, back.exposed_seconds, total
 
 
-def fit_phase(seconds: dict[float, float]) -> Phase:
+def fit_line_by_batch(seconds: dict[float, float]) -> Line:
     """A line through the times of one or two batches; of one batch, all of it is per sample. Neither is negative."""
     if len(seconds) == 1:
         ((batch, value),) = seconds.items()
-        return Phase(sample_seconds=value / batch)
+        return Line(per_sample=value / batch)
     (small, fast), (large, slow) = sorted(seconds.items())[:1] + sorted(seconds.items())[-1:]
     slope = max(0.0, (slow - fast) / (large - small))
     slope = min(slope, slow / large)
-    return Phase(fixed_seconds=slow - slope * large, sample_seconds=slope)
+    return Line(fixed=slow - slope * large, per_sample=slope)
 
 
 def find_core_seconds(network: Network, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.errors import UsageError
-from scalelab.predict.job import Phase, ScaledJob, fit_phase, predict_step
+from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step
 from scalelab.predict.scale_out import ScaledStep, scale_out
 from scalelab.predict.what_if import COMPRESSIONS, WhatIf, change_job
 
@@ -23,7 +23,7 @@ PASSES = (1, 2, 4)
 class Need:
     """Bytes that one rank needs, by samples of a pass."""
 
-    line: Phase
+    line: Line
     largest_batch: float
     """Of those that were measured: beyond it only a line of two batches says anything."""
     is_line: bool
@@ -31,8 +31,8 @@ class Need:
     def find_bytes(self, per_pass: float) -> float | None:
         """None: nothing is known of that many samples."""
         if not self.is_line:
-            return self.line.seconds(self.largest_batch) if per_pass <= self.largest_batch else None
-        return self.line.seconds(per_pass)
+            return self.line.at(self.largest_batch) if per_pass <= self.largest_batch else None
+        return self.line.at(per_pass)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ def fit_need(peaks: Mapping[float, float]) -> Need | None:
         return None
     if len(peaks) == 1:
         ((batch, peak),) = peaks.items()
-        return Need(line=Phase(fixed_seconds=peak), largest_batch=batch, is_line=False)
-    return Need(line=fit_phase(dict(peaks)), largest_batch=max(peaks), is_line=True)
+        return Need(line=Line(fixed=peak), largest_batch=batch, is_line=False)
+    return Need(line=fit_line_by_batch(dict(peaks)), largest_batch=max(peaks), is_line=True)
 
 
 def list_changes(job: ScaledJob, base: WhatIf, batches: Sequence[int], *, is_compressible: bool) -> Iterator[WhatIf]:

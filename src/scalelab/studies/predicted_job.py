@@ -22,10 +22,10 @@ from scalelab.predict.job import (
     NUM_UNITS,
     SHARDED,
     Known,
-    Phase,
+    Line,
     ScaledJob,
     find_core_seconds,
-    fit_phase,
+    fit_line_by_batch,
     settle_on_two,
     share_times,
 )
@@ -151,7 +151,7 @@ def find_gradients(arm: Arm) -> GradientTimes:
     return found[0]
 
 
-def find_phases(batches: Mapping[int, Arm]) -> dict[str, Phase]:
+def find_phases(batches: Mapping[int, Arm]) -> dict[str, Line]:
     """The phases of a step, by a line through its batches; they add up to the clean step of one rank.
 
     On two ranks backward is what steps without communication leave for it.
@@ -172,7 +172,7 @@ def find_phases(batches: Mapping[int, Arm]) -> dict[str, Phase]:
         factor = whole / sum(timed.values())
         for name in PHASES:
             seconds[name][batch] = timed[name] * factor
-    return {name: fit_phase(found) for name, found in seconds.items()}
+    return {name: fit_line_by_batch(found) for name, found in seconds.items()}
 
 
 def find_jitter(arm: Arm) -> float:
