@@ -16,7 +16,7 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Setting up .venv: this takes a minute or two"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,text,formats,fetch,cluster,examples,dev,docs]'
+	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,text,formats,fetch,report,quantize,tensorboard,mlflow,cluster,examples,dev,docs]'
 	$(BIN)/pip $(PIP_INSTALL) --no-deps 'traceinsight>=0.6'
 	touch $@
 

@@ -95,10 +95,15 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A figure as a Vega-Lite specification; formats without figures leave it out."""
+    """A figure as a Vega-Lite specification without width, fonts and colours, which are the renderer's.
+
+    Its data are inline, in the units that its axes name. Formats without figures leave it out.
+    """
 
     title: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
+    caption: str = ""
+    """What is drawn and what is not, in a sentence below it: what intervals are, why a line is broken."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,118 @@
+"""A network as quantization sees it: a list of layers in the order of execution, in float or in int8.
+
+The user's module is captured into a `Network` (`capture.py`): batch norms are folded into the convolutions before them
+and a ReLU that follows a layer belongs to it, because kernels compute both at once and only what comes out is rounded.
+`scales.py` makes a `QuantizedNetwork` of it; the simulation, the ONNX export and the eager runtime are three ways to
+execute that one object, and so can be compared integer by integer.
+
+A real number r is stood for by the integer q of r = scale · (q − zero_point). Activations are uint8 with zero point 128
+(x86 multiplies unsigned by signed bytes), weights int8 with zero point 0, one scale for the tensor or one per output
+channel. A bias is an int32 with the scale s_x · s_w and zero point 0, so that it is added to the products as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Op = Literal["input", "conv", "linear", "add", "relu", "max_pool", "average_pool", "flatten"]
+"""What a layer computes. average_pool without a kernel is over the whole image; a `mean` over it is that too."""
+WEIGHTED: tuple[Op, ...] = ("conv", "linear")
+PASSING: tuple[Op, ...] = ("max_pool", "flatten", "relu")
+"""Layers whose results have the scale of their input: they compute nothing that would have to be rounded."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """One layer in float, with its batch norm folded in."""
+
+    name: str
+    """The path of its module, such as `stage1.0.conv1`; of an operation without a module, one that is made from its
+    kind and a number. Unique."""
+    op: Op
+    inputs: tuple[str, ...] = ()
+    """The names of the layers whose results it takes."""
+    weight: torch.Tensor | None = None
+    """Of a convolution (out, in / groups, height, width) or a linear layer (out, in); float32."""
+    bias: torch.Tensor | None = None
+    kernel: tuple[int, int] | None = None
+    """Of a pooling."""
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    has_relu: bool = False
+    """Whether negative results become zero before they are rounded."""
+
+    @property
+    def is_weighted(self) -> bool:
+        return self.op in WEIGHTED
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Network:
+    """A captured module: `input` first, the last layer gives the result."""
+
+    layers: tuple[Layer, ...]
+    input_shape: tuple[int, ...]
+    """Of one sample, without the batch."""
+
+    @property
+    def output(self) -> str:
+        return self.layers[-1].name
+
+    def find(self, name: str) -> Layer:
+        return next(layer for layer in self.layers if layer.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The integers that stand for the numbers of a tensor."""
+
+    scale: float
+    """A float32 value: what one step is worth."""
+    zero_point: int = 128
+    low: int = 0
+    high: int = 255
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the largest number that it can stand for."""
+        return self.scale * (self.low - self.zero_point), self.scale * (self.high - self.zero_point)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedLayer:
+    """A layer with the grid of its result and, where it has weights, those as integers."""
+
+    layer: Layer
+    output: Grid
+    weight: torch.Tensor | None = None
+    """int8, of the shape of the float weight."""
+    weight_scale: torch.Tensor | None = None
+    """float32: one number, or one per output channel."""
+    bias: torch.Tensor | None = None
+    """int32, in units of s_x · s_w."""
+    is_float: bool = False
+    """Whether it is kept in float: its inputs are turned back into numbers, its result is rounded to its grid."""
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedNetwork:
+    """The same layers in the same order; the result of the last one is turned back into float32."""
+
+    layers: tuple[QuantizedLayer, ...]
+    input_shape: tuple[int, ...]
+
+    @property
+    def output(self) -> str:
+        return self.layers[-1].name
+
+    def find(self, name: str) -> QuantizedLayer:
+        return next(layer for layer in self.layers if layer.name == name)
