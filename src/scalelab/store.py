@@ -39,6 +39,9 @@ RUNS_DIR = Path("runs")
 RUNNING = "running.json"
 """Who executes the run: process, host, and the batch job that it is in."""
 
+GLANCE_BYTES = 8192
+STATUS = re.compile(rb'"status": "(\w+)"')
+
 T = TypeVar("T")
 
 
@@ -150,11 +153,6 @@ class RunStore:
     def has_result(self, trial_name: str) -> bool:
         return (self.trial_directory(trial_name) / "result.json").is_file()
 
-    def count_failed(self) -> int:
-        """How many results are of trials that did not complete; told from a glance at each, for listings."""
-        statuses = (_glance_at_status(self.trial_directory(name) / "result.json") for name in self.record.trials)
-        return sum(status not in (None, "completed") for status in statuses)
-
     def save_result(self, result: TrialResult) -> None:
         """Write the samples, then `result.json`; after this the trial is never run again."""
         directory = self.trial_directory(result.trial.name)
@@ -239,12 +237,15 @@ class RunStore:
         return find_holder(self.path / RUNNING) is not None
 
 
-def _glance_at_status(file: Path) -> str | None:
+def glance_at_status(file: Path) -> str | None:
+    """How a trial ended, from the first bytes of its result where it stands there; None: it has none."""
     try:
-        found = re.search(r'"status": "(\w+)"', file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        with file.open("rb", buffering=0) as stream:
+            head = stream.read(GLANCE_BYTES)
+            found = STATUS.search(head) or STATUS.search(head + stream.read())
+    except OSError:
         return None
-    return found[1] if found else None
+    return found[1].decode() if found else "damaged"
 
 
 def hash_workload(workload: str) -> str | None:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.list_runs import describe_run
 from scalelab.cli.submission import Submission, check_unused
 from scalelab.cli.submit import SUBMITTING, check_no_job, check_trials_free
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
@@ -39,6 +38,7 @@ from scalelab.measure.launchers.batch import (
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.jobscripts import make_job, render_launch
 from scalelab.measure.launchers.site import Site
+from scalelab.serving.listing import describe_run
 from scalelab.store import RUNNING, RunStore
 from scalelab.studies.strong_scaling import StrongScaling
 from scalelab.studies.study import Job, Sampling

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
 from scalelab.report.cells import format_columns, list_notes
-from scalelab.report.document import Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.text import Align, clean_text, measure_text, pad_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -19,9 +20,9 @@ _SPECIAL = re.compile(r"[\\`*_#|~$&<>]|\[(?=\^)|\](?=[(\[:])")
 _BLOCK_START = re.compile(r"^(?:[-+=\[]|([0-9]+)(?=[.)](?: |$)))")
 
 
-def render_markdown(document: Document) -> str:
-    """The whole document, its environment last."""
-    return "\n\n".join(block for block in _list_blocks(document) if block) + "\n"
+def render_markdown(document: Document, pictures: Sequence[str] = ()) -> str:
+    """The whole document, its environment last; `pictures` are the files of its charts, in their order."""
+    return "\n\n".join(block for block in _list_blocks(document, iter(pictures)) if block) + "\n"
 
 
 def escape_markdown(text: str) -> str:
@@ -30,7 +31,7 @@ def escape_markdown(text: str) -> str:
     return _BLOCK_START.sub(lambda match: f"{match[0]}\\" if match[1] else f"\\{match[0]}", inline)
 
 
-def _list_blocks(document: Document) -> Iterator[str]:
+def _list_blocks(document: Document, pictures: Iterator[str]) -> Iterator[str]:
     """The blocks that stand apart by an empty line; an empty one is left out."""
     yield _set_heading(1, document.headline)
     yield escape_markdown(document.setting)
@@ -44,19 +45,30 @@ def _list_blocks(document: Document) -> Iterator[str]:
             for caution in document.cautions
         )
     for section in document.sections:
-        yield from _list_section_blocks(section)
+        yield from _list_section_blocks(section, pictures)
     if document.environment:
         yield "## Environment"
         yield _set_grid(("what", "value"), document.environment, ("left", "left"))
 
 
-def _list_section_blocks(section: Section) -> Iterator[str]:
-    yield _set_heading(2, section.heading or "Results")
+def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[str]:
+    drawn = [(chart, file) for chart, file in zip(section.charts, pictures, strict=False)]
+    if section.heading or section.paragraphs or section.tables or drawn:
+        yield _set_heading(2, section.heading or "Results")
     yield from map(escape_markdown, section.paragraphs)
+    for chart, file in drawn:
+        yield _set_picture(chart, file)
+        yield escape_markdown(chart.caption)
     for table in section.tables:
         yield _set_heading(3, table.title)
         yield _set_table(table)
         yield from map(escape_markdown, list_notes(table))
+
+
+def _set_picture(chart: Chart, file: str) -> str:
+    """A picture that lies beside the page; a bracket would end its name."""
+    name = (chart.title or "chart").replace("[", "(").replace("]", ")")
+    return f"![{escape_markdown(name)}]({quote(file)})"
 
 
 def _set_heading(level: int, text: str) -> str:

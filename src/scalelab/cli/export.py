@@ -1,0 +1,82 @@
+"""`scalelab export`: a run where people already look, TensorBoard and MLflow; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.output import RunsDir
+from scalelab.errors import UsageError
+from scalelab.experiment import conclude_run, read_results
+from scalelab.report.mlflow_run import check_uri, write_run
+from scalelab.report.tensorboard_events import load_writers, write_events
+from scalelab.store import RUNS_DIR, RunStore, open_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Every step, loss and answer of runs, for TensorBoard or MLflow."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("last",)
+    """Their names, the beginnings of their names, their paths, or last."""
+    tensorboard: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write TensorBoard's event files to DIR/RUN: tensorboard --logdir DIR shows them."""
+    mlflow: Annotated[str | None, tyro.conf.arg(metavar="URI")] = None
+    """Write a run of MLflow's: to a server (http://127.0.0.1:5000), or a database (sqlite:///mlflow.db)."""
+    experiment: str = "scalelab"
+    """With --mlflow, the experiment that it is put into."""
+    runs_dir: RunsDir = RUNS_DIR
+
+
+def main(args: Sequence[str]) -> int:
+    export = parse_flags(Export, args, "export")
+    check_export(export)
+    for store in [open_run(name, export.runs_dir) for name in export.runs]:
+        document = conclude_run(store)
+        results = read_results(store)[0]
+        if export.tensorboard is not None:
+            place = export.tensorboard / store.name
+            count = write_events(place, document, results)
+            print(f"Wrote {count} numbers to {place}  ·  tensorboard --logdir {export.tensorboard}")  # noqa: T201
+        if export.mlflow is not None:
+            fields = flatten_fields(store)
+            run = write_run(export.mlflow, export.experiment, store.name, document, results, fields)
+            print(f"Wrote {store.name} to {export.mlflow} as {run}  ·  mlflow ui --backend-store-uri URI")  # noqa: T201
+    return 0
+
+
+def check_export(export: Export) -> None:
+    """Refuse what cannot work before any run is read."""
+    if export.tensorboard is None and export.mlflow is None:
+        raise UsageError("nothing to export to: give --tensorboard DIR or --mlflow URI")
+    if export.mlflow is not None:
+        check_uri(export.mlflow)
+    elif export.experiment != "scalelab":
+        raise UsageError(f"--experiment {export.experiment} is not read without --mlflow: add it")
+    if export.tensorboard is not None:
+        if export.tensorboard.exists() and not export.tensorboard.is_dir():
+            raise UsageError(f"--tensorboard {export.tensorboard} is a file: give a directory")
+        load_writers()
+
+
+def flatten_fields(store: RunStore) -> dict[str, str]:
+    """The study's fields and the environment as names with texts: `job.workload`, `torch`."""
+    environment = store.environment()
+    told = {"study": store.record.study, "scalelab": store.record.version, "host": environment.host}
+    told |= {"torch": environment.torch or "–", "processor": environment.processor or "–"}
+    return told | dict(_flatten(store.record.fields))
+
+
+def _flatten(fields: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found += _flatten(value, f"{before}{name}.")
+        elif value is not None:
+            found.append((f"{before}{name}", " ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return found

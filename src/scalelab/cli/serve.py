@@ -1,0 +1,46 @@
+"""`scalelab serve`: a local page over the runs, to browse, compare and watch; without torch."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.output import RunsDir, check_installed, make_page
+from scalelab.cli.report import describe_runs
+from scalelab.errors import UsageError
+from scalelab.serving.server import Library, PageServer
+from scalelab.store import RUNS_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """A local page over the runs: browse, search, open reports, put two side by side, watch a running study."""
+
+    runs_dir: RunsDir = RUNS_DIR
+    port: int = 8800
+    """On loopback; 0: any free one. From another machine: ssh -L 8800:127.0.0.1:8800 HOST."""
+    browse: bool = False
+    """Open it in a browser."""
+
+
+def main(args: Sequence[str]) -> int:
+    serve = parse_flags(Serve, args, "serve")
+    if not 0 <= serve.port <= 65535:
+        raise UsageError(f"--port {serve.port} is no port: use 1 to 65535, or 0 for any free one")
+    if not serve.runs_dir.is_dir():
+        raise UsageError(f"--runs-dir {serve.runs_dir} is not there yet: scalelab run strong-scaling makes it")
+    check_installed("--html")
+    server = PageServer(Library(runs_dir=serve.runs_dir, describe=describe_runs, render=make_page), serve.port)
+    print(f"{server.address}  (Ctrl-C ends it)", flush=True)  # noqa: T201
+    if serve.browse:
+        webbrowser.open(server.address)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # noqa: T201
+    finally:
+        server.server_close()
+    return 0

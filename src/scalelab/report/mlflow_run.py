@@ -1,0 +1,135 @@
+"""A run as a run of MLflow's, on a tracking server or in a database.
+
+The run of MLflow's has the study's fields and the environment as parameters, the numbers of the report's tables as
+metrics, and the report as artifacts. Every trial is a run below it, with its series over steps
+and its status; MLflow shows a trial that failed as failed. A run that is there already is not written twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import UsageError
+from scalelab.report.document import Document
+from scalelab.report.exports import render_csv, render_json
+from scalelab.report.markdown import render_markdown
+from scalelab.report.points import Point, list_answers, list_points, read_start
+from scalelab.trial import Status, TrialResult
+
+NO_MLFLOW = "--mlflow needs mlflow, which is not installed: pip install 'scalelab[mlflow]'"
+SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
+MOST_AT_ONCE = 1000
+"""Metrics in one request, by MLflow's limit; of parameters 100."""
+MOST_PARAMETERS = 100
+LONGEST_VALUE = 500
+"""Characters of a parameter: every server takes as many."""
+NAME_TAG = "scalelab.run"
+PARENT_TAG = "mlflow.parentRunId"
+
+
+def check_uri(uri: str) -> None:
+    """Refuse what MLflow does not track to, before anything is written."""
+    if not uri.startswith(SCHEMES):
+        raise UsageError(
+            f"--mlflow {uri} is neither a server nor a database: use http://HOST:PORT or sqlite:///mlflow.db"
+        )
+
+
+def write_run(
+    uri: str, experiment: str, name: str, document: Document, results: Sequence[TrialResult], fields: Mapping[str, str]
+) -> str:
+    """Write a run and its trials; gives the number that MLflow knows it by."""
+    check_uri(uri)
+    client, failures = make_client(uri)
+    try:
+        return _write(client, experiment, name, document, results, fields)
+    except failures as error:
+        raise UsageError(f"--mlflow {uri} failed: {error}: is the server there, and may you write to it?") from error
+
+
+def make_client(uri: str) -> tuple[Any, type[Exception]]:
+    """MLflow's client, and the error that it raises."""
+    try:
+        import mlflow
+        from mlflow.exceptions import MlflowException
+    except ImportError as error:
+        raise UsageError(NO_MLFLOW) from error
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        return mlflow.MlflowClient(uri), MlflowException
+    except ImportError as error:
+        raise UsageError(f"--mlflow {uri} needs {error.name}: pip install 'scalelab[mlflow]'") from error
+
+
+def _write(
+    client: Any,
+    experiment: str,
+    name: str,
+    document: Document,
+    results: Sequence[TrialResult],
+    fields: Mapping[str, str],
+) -> str:
+    found = client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found else client.create_experiment(experiment)
+    known = client.search_runs([number], f"tags.`{NAME_TAG}` = '{name.replace(chr(39), '')}'", max_results=1)
+    if known:
+        raise UsageError(f"{name} is in experiment {experiment} already, as {known[0].info.run_id}: delete that first")
+    starts = [start for result in results if (start := read_start(result))]
+    run = client.create_run(
+        number,
+        start_time=round(1000 * min(starts)) if starts else None,
+        run_name=name,
+        tags={NAME_TAG: name, "mlflow.note.content": "\n\n".join(document.summary)},
+    )
+    parent: str = run.info.run_id
+    log_all(client, parent, (Point(tag, 0, value, 0.0) for tag, value in list_answers(document)), 0.0, fields)
+    with tempfile.TemporaryDirectory(prefix="scalelab-mlflow-") as place:
+        rendered = {"report.md": render_markdown, "document.json": render_json, "tables.csv": render_csv}
+        for file, render in rendered.items():
+            (Path(place) / file).write_text(render(document), encoding="utf-8")
+            client.log_artifact(parent, str(Path(place) / file))
+    for result in results:
+        _write_trial(client, number, parent, result)
+    client.set_terminated(parent)
+    return parent
+
+
+def _write_trial(client: Any, experiment: str, parent: str, result: TrialResult) -> None:
+    start = read_start(result)
+    tags = {PARENT_TAG: parent, "scalelab.status": result.status.value, "mlflow.note.content": result.reason}
+    begun = round(1000 * start) if start else None
+    run = client.create_run(experiment, start_time=begun, run_name=result.trial.name, tags=tags)
+    trial = result.trial
+    told = {
+        "configuration": trial.configuration,
+        "strategy": trial.strategy,
+        "num_ranks": str(trial.num_ranks),
+        "global_batch": str(trial.global_batch),
+        "dtype": trial.dtype,
+        "round": str(trial.round),
+    }
+    log_all(client, run.info.run_id, list_points(result), start, told)
+    status = "FINISHED" if result.status is Status.COMPLETED else "FAILED"
+    ended = round(1000 * (start + result.wall_seconds)) if start else None
+    client.set_terminated(run.info.run_id, status, ended)
+
+
+def log_all(client: Any, run: str, points: Iterable[Point], start: float, parameters: Mapping[str, str]) -> None:
+    """Parameters and metrics in as few requests as the server allows."""
+    from mlflow.entities import Metric, Param
+
+    told = [Param(key, value[:LONGEST_VALUE]) for key, value in parameters.items()]
+    for some in _cut(told, MOST_PARAMETERS):
+        client.log_batch(run, params=some)
+    metrics = [Metric(p.tag, p.value, round(1000 * (start + p.seconds)), p.step) for p in points]
+    for many in _cut(metrics, MOST_AT_ONCE):
+        client.log_batch(run, metrics=many)
+
+
+def _cut(values: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(values[index : index + size]) for index in range(0, len(values), size)]

@@ -1,0 +1,122 @@
+"""A run as numbers over steps, as the programs expect them that people already look at trainings with.
+
+    step_seconds/clean …   the time of every step by kind, the maximum over ranks
+    samples_per_second     of clean steps
+    phase/forward …        the seconds of each phase, the mean over ranks, where phases were timed
+    loss                   of every step, the mean over ranks
+    train/…, test/…        the lines of a training: loss, accuracy, learning rate
+    answer/TABLE/ROW/KEY   every number of the report's tables, in base units, with /low and /high of its interval
+
+Names keep letters, digits and what those programs allow in names; anything else becomes a dash.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from scalelab.report.document import Document
+from scalelab.report.text import clean_text
+from scalelab.steps import PHASES
+from scalelab.trial import StepKind, TrialResult
+
+LONGEST_NAME = 60
+"""Of one part of a tag: a row may be called by 300 letters."""
+
+
+class Point(NamedTuple):
+    """One number of a series."""
+
+    tag: str
+    step: int
+    value: float
+    seconds: float
+    """Since the trial began."""
+
+
+def list_points(result: TrialResult) -> Iterator[Point]:
+    """Every number over steps of one trial; what is no finite number is left out."""
+    points = [*_list_steps(result), *_list_phases(result), *_list_losses(result), *_list_curve(result)]
+    yield from (point for point in points if math.isfinite(point.value))
+
+
+def list_answers(document: Document) -> Iterator[tuple[str, float]]:
+    """Every number of a document's tables by its name; tables and rows of one name are numbered."""
+    tables: dict[str, int] = {}
+    for section in document.sections:
+        for table in section.tables:
+            title = _number(tables, make_name(table.title or section.heading or document.title))
+            rows: dict[str, int] = {}
+            for row in table.rows:
+                label = _number(rows, make_name(str(row[0].value)))
+                for column, cell in zip(table.columns[1:], row[1:], strict=True):
+                    number = cell.estimate.value if cell.estimate else None
+                    ends = {"": number, "/low": cell.low, "/high": cell.high}
+                    for end, value in ends.items():
+                        if value is not None and math.isfinite(value):
+                            yield f"answer/{title}/{label}/{column.key}{end}", value
+
+
+def make_name(text: str) -> str:
+    """A text as one part of a tag."""
+    name = re.sub(r"[^A-Za-z0-9_. -]+", "-", clean_text(text)).strip("- .")
+    return name[:LONGEST_NAME].strip("- .") or "unnamed"
+
+
+def read_start(result: TrialResult) -> float:
+    """When a trial began, in seconds since 1970; 0 where that is unknown."""
+    try:
+        return datetime.fromisoformat(result.started_at).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _number(names: dict[str, int], name: str) -> str:
+    names[name] = names.get(name, 0) + 1
+    return name if names[name] == 1 else f"{name} {names[name]}"
+
+
+def _list_steps(result: TrialResult) -> Iterator[Point]:
+    begun = min((sample.start_seconds for sample in result.samples), default=0.0)
+    ends: dict[int, float] = {}
+    for sample in result.samples:
+        ends[sample.step] = max(ends.get(sample.step, 0.0), sample.start_seconds + sample.step_seconds - begun)
+    before = result.first_step_seconds or 0.0
+    for kind in StepKind:
+        for step, seconds in result.step_seconds(kind).items():
+            yield Point(f"step_seconds/{kind.value}", step, seconds, before + ends[step])
+            if kind is StepKind.CLEAN and seconds > 0:
+                rate = result.trial.global_batch / seconds
+                yield Point("samples_per_second", step, rate, before + ends[step])
+
+
+def _list_phases(result: TrialResult) -> Iterator[Point]:
+    timed = [sample for sample in result.samples if sample.kind is StepKind.PHASES]
+    for phase in PHASES:
+        by_step: dict[int, list[float]] = {}
+        for sample in timed:
+            seconds = getattr(sample, f"{phase}_seconds")
+            if seconds is not None:
+                by_step.setdefault(sample.step, []).append(seconds)
+        for step, values in sorted(by_step.items()):
+            yield Point(f"phase/{phase}", step, statistics.fmean(values), 0.0)
+
+
+def _list_losses(result: TrialResult) -> Iterator[Point]:
+    if not result.curve:
+        yield from (Point("loss", step, loss, 0.0) for step, loss in result.losses().items())
+
+
+def _list_curve(result: TrialResult) -> Iterator[Point]:
+    passed = 0.0
+    for point in result.curve:
+        passed += point.seconds
+        group = "test" if point.is_evaluation else "train"
+        named = {"loss": point.loss, "accuracy": point.accuracy, "learning_rate": point.learning_rate}
+        for name, value in named.items():
+            if value is not None:
+                yield Point(f"{group}/{name}", point.step, value, passed)

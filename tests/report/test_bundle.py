@@ -1,0 +1,89 @@
+"""A bundle has what reproduces a report, and nothing that is there already is touched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.errors import UsageError
+from scalelab.report.bundle import check_bundle, place_runs, render_script, write_bundle
+from scalelab.store import RunStore
+
+
+def make_run(place: Path, workload: str = "mlp") -> RunStore:
+    study = StrongScaling(job=Job(workload=workload), sampling=Sampling(rounds=2))
+    store, _ = run_study(study, runs_dir=place, launcher=FakeLauncher(lambda trial: 1.0 / trial.num_ranks))
+    return store
+
+
+def record_command(store: RunStore, *command: str) -> RunStore:
+    file = store.path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"command": list(command)}))
+    return RunStore.open(store.path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = make_run(tmp_path / "runs")
+    return record_command(made, "/usr/bin/scalelab", "run", "strong-scaling", "--workload", "mlp", "--json", "a b.json")
+
+
+def test_a_bundle_has_every_raw_file_and_a_script_that_is_valid_shell(store: RunStore, tmp_path: Path) -> None:
+    (store.path / "trials" / "ddp-2-r1" / "checkpoints").mkdir()
+    target = tmp_path / "bundle"
+    write_bundle(target, [store], ["report.pdf"])
+    copied = target / "runs" / store.name
+    results, damaged = RunStore.open(copied).results()
+    assert results == store.results()[0]
+    assert not damaged
+    assert not list(copied.rglob("checkpoints"))
+    subprocess.run(["sh", "-n", target / "reproduce.sh"], check=True)
+    script = (target / "reproduce.sh").read_text()
+    assert "scalelab run strong-scaling --workload mlp --runs-dir runs-again" in script
+    assert "report.pdf" in (target / "README.md").read_text()
+
+
+def test_the_users_own_workload_comes_along_unless_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "my net.py"
+    file.write_text("def build(batch_size):\n    raise NotImplementedError\n")
+    made = make_run(tmp_path / "runs", f"{file}:build")
+    store = record_command(made, "scalelab", "run", "strong-scaling", "--workload", f"{file}:build")
+    write_bundle(tmp_path / "one", [store], [])
+    assert (tmp_path / "one" / "workload" / "my net.py").read_text() == file.read_text()
+    assert "'workload/my net.py:build'" in (tmp_path / "one" / "reproduce.sh").read_text()
+    file.write_text("# something else\n")
+    write_bundle(tmp_path / "two", [store], [])
+    assert not (tmp_path / "two" / "workload").exists()
+    assert "has changed since" in (tmp_path / "two" / "README.md").read_text()
+
+
+def test_a_run_that_a_program_made_is_named_and_not_guessed_at(store: RunStore) -> None:
+    script = render_script([record_command(store, "bench.py", "--fast")])
+    assert "# made by: bench.py --fast" in script
+    assert "scalelab compare" not in script
+
+
+def test_a_place_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UsageError, match="is not empty"):
+        check_bundle(tmp_path)
+    with pytest.raises(UsageError, match="is a file"):
+        check_bundle(tmp_path / "x")
+
+
+def test_two_runs_of_one_name_are_refused(store: RunStore, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two runs are called"):
+        write_bundle(tmp_path / "bundle", [store, store], [])
+
+
+def test_files_that_were_written_once_are_not_written_again() -> None:
+    assert place_runs(["run", "x", "--html=a.html", "--runs-dir", "r", "--csv", "c"]) == [
+        "run",
+        "x",
+        "--runs-dir",
+        "runs-again",
+    ]

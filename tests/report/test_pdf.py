@@ -1,0 +1,109 @@
+"""A document as a typeset report, looked at as text and as a page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.pdf import render_pdf
+from tests.report.samples import build_strong_scaling, build_troubled_scaling
+from tests.report.test_pictures import build_chart
+
+HOSTILE = (
+    '<script>alert("x")</script>',
+    "#set page(width: 1cm)",
+    "$x^2$ *bold* _it_ `raw` @cite \\ \"quoted\" 'single'",
+    "a\u202eb עברית 😀 模型",
+    "x" * 300,
+)
+A4_POINTS = (595, 842)
+
+needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="poppler-utils is not installed")
+
+
+def read_text(pdf: bytes) -> str:
+    done = subprocess.run(["pdftotext", "-layout", "-", "-"], input=pdf, capture_output=True, check=True)
+    return done.stdout.decode()
+
+
+def find_words(pdf: bytes, place: Path) -> list[tuple[float, float]]:
+    """Where every word begins and ends across its page, in points."""
+    file = place / "report.pdf"
+    file.write_bytes(pdf)
+    done = subprocess.run(["pdftotext", "-bbox", file, "-"], capture_output=True, text=True, check=True)
+    return [(float(low), float(high)) for low, high in re.findall(r'xMin="([\d.]+)".*?xMax="([\d.]+)"', done.stdout)]
+
+
+def with_charts(document: Document) -> Document:
+    sections = [replace(section, charts=()) for section in document.sections]
+    return replace(document, sections=(replace(sections[0], charts=(build_chart(),)), *sections[1:]))
+
+
+@needs_poppler
+def test_a_report_says_title_findings_table_chart_and_environment() -> None:
+    text = read_text(render_pdf(with_charts(build_strong_scaling())))
+    for expected in ("Strong scaling", "1.92 ± 0.02 times faster", "214.7 ± 1.4", "Speedup", "2.13.0", "1/1"):
+        assert expected in text.replace("\u00a0", " "), expected
+
+
+@needs_poppler
+def test_failures_and_what_is_unknown_are_printed() -> None:
+    document = build_troubled_scaling()
+    document = replace(document, sections=tuple(replace(section, charts=()) for section in document.sections))
+    text = read_text(render_pdf(document))
+    assert "out of memory" in text.replace("\u00a0", " ")
+    assert "–" in text
+
+
+@needs_poppler
+def test_hostile_texts_are_text_and_stay_on_the_page(tmp_path: Path) -> None:
+    table = Table(
+        title=HOSTILE[1],
+        columns=(Column(key="a", header=HOSTILE[0], align="left"), Column(key="b", header="b", align="left")),
+        rows=tuple(make_row(text, text) for text in HOSTILE),
+    )
+    document = Document(
+        title=HOSTILE[4],
+        question=HOSTILE[2],
+        setting=HOSTILE[3],
+        summary=HOSTILE,
+        cautions=tuple(Caution(message=text, next_step=text) for text in HOSTILE),
+        sections=(Section(heading=HOSTILE[0], paragraphs=HOSTILE, tables=(table,), charts=(build_chart(HOSTILE[4]),)),),
+        environment=tuple(("run", text) for text in HOSTILE),
+    )
+    pdf = render_pdf(document)
+    text = read_text(pdf)
+    assert '<script>alert("x")</script>' in text.replace("\u200b", "")
+    assert "<U+1F600>" in text.replace("\u200b", "")
+    assert "#set page" in text
+    words = find_words(pdf, tmp_path)
+    assert min(low for low, _ in words) >= 0
+    assert max(high for _, high in words) <= A4_POINTS[0] - 30
+
+
+@needs_poppler
+def test_a_wide_table_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    columns = tuple(Column(key=f"c{i}", header=f"header number {i}", quantity="number") for i in range(30))
+    table = Table(columns=columns, rows=(make_row(*(1000.5 + i for i in range(30))),))
+    pdf = render_pdf(Document(title="Wide", sections=(Section(tables=(table,)),)))
+    text = read_text(pdf)
+    assert all(f"{1000 + i}.5" in re.sub(r"\s", "", text) for i in range(30))
+    assert max(high for _, high in find_words(pdf, tmp_path)) <= A4_POINTS[0] - 30
+
+
+def test_a_document_with_nothing_in_it_is_a_page() -> None:
+    assert render_pdf(Document(title="")).startswith(b"%PDF-")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "typst", None)
+    with pytest.raises(UsageError, match=r"pip install 'scalelab\[report\]'"):
+        render_pdf(Document(title="t"))

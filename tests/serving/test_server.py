@@ -1,0 +1,239 @@
+"""The page over the runs answers what is asked of it and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.cli.output import make_page
+from scalelab.cli.report import describe_runs
+from scalelab.errors import UsageError
+from scalelab.serving.server import Library, PageServer
+from scalelab.store import RunStore
+from scalelab.trial import Status
+
+HOSTILE = "<script>alert('x')</script>"
+
+
+class Client:
+    """Asks a server, with any headers."""
+
+    def __init__(self, server: PageServer) -> None:
+        self.port = int(server.server_address[1])
+
+    def ask(self, path: str, *, host: str | None = None, method: str = "GET") -> tuple[int, str, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.putrequest(method, path, skip_host=True)
+            connection.putheader("Host", host or f"127.0.0.1:{self.port}")
+            connection.endheaders()
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode("utf-8", "replace"), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def read(self, path: str) -> object:
+        status, body, _ = self.ask(path)
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: one complete, one in which a trial failed in hostile words, one that was cut short."""
+    place = tmp_path_factory.mktemp("served") / "runs"
+    study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
+    run_study(study, runs_dir=place, launcher=FakeLauncher(lambda trial: 1.0 / trial.num_ranks))
+    failing = FakeLauncher(lambda trial: 1.0, failures={"ddp-2": Status.CRASHED})
+    second, _ = run_study(study, runs_dir=place, launcher=failing)
+    for name in second.record.trials:
+        result = second.result(name)
+        if result.status is Status.CRASHED:
+            second.save_result(replace(result, reason=HOSTILE))
+    third, _ = run_study(study, runs_dir=place, launcher=FakeLauncher(lambda trial: 1.1 / trial.num_ranks))
+    for number, name in enumerate(third.record.trials):
+        if number < 3:
+            third.save_result(replace(third.result(name), wall_seconds=2.0 + number))
+        else:
+            (third.trial_directory(name) / "result.json").unlink()
+    hostile = place / (third.name + "-" + HOSTILE.replace("/", "⁄") + "x" * 150)
+    third.path.rename(hostile)
+    (place.parent / "secret.txt").write_text("secret")
+    (place / "outside").symlink_to(place.parent)
+    return place
+
+
+@pytest.fixture(scope="module")
+def server(runs_dir: Path) -> Iterator[PageServer]:
+    made = PageServer(Library(runs_dir=runs_dir, describe=describe_runs, render=make_page), 0)
+    thread = made.serve_beside()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def client(server: PageServer) -> Client:
+    return Client(server)
+
+
+def find_names(client: Client, words: str = "") -> list[str]:
+    listed = client.read(f"/api/runs?q={quote(words)}")
+    assert isinstance(listed, dict)
+    return [run["name"] for run in listed["runs"]]
+
+
+def test_runs_are_listed_newest_first_and_found_by_words(client: Client) -> None:
+    listed = client.read("/api/runs")
+    assert isinstance(listed, dict)
+    assert listed["num_runs"] == 3
+    assert listed["num_trials"] == sum(run["num_trials"] for run in listed["runs"])
+    assert [run["state"].split(",")[0] for run in listed["runs"]] == ["interrupted", "complete", "complete"]
+    assert len(find_names(client, "strong interrupted")) == 1
+    assert find_names(client, "no such thing") == []
+
+
+def test_a_run_tells_how_far_it_is_and_what_it_says_so_far(client: Client) -> None:
+    (name,) = find_names(client, "interrupted")
+    watch = client.read(f"/api/run/{quote(name, safe='')}")
+    assert isinstance(watch, dict)
+    assert (watch["line"]["num_done"], watch["line"]["num_failed"]) == (3, 0)
+    assert watch["seconds_left"] is None
+    assert any("trials have not been run yet" in caution for caution in watch["cautions"])
+
+
+def test_a_failed_trial_is_among_the_trials_with_its_files(client: Client) -> None:
+    (name,) = find_names(client, "failed")
+    trials = client.read(f"/api/trials/{name}")
+    assert isinstance(trials, dict)
+    failed = next(trial for trial in trials["trials"] if trial["status"] not in ("completed", "waiting"))
+    found = client.read(f"/api/files/{name}/{failed['name']}")
+    assert isinstance(found, dict)
+    assert "result.json" in found["files"]
+    status, body, headers = client.ask(f"/files/{name}/trials/{failed['name']}/result.json")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
+    assert json.loads(body)["reason"] == HOSTILE
+
+
+def test_reports_come_with_words_as_text(client: Client) -> None:
+    (name,) = find_names(client, "interrupted")
+    status, body, _ = client.ask(f"/report/{quote(name, safe='')}")
+    assert status == 200
+    assert HOSTILE.split("/")[0] not in body
+    assert "Strong scaling" in body
+
+
+def test_two_runs_become_a_comparison(client: Client) -> None:
+    first, second = find_names(client, "complete")
+    status, body, _ = client.ask(f"/report?a={first}&b={second}")
+    assert status == 200
+    assert "Comparison" in body
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1", "127.0.0.1.evil.example:1"])
+def test_a_foreign_host_is_refused(client: Client, host: str) -> None:
+    assert client.ask("/", host=host or " ")[0] == 403
+    assert client.ask("/api/runs", host=host or " ")[0] == 403
+
+
+def test_local_names_are_answered(client: Client) -> None:
+    assert client.ask("/", host=f"localhost:{client.port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/files/../secret.txt",
+        "/files/%2e%2e/secret.txt",
+        "/files/..%2fsecret.txt/x",
+        "/files/outside/secret.txt",
+        "/files/RUN/../../secret.txt",
+        "/files/RUN/%2e%2e/%2e%2e/secret.txt",
+        "/files/RUN/..%2f..%2fsecret.txt",
+        "/files/RUN/%2fetc%2fpasswd",
+        "/files/RUN/run.json%00.txt",
+        "/files/RUN/trials",
+        "/report/..",
+        "/report/outside",
+        "/api/run/%2e%2e",
+        "/api/files/RUN/..%2f..",
+        "/assets/../server.py",
+        "/nothing",
+    ],
+)
+def test_nothing_outside_of_the_runs_is_shown(client: Client, path: str) -> None:
+    name = find_names(client, "complete")[0]
+    status, body, _ = client.ask(path.replace("RUN", name))
+    assert status == 404
+    assert "secret" not in body
+    assert "root:" not in body
+
+
+def test_a_link_inside_of_a_run_that_leads_out_is_not_followed(client: Client, runs_dir: Path) -> None:
+    name = find_names(client, "complete")[0]
+    link = runs_dir / name / "leak.txt"
+    link.symlink_to(runs_dir.parent / "secret.txt")
+    try:
+        assert client.ask(f"/files/{name}/leak.txt")[0] == 404
+    finally:
+        link.unlink()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(client: Client, method: str) -> None:
+    assert client.ask("/api/runs", method=method)[0] == 501
+
+
+def test_no_answer_may_be_read_or_run_by_others(client: Client) -> None:
+    for path in ("/", "/api/runs", "/assets/page.js"):
+        _, _, headers = client.ask(path)
+        assert "Access-Control-Allow-Origin" not in headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+    assert "unsafe" not in client.ask("/")[2]["Content-Security-Policy"]
+
+
+def test_a_head_has_no_body(client: Client) -> None:
+    status, body, headers = client.ask("/", method="HEAD")
+    assert (status, body) == (200, "")
+    assert int(headers["Content-Length"]) > 0
+
+
+def test_a_damaged_run_is_a_line_and_an_answer(client: Client, runs_dir: Path) -> None:
+    broken = runs_dir / "2020-01-01-0000-broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    try:
+        assert find_names(client, "damaged") == [broken.name]
+        watch = client.read(f"/api/run/{broken.name}")
+        assert isinstance(watch, dict)
+        assert watch["problem"]
+        assert client.ask(f"/report/{broken.name}")[0] == 409
+    finally:
+        (broken / "run.json").unlink()
+        broken.rmdir()
+
+
+def test_a_running_study_tells_its_current_trial_and_the_time_left(client: Client, runs_dir: Path) -> None:
+    (name,) = find_names(client, "interrupted")
+    store = RunStore.open(runs_dir / name)
+    with store.claim():
+        watch = client.read(f"/api/run/{quote(name, safe='')}")
+    assert isinstance(watch, dict)
+    assert watch["line"]["state"] == "running"
+    assert watch["current"] == store.record.trials[3]
+    assert watch["elapsed_seconds"] >= 0
+    assert watch["seconds_left"] == pytest.approx(3.0 * (len(store.record.trials) - 3))
+
+
+def test_a_port_that_is_taken_is_named(server: PageServer, runs_dir: Path) -> None:
+    with pytest.raises(UsageError, match=f"--port {server.server_address[1]} cannot be had"):
+        PageServer(server.library, int(server.server_address[1]))
