@@ -109,6 +109,7 @@ def test_mlflow_reads_back_what_was_written_and_takes_it_once(tmp_path: Path, mo
     assert found.data.metrics["answer/Strong scaling/2/speedup"] == 1.9236
     assert found.data.params["job.workload"] == "mlp"
     assert {artifact.path for artifact in client.list_artifacts(run)} == {"report.md", "document.json", "tables.csv"}
+    assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlartifacts"}
     below = client.search_runs([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
     assert {child.info.status for child in below} == {"FINISHED", "FAILED"}
     (whole,) = (child for child in below if child.info.status == "FINISHED")

@@ -53,7 +53,7 @@ def _list_blocks(document: Document, pictures: Iterator[str]) -> Iterator[str]:
 
 def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[str]:
     drawn = [(chart, file) for chart, file in zip(section.charts, pictures, strict=False)]
-    if section.heading or section.paragraphs or section.tables or drawn:
+    if section.paragraphs or section.tables or drawn or (section.heading and not section.charts):
         yield _set_heading(2, section.heading or "Results")
     yield from map(escape_markdown, section.paragraphs)
     for chart, file in drawn:

@@ -21,7 +21,8 @@ from scalelab.report.points import Point, list_answers, list_points, read_start
 from scalelab.trial import Status, TrialResult
 
 NO_MLFLOW = "--mlflow needs mlflow, which is not installed: pip install 'scalelab[mlflow]'"
-SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
+SQLITE = "sqlite:///"
+SCHEMES = ("http://", "https://", SQLITE, "postgresql", "mysql", "mssql", "databricks")
 MOST_AT_ONCE = 1000
 """Metrics in one request, by MLflow's limit; of parameters 100."""
 MOST_PARAMETERS = 100
@@ -46,7 +47,8 @@ def write_run(
     check_uri(uri)
     client, failures = make_client(uri)
     try:
-        return _write(client, experiment, name, document, results, fields)
+        number = find_experiment(client, uri, experiment)
+        return _write(client, number, name, document, results, fields)
     except failures as error:
         raise UsageError(f"--mlflow {uri} failed: {error}: is the server there, and may you write to it?") from error
 
@@ -66,19 +68,28 @@ def make_client(uri: str) -> tuple[Any, type[Exception]]:
         raise UsageError(f"--mlflow {uri} needs {error.name}: pip install 'scalelab[mlflow]'") from error
 
 
+def find_experiment(client: Any, uri: str, experiment: str) -> str:
+    """The number of an experiment, which is made where there is none; files lie beside a database of one file."""
+    found = client.get_experiment_by_name(experiment)
+    if found is not None:
+        return str(found.experiment_id)
+    place = None
+    if uri.startswith(SQLITE):
+        place = (Path(uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts").as_uri()
+    return str(client.create_experiment(experiment, artifact_location=place))
+
+
 def _write(
     client: Any,
-    experiment: str,
+    number: str,
     name: str,
     document: Document,
     results: Sequence[TrialResult],
     fields: Mapping[str, str],
 ) -> str:
-    found = client.get_experiment_by_name(experiment)
-    number = found.experiment_id if found else client.create_experiment(experiment)
     known = client.search_runs([number], f"tags.`{NAME_TAG}` = '{name.replace(chr(39), '')}'", max_results=1)
     if known:
-        raise UsageError(f"{name} is in experiment {experiment} already, as {known[0].info.run_id}: delete that first")
+        raise UsageError(f"{name} is there already, as run {known[0].info.run_id}: delete that first")
     starts = [start for result in results if (start := read_start(result))]
     run = client.create_run(
         number,

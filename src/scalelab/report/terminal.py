@@ -34,7 +34,8 @@ def _set_document(document: Document, width: int) -> Iterator[Line]:
     yield from _set_text(document.headline, width, style="bold")
     yield from _set_text(document.setting, width, INDENT)
     for section in document.sections:
-        yield from _set_section(section, width)
+        if section.paragraphs or section.tables or not section.charts:  # of figures alone there is nothing to print
+            yield from _set_section(section, width)
     if document.summary:
         yield from (Line(), Line("Summary", "bold"))
     for finding in document.summary:

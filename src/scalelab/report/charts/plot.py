@@ -1,13 +1,15 @@
 """From rows to a Vega-Lite figure: axes with one unit each, lines with intervals, bars.
 
-A row is a mapping with raw numbers in base units, or estimates, as tables have them. Every axis gets one unit, and
-every number that can be pointed at its text with unit and interval, made by the same functions as the cells of tables:
-a tooltip says what the table says. What all figures have in common:
+A row is a mapping with raw numbers in base units, or estimates, as tables have them (see `axes.py`). Every axis gets
+one unit, and every number that can be pointed at its text with unit and interval, made by the same functions as the
+cells of tables: a tooltip says what the table says. What all figures have in common:
 
     series    the field that a legend names; a click on its entry puts the series away (parameter `hidden`)
     key       the field that figures of one report share, such as a configuration; whoever shows the report sets the
               parameter `focus` to the key that is pointed at, and all figures stress it
     x_text …  the fields that a tooltip shows
+    status    of what was not measured: why, in words; it is drawn as a cross at the foot of a figure with lines, and
+              as these words in place of a bar
 
 Series differ in colour, in the shape of their points and in the dashes of their lines, so that they can be told apart
 without colours. Width, fonts and colours are the renderer's.
@@ -15,117 +17,41 @@ without colours. Width, fonts and colours are the renderer's.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.document import Chart, Value
-from scalelab.report.text import clean_text
-from scalelab.units import UNKNOWN, Quantity, Unit, choose_unit, format_estimate
+from scalelab.report.charts.axes import Axis as Axis
+from scalelab.report.charts.axes import Plotted as Plotted
+from scalelab.report.charts.axes import Row as Row
+from scalelab.report.charts.axes import Rows as Rows
+from scalelab.report.charts.axes import choose_axis_unit as choose_axis_unit
+from scalelab.report.charts.axes import convert_rows as convert_rows
+from scalelab.report.charts.axes import cut_ends as cut_ends
+from scalelab.report.charts.axes import encode_axis as encode_axis
+from scalelab.report.document import Chart
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HEIGHT = 260
-Row = Mapping[str, "Value | Estimate"]
-Rows = Sequence[Row]
+BAR_HEIGHT = 26
+MOST_SERIES = 8
+"""More cannot be told apart in one figure."""
 FOCUS: dict[str, Any] = {"name": "focus", "value": None}
 IS_FOCUSED = "focus !== null && isValid(datum.key) && datum.key === focus"
 HIDDEN: dict[str, Any] = {"name": "hidden", "select": {"type": "point", "fields": ["series"], "toggle": "true"}}
 UNLESS_HIDDEN: dict[str, Any] = {"condition": {"param": "hidden", "empty": False, "value": 0}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """One dimension of a figure."""
-
-    field: str
-    """The key of its number in every row."""
-    title: str
-    """For a reader, without the unit."""
-    quantity: Quantity = "number"
-    """`text` makes it an axis of names, in the order of the rows."""
-    is_log: bool = False
-    from_zero: bool = True
-    """Whether a linear axis begins at zero."""
-
-    @property
-    def is_named(self) -> bool:
-        return self.quantity == "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plotted:
-    """Rows as a figure holds them, in the units of its axes."""
-
-    values: list[dict[str, Any]]
-    titles: Mapping[str, str]
-    """Of every axis, with its unit."""
-
-
-def convert_rows(rows: Rows, axes: Sequence[Axis], unit_rows: Rows | None = None) -> Plotted:
-    """The rows in one unit per axis, with `_low`, `_high` and `_text` beside every number; other fields stay.
-
-    `unit_rows`: the rows that choose the units, where they are not these.
-    """
-    units = {axis.field: choose_axis_unit(axis, unit_rows if unit_rows is not None else rows) for axis in axes}
-    values = [dict(_convert_row(row, units)) for row in rows]
-    titles = {
-        axis.field: f"{axis.title} [{unit.symbol}]" if (unit := units[axis.field]).symbol else axis.title
-        for axis in axes
-    }
-    return Plotted(values=values, titles=titles)
-
-
-def choose_axis_unit(axis: Axis, rows: Rows) -> Unit:
-    """The unit of all numbers of an axis."""
-    if axis.is_named:
-        return Unit()
-    found = [row.get(axis.field) for row in rows]
-    return choose_unit(axis.quantity, [None if isinstance(one, str | bool) else one for one in found])
-
-
-def _convert_row(row: Row, units: Mapping[str, Unit]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for field, value in row.items():
-        if isinstance(value, str):
-            made[field] = clean_text(value)
-            made |= {f"{field}_text": made[field]} if field in units else {}
-        elif field in units:
-            made |= _convert_number(field, value, units[field])
-        else:
-            made[field] = value.value if isinstance(value, Estimate) else value
-    return made
-
-
-def _convert_number(field: str, value: bool | int | float | Estimate | None, unit: Unit) -> dict[str, Any]:
-    estimate = value if isinstance(value, Estimate) or value is None else Estimate(value=value)
-    if estimate is None or not math.isfinite(estimate.value):
-        return {field: None, f"{field}_text": UNKNOWN}
-    symbol = f" {unit.symbol}" if unit.symbol and not unit.suffix else ""
-    made: dict[str, Any] = {
-        field: estimate.value / unit.factor,
-        f"{field}_text": format_estimate(estimate, unit) + symbol,
-    }
-    if estimate.low is not None and estimate.high is not None:
-        made |= {f"{field}_low": estimate.low / unit.factor, f"{field}_high": estimate.high / unit.factor}
-    return made
-
-
-def encode_axis(axis: Axis, plotted: Plotted, *, field: str | None = None) -> dict[str, Any]:
-    """The channel of an axis."""
-    encoded: dict[str, Any] = {"field": field or axis.field, "title": plotted.titles[axis.field]}
-    if axis.is_named:
-        return encoded | {"type": "nominal", "sort": None, "axis": {"labelAngle": 0, "labelOverlap": True}}
-    encoded |= {"type": "quantitative"}
-    if axis.is_log:
-        return encoded | {"scale": {"type": "log", "base": 2 if axis.quantity == "count" else 10, "nice": False}}
-    return encoded | {"scale": {"zero": axis.from_zero, "nice": True}}
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left", "wedge")
+DASHES = ([1, 0], [8, 2], [2, 2], [8, 2, 2, 2], [5, 3], [12, 3], [3, 1], [10, 2, 2, 2, 2, 2])
+GUIDE_DASHES = ([4, 4], [1, 3], [7, 3, 1, 3], [3, 6], [10, 5])
+LETTER_PIXELS = 6.6
+"""The width of a letter, about: what decides whether a label fits into a bar."""
 
 
 def encode_series(names: Sequence[str], *, title: str | None = None) -> dict[str, Any]:
     """The colour of a series, with a legend where there are several, in the order in which they were given."""
-    legend: dict[str, Any] | None = {"title": title} if len(names) > 1 else None
+    legend: dict[str, Any] | None = {"title": title, "symbolOpacity": 1} if len(names) > 1 else None
+    if list(names) == [""]:
+        return {"field": "series", "type": "nominal", "legend": None}
     return {"field": "series", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
 
 
@@ -140,6 +66,16 @@ def list_series(*groups: Rows) -> list[str]:
     return list(dict.fromkeys(str(row.get("series", "")) for rows in groups for row in rows))
 
 
+def is_drawable(rows: Rows, axis: Axis) -> bool:
+    """Whether any row has a number on the axis: without one there is nothing to draw."""
+    return any(value["value"] is not None for value in _read_numbers(rows, axis))
+
+
+def _read_numbers(rows: Rows, axis: Axis) -> Iterable[dict[str, Any]]:
+    plotted = convert_rows(rows, (axis,))
+    return ({"value": one.get(axis.field)} for one in plotted.values)
+
+
 def plot_lines(
     *,
     title: str,
@@ -150,45 +86,88 @@ def plot_lines(
     guides: Rows = (),
     caption: str = "",
     extra: Mapping[str, str] | None = None,
+    failed: Rows = (),
+    bands: Rows = (),
+    is_joined: bool = True,
+    height: int = HEIGHT,
 ) -> Chart:
     """Points with intervals, joined by a line in every series; rows that differ in `regime` are not joined.
 
-    `raw` are single measurements, drawn faintly behind. `guides` are lines without points: an ideal, a fit.
+    `raw` are single measurements, drawn faintly behind. `guides` are lines without points: an ideal, a fit. `failed`
+    have a place on x and a `status`. `bands` are rows whose y is an estimate: the area between the ends is filled.
     """
-    plotted = convert_rows(rows, (x, y))
-    guided, scattered = (convert_rows(other, (x, y), rows).values for other in (guides, raw))
-    names = list_series(rows, guides, raw)
-    places = {"x": encode_axis(x, plotted), "y": encode_axis(y, plotted)}
+    measured = [row for row in rows if row.get(y.field) is not None]
+    chosen = [*measured, *bands] or [*raw, *guides]
+    plotted = convert_rows([*rows, *bands], (x, y), chosen)
+    shown, cut = cut_ends(plotted.values, y)
+    points, filled = shown[: len(rows)], shown[len(rows) :]
+    guided, scattered, crossed = (convert_rows(other, (x, y), chosen).values for other in (guides, raw, failed))
+    everything = Plotted(values=[*shown, *guided, *scattered, *crossed], titles=plotted.titles, units=plotted.units)
+    names = list_series(rows, bands, failed, guides, raw)
+    own = list_series(rows, bands, failed, raw)
+    places = {"x": encode_axis(x, everything), "y": encode_axis(y, everything)}
     look = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 1}}
-    detail = [{"field": "regime", "type": "nominal"}]
     tooltip = encode_tooltip((x, y), extra or {})
-    ends = {"y": encode_axis(y, plotted, field=f"{y.field}_low"), "y2": {"field": f"{y.field}_high"}}
+    dash = encode_series(names) | {"scale": {"domain": names, "range": choose_dashes(names, own)}}
+    if not guided:
+        dash |= {"legend": None}
+    ends = {"y": encode_axis(y, everything, field=f"{y.field}_low"), "y2": {"field": f"{y.field}_high"}}
+    detail = [{"field": "regime", "type": "nominal"}]
     layers: list[dict[str, Any]] = []
+    if filled:
+        area = look | {"opacity": UNLESS_HIDDEN | {"value": 0.18}, "detail": detail}
+        layers.append(_draw(filled, "area", {"x": places["x"]} | ends | area, line=False))
     if scattered:
         faint = look | {"opacity": UNLESS_HIDDEN | {"value": 0.35}, "tooltip": tooltip}
-        dot = {"type": "circle", "size": 14}
-        layers.append({"data": {"values": scattered}, "mark": dot, "encoding": places | faint})
+        layers.append(_draw(scattered, "circle", places | faint, size=14))
     if guided:
-        dashed = {"type": "line", "strokeDash": [2, 3], "strokeWidth": 1.5, "clip": True}
-        layers.append({"data": {"values": guided}, "mark": dashed, "encoding": places | look})
-    dash = {"field": "series", "type": "nominal", "scale": {"domain": names}, "legend": None}
-    joined = places | look | {"detail": detail, "strokeDash": dash}
-    shaped = look | {"shape": encode_series(names), "tooltip": tooltip, "size": stress(90, 220)}
-    layers += [
-        {"data": {"values": plotted.values}, "mark": {"type": "line", "strokeWidth": 1.5}, "encoding": joined},
-        {
-            "data": {"values": [one for one in plotted.values if f"{y.field}_low" in one]},
-            "mark": {"type": "rule", "strokeWidth": 1.5},
-            "encoding": {"x": places["x"]} | ends | look,
-        },
-        {
-            "data": {"values": plotted.values},
-            "params": [HIDDEN | {"bind": "legend"}],
-            "mark": {"type": "point", "filled": True, "opacity": 1},
-            "encoding": places | shaped,
-        },
+        layers.append(_draw(guided, "line", places | look | {"strokeDash": dash}, strokeWidth=1.5, clip=True))
+    if is_joined and points:
+        joined = places | look | {"detail": detail, "strokeDash": dash}
+        layers.append(_draw(points, "line", joined, strokeWidth=1.5))
+    known = [one for one in points if f"{y.field}_low" in one]
+    if known:
+        layers.append(_draw(known, "rule", {"x": places["x"]} | ends | look, strokeWidth=1.5))
+    shape = encode_series(names) | {"scale": {"domain": names, "range": choose_shapes(names, own)}}
+    shaped = places | look | {"shape": shape, "tooltip": tooltip, "size": stress(70, 200)}
+    layers.append(_draw(points, "point", shaped, filled=True, opacity=1) | {"params": [HIDDEN | {"bind": "legend"}]})
+    if crossed:
+        layers.append(draw_failed(crossed, x, places["x"], look, extra or {}, height))
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
+
+
+def _draw(values: Sequence[Mapping[str, Any]], kind: str, encoding: Mapping[str, Any], **look: Any) -> dict[str, Any]:
+    return {"data": {"values": list(values)}, "mark": {"type": kind, **look}, "encoding": dict(encoding)}
+
+
+def choose_shapes(names: Sequence[str], own: Sequence[str]) -> list[str]:
+    """A shape for every series with points, a stroke for those that are lines only."""
+    return [SHAPES[own.index(name) % len(SHAPES)] if name in own else "stroke" for name in names]
+
+
+def choose_dashes(names: Sequence[str], own: Sequence[str]) -> list[list[int]]:
+    """The first series is a whole line; guides have dashes of their own."""
+    guides = [name for name in names if name not in own]
+    return [
+        DASHES[own.index(name) % len(DASHES)] if name in own else GUIDE_DASHES[guides.index(name) % len(GUIDE_DASHES)]
+        for name in names
     ]
-    return Chart(title=title, caption=caption, spec=make_spec(layers))
+
+
+def draw_failed(
+    values: Sequence[Mapping[str, Any]],
+    x: Axis,
+    place: Mapping[str, Any],
+    look: Mapping[str, Any],
+    extra: Mapping[str, str],
+    height: int,
+) -> dict[str, Any]:
+    """A cross at the foot of the figure for everything that was not measured; pointing at it tells why."""
+    entries = [("series", "series"), (f"{x.field}_text", x.title), ("status", "status"), *extra.items()]
+    tooltip = [{"field": field, "type": "nominal", "title": title} for field, title in entries]
+    encoding = {"x": dict(place), "y": {"value": height - 8}} | dict(look) | {"tooltip": tooltip}
+    mark = {"shape": "cross", "size": 110, "angle": 45, "filled": True, "opacity": 1}
+    return _draw(values, "point", encoding, **mark)
 
 
 def plot_bars(
@@ -200,42 +179,89 @@ def plot_bars(
     caption: str = "",
     extra: Mapping[str, str] | None = None,
     is_stacked: bool = True,
+    failed: Rows = (),
+    has_labels: bool = False,
 ) -> Chart:
-    """Bars along x (numbers) at every name of y: the series of a name on top of each other, or below each other."""
-    plotted = convert_rows(rows, (x, y))
+    """Bars along x (numbers) at every name of y: the series of a name on top of each other, or below each other.
+
+    `failed` rows have a name on y and a `status`, which stands in place of their bar. `has_labels`: the name of the
+    series stands in every part of a stack that is wide enough.
+    """
+    plotted = convert_rows(rows, (x, y), scaled_as=measure_stacks(rows, x, y).values() if is_stacked else ())
+    crossed = convert_rows(failed, (x, y), rows).values
     names = list_series(rows)
+    domain = list(dict.fromkeys(str(one[y.field]) for one in [*plotted.values, *crossed]))
     across = encode_axis(x, plotted) | {"stack": "zero" if is_stacked else None}
-    places = {"x": across, "y": encode_axis(y, plotted) | {"axis": {"labelLimit": 220}}}
+    along = encode_axis(y, plotted) | {"axis": {"labelLimit": 220}, "scale": {"domain": domain}}
+    places = {"x": across, "y": along}
     if not is_stacked and len(names) > 1:
         places |= {"yOffset": {"field": "series", "type": "nominal", "sort": names}}
     number = {str(name): index for index, name in enumerate(names)}
-    values = [one | {"order": number[str(one.get("series", ""))]} for one in plotted.values]
+    shown, cut = (plotted.values, "") if is_stacked else cut_ends(plotted.values, x)
+    values = [one | {"order": number[str(one.get("series", ""))]} for one in shown]
     look = {
         "color": encode_series(names),
         "opacity": UNLESS_HIDDEN | {"value": 1},
         "order": {"field": "order", "type": "quantitative"},
-        "strokeWidth": stress(1, 2.5),
         "tooltip": encode_tooltip((y, x), extra or {}),
     }
-    bar: dict[str, Any] = {
-        "data": {"values": values},
-        "params": [HIDDEN | {"bind": "legend"}],
-        "mark": {"type": "bar", "stroke": {"expr": "config_edge"}},
-        "encoding": places | look,
+    edges = {"strokeWidth": stress(1, 2.5)}
+    bar = _draw(values, "bar", places | look | edges, stroke={"expr": "config_edge"})
+    layers = [bar | {"params": [HIDDEN | {"bind": "legend"}]}]
+    known = [one for one in values if f"{x.field}_low" in one]
+    if not is_stacked and known:
+        ends = {"x": encode_axis(x, plotted, field=f"{x.field}_low"), "x2": {"field": f"{x.field}_high"}}
+        along_x = places | ends | {"opacity": look["opacity"]}
+        layers += [
+            _draw(known, "rule", along_x, strokeWidth=4, color={"expr": "config_edge"}),
+            _draw(known, "rule", along_x, strokeWidth=1.5),
+        ]
+    if has_labels and is_stacked:
+        layers += draw_labels(values, x, y, places)
+    if crossed:
+        layers.append(draw_statuses(crossed, along))
+    num_rows = len(domain) * (1 if is_stacked else len(names))
+    height = max(60, BAR_HEIGHT * num_rows)
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
+
+
+def draw_statuses(values: Sequence[Mapping[str, Any]], along: Mapping[str, Any]) -> dict[str, Any]:
+    """The words in place of a bar that is not there."""
+    tooltip = [{"field": "status", "type": "nominal", "title": "status"}]
+    encoding = {"x": {"value": 0}, "y": dict(along), "text": {"field": "status", "type": "nominal"}, "tooltip": tooltip}
+    return _draw(values, "text", encoding, align="left", dx=6, fontStyle="italic")
+
+
+def measure_stacks(values: Rows, x: Axis, y: Axis) -> dict[str, float]:
+    """How long the stack of every name is, without what is below zero."""
+    totals: dict[str, float] = {}
+    for one in values:
+        part = one.get(x.field)
+        number = part.value if isinstance(part, Estimate) else part if isinstance(part, int | float) else 0.0
+        name = str(one.get(y.field))
+        totals[name] = totals.get(name, 0.0) + max(number, 0.0)
+    return totals
+
+
+def draw_labels(
+    values: Sequence[Mapping[str, Any]], x: Axis, y: Axis, places: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The names of series inside their parts of a stack, on a halo of the background: they read on any colour."""
+    widest = max(measure_stacks(values, x, y).values(), default=0.0) or 1.0
+    labelled = [
+        dict(one) | {"share": round((one[x.field] or 0.0) / widest, 4)} for one in values if (one[x.field] or 0) > 0
+    ]
+    fits = f"datum.share * width > {LETTER_PIXELS} * (length(datum.series) + 1)"
+    encoding = {
+        "x": dict(places["x"]) | {"bandPosition": 0.5},
+        "y": places["y"],
+        "detail": [{"field": "series", "type": "nominal"}],
+        "order": {"field": "order", "type": "quantitative"},
+        "opacity": UNLESS_HIDDEN | {"value": 1},
+        "text": {"condition": {"test": fits, "field": "series", "type": "nominal"}, "value": ""},
     }
-    rule: dict[str, Any] = {
-        "data": {"values": [one for one in values if f"{x.field}_low" in one]},
-        "mark": {"type": "rule", "strokeWidth": 1.5},
-        "encoding": {
-            **places,
-            "x": encode_axis(x, plotted, field=f"{x.field}_low"),
-            "x2": {"field": f"{x.field}_high"},
-            "opacity": UNLESS_HIDDEN | {"value": 1},
-        },
-    }
-    num_rows = len({str(row.get(y.field)) for row in rows}) * (1 if is_stacked else len(names))
-    layers = [bar] if is_stacked else [bar, rule]
-    return Chart(title=title, caption=caption, spec=make_spec(layers, height=max(60, 26 * num_rows)))
+    halo = {"stroke": {"expr": "config_edge"}, "strokeWidth": 3, "strokeJoin": "round"}
+    return [_draw(labelled, "text", encoding, tooltip=None, **look) for look in (halo, {})]
 
 
 def stress(usual: float, focused: float) -> dict[str, Any]:

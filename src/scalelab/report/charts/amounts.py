@@ -1,0 +1,274 @@
+"""Amounts by name: bars from zero, or points where zero is not on the axis, each with its interval.
+
+A bar is as long as its number, so it needs an axis that begins at zero. Where the numbers span decades the axis is
+logarithmic, and where a ratio is held against 1 the distance from 1 is what matters: there every number is a point with
+its interval. What failed keeps its place, with its status in words where its bar would be.
+
+A row has `name` and the field of its number; `series` where a name has several, which are drawn below each other;
+`status` where there is no number.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.report.charts.plot import (
+    HIDDEN,
+    UNLESS_HIDDEN,
+    Axis,
+    Plotted,
+    Rows,
+    convert_rows,
+    encode_axis,
+    encode_series,
+    encode_tooltip,
+    list_series,
+    make_spec,
+    stress,
+)
+from scalelab.report.document import Chart
+
+MOST_SERIES = 8
+DECADES = 50
+"""The largest number over the smallest from which on an axis is logarithmic."""
+BAR_HEIGHT = 26
+SUB_BAR_HEIGHT = 17
+LABEL_LIMIT = 200
+LINE_LETTERS = 26
+MOST_LINES = 3
+LINE_HEIGHT = 14
+NAME_LABELS: Mapping[str, Any] = {
+    "labelLimit": LABEL_LIMIT, "labelOverlap": False, "labelExpr": "split(datum.label, '\\n')",
+    "labelLineHeight": LINE_HEIGHT,
+}  # fmt: skip
+"""Of an axis of names."""
+LETTER_PIXELS = 5.6
+"""How wide a letter at the end of a bar is, about."""
+ROOM = 1.22
+"""How far an axis reaches, over its longest bar, where words stand at the ends of bars."""
+NAME = "name"
+STATUS_FIELDS = {"name_text": "run", "series": "series", "status": "status", "reason": "reason"}
+REACH = 2.5
+"""How far intervals are drawn, over the largest number."""
+POSITIVE = ("seconds", "bytes", "rate", "latency", "bandwidth", "count", "ratio")
+CUT_NOTE = " Intervals that reach far beyond all numbers, or below what can be, are cut; tooltips have them whole."
+
+
+def plot_amounts(
+    *,
+    title: str,
+    x: Axis,
+    rows: Rows,
+    caption: str = "",
+    reference: float | None = None,
+    extra: Mapping[str, str] | None = None,
+    name_title: str = "",
+) -> Chart | None:
+    """One bar or point for every row; None where fewer than two have a number.
+
+    `reference`: a number that all are held against, in base units, drawn as a line.
+    """
+    known = [row for row in rows if read_number(row, x.field) is not None]
+    if len(known) < 2 or len(list_series(rows)) > MOST_SERIES:
+        return None
+    x = replace(x, is_log=x.is_log or spans_decades(rows, x.field))
+    y = Axis(field=NAME, title=name_title, quantity="text")
+    plotted = convert_rows(rows, (x, y))
+    series = list_series(plotted.values)
+    kept = [] if reference is None else [reference / plotted.units[x.field].factor]
+    plotted = replace(plotted, values=wrap_names(cut_intervals(plotted.values, x, kept)))
+    caption += CUT_NOTE if any(value.get("is_cut") for value in plotted.values) else ""
+    places = encode_places(x, y, plotted, series)
+    tooltip = encode_tooltip((replace(y, title=name_title or "run"), x), extra or {})
+    tooltip = tooltip if len(series) > 1 else tooltip[1:]
+    marks = _mark_points if x.is_log or not x.from_zero else _mark_bars
+    layers = [
+        *_mark_reference(reference, x, plotted, rows),
+        *marks(plotted, places, series, x, tooltip),
+        *mark_statuses(plotted.values, places, x.field),
+    ]
+    height = measure_height({str(value[NAME]) for value in plotted.values}, len(series))
+    return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
+
+
+def wrap_names(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Long names in several lines: one that is cut short does not say what it is the name of."""
+    return [{**value, NAME: "\n".join(wrap_name(str(value[NAME])))} for value in values]
+
+
+def wrap_name(name: str) -> list[str]:
+    """A name in lines; words that are longer than a line are broken, and what is beyond the last line is left out."""
+    lines = textwrap.wrap(name, LINE_LETTERS) or [name]
+    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1][:-1]}…"]
+
+
+def measure_height(names: Iterable[str], num_series: int) -> int:
+    """As high as the bars need it, or the lines of their names."""
+    every = list(names)
+    num_lines = max((name.count("\n") + 1 for name in every), default=1)
+    bars = BAR_HEIGHT if num_series == 1 else SUB_BAR_HEIGHT * num_series + 10
+    return max(60, max(bars, LINE_HEIGHT * num_lines + 6) * len(every))
+
+
+def read_number(row: Mapping[str, Any], field: str) -> float | None:
+    """A row's number without its interval; None where there is none that could be drawn."""
+    value = row.get(field)
+    number = value.value if isinstance(value, Estimate) else value
+    if number is None or isinstance(number, str | bool) or not math.isfinite(number):
+        return None
+    return float(number)
+
+
+def spans_decades(rows: Rows, field: str) -> bool:
+    """Whether the numbers are so different that the small ones could not be seen beside the large ones."""
+    found = [number for row in rows if (number := read_number(row, field)) is not None]
+    return bool(found) and min(found) > 0 and max(found) / min(found) >= DECADES
+
+
+def cut_intervals(values: Sequence[Mapping[str, Any]], x: Axis, kept: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Intervals as far as they can be drawn beside the numbers; `is_cut` says where one goes on.
+
+    Two launches that differ have intervals many times as wide as what they are of, and no time is below zero. None is
+    cut before the numbers in `kept`, or it would seem to decide what it does not.
+    """
+    low, high = f"{x.field}_low", f"{x.field}_high"
+    found = [value[x.field] for value in values if value.get(x.field) is not None]
+    widest = REACH * max(map(abs, [*found, *kept]))
+    least = 0.0 if x.quantity in POSITIVE else -widest
+    cut = []
+    for value in map(dict, values):
+        if low in value and (value[low] < least or value[high] > widest):
+            value |= {low: max(value[low], least), high: min(value[high], widest), "is_cut": True}
+        cut.append(value)
+    return cut
+
+
+def encode_places(x: Axis, y: Axis, plotted: Plotted, series: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Where the mark of a row is: along x by its number, at its name, below the other series of the name."""
+    across = {
+        "field": NAME,
+        "type": "nominal",
+        "title": y.title or None,
+        "sort": None,
+        "scale": {"domain": list(dict.fromkeys(str(value[NAME]) for value in plotted.values))},
+        "axis": NAME_LABELS,
+    }
+    places = {"x": encode_axis(x, plotted), "y": across}
+    if len(series) > 1:
+        places["yOffset"] = {"field": "series", "type": "nominal", "sort": None, "scale": {"domain": list(series)}}
+    return places
+
+
+def leave_room(place: dict[str, Any], values: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any]:
+    """An axis that ends beyond the longest bar, for the words at the ends of bars."""
+    ends = [one.get(f"{field}_high", one[field]) for one in values if one.get(field) is not None]
+    longest = max(ends, default=0.0)
+    return place | {"scale": place["scale"] | {"domainMax": ROOM * longest, "nice": False}} if longest > 0 else place
+
+
+def _mark_bars(
+    plotted: Plotted, places: dict[str, Any], series: Sequence[str], x: Axis, tooltip: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    known = [value for value in plotted.values if value.get(x.field) is not None]
+    if len(series) > 1:
+        places = {**places, "x": leave_room(places["x"], known, x.field)}
+    look = {"color": encode_series(series), "opacity": UNLESS_HIDDEN | {"value": 1}, "tooltip": tooltip}
+    bar = {
+        "data": {"values": known},
+        "params": [HIDDEN | {"bind": "legend"}],
+        "mark": {"type": "bar", "stroke": {"expr": "config_edge"}},
+        "encoding": {**places, "x": places["x"] | {"stack": None}} | look | {"strokeWidth": stress(1, 2.5)},
+    }
+    return [bar, *_mark_intervals(known, places, x), *_name_bars(known, places, series, x)]
+
+
+def _mark_points(
+    plotted: Plotted, places: dict[str, Any], series: Sequence[str], x: Axis, tooltip: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    known = [value for value in plotted.values if value.get(x.field) is not None]
+    look = {
+        "color": encode_series(series),
+        "shape": encode_series(series),
+        "opacity": UNLESS_HIDDEN | {"value": 1},
+        "size": stress(90, 220),
+        "tooltip": tooltip,
+    }
+    places = {**places, "y": places["y"] | {"axis": places["y"]["axis"] | {"grid": True}}}
+    point = {
+        "data": {"values": known},
+        "params": [HIDDEN | {"bind": "legend"}],
+        "mark": {"type": "point", "filled": True, "opacity": 1},
+        "encoding": places | look,
+    }
+    return [*_mark_intervals(known, places, x), point]
+
+
+def _mark_intervals(known: list[dict[str, Any]], places: dict[str, Any], x: Axis) -> list[dict[str, Any]]:
+    low, high = f"{x.field}_low", f"{x.field}_high"
+    values = [value for value in known if low in value]
+    if x.is_log:  # zero is nowhere on such an axis
+        least = min(value[x.field] for value in known)
+        values = [value | {low: max(value[low], least / 2)} for value in values]
+    if not values:
+        return []
+    ends = {"x": places["x"] | {"field": low}, "x2": {"field": high}, "opacity": UNLESS_HIDDEN | {"value": 1}}
+    return [{"data": {"values": values}, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": places | ends}]
+
+
+def _name_bars(
+    known: list[dict[str, Any]], places: dict[str, Any], series: Sequence[str], x: Axis
+) -> list[dict[str, Any]]:
+    """The series beside its bar, so that bars can be told apart without colours."""
+    if len(series) < 2:
+        return []
+    values = [value | {"label": value["series"]} for value in known]
+    return [write_ends(values, places, x.field)]
+
+
+def write_ends(values: Sequence[Mapping[str, Any]], places: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The `label` of every bar at its end, or at that of its interval, where the figure is wide enough for it."""
+    ends = [max(value[field], value.get(f"{field}_high", -math.inf)) for value in values]
+    longest = ROOM * max(ends)
+    placed = [
+        dict(value) | {"end": end, "room": round(1 - end / longest, 4) if longest > 0 else 1.0}
+        for value, end in zip(values, ends, strict=True)
+    ]
+    text = {"type": "text", "align": "left", "baseline": "middle", "dx": 4, "fontSize": 10}
+    fits = f"datum.room * width > {LETTER_PIXELS} * length(datum.label)"
+    encoding = {
+        **places,
+        "x": places["x"] | {"field": "end", "stack": None},
+        "text": {"condition": {"test": fits, "field": "label", "type": "nominal"}, "value": ""},
+        "opacity": UNLESS_HIDDEN | {"value": 0.85},
+    }
+    return {"data": {"values": placed}, "mark": text, "encoding": encoding}
+
+
+def mark_statuses(values: Sequence[Mapping[str, Any]], places: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    """What there is in the place of a number, in words at the axis."""
+    failed = [value for value in values if value.get(field) is None and value.get("status")]
+    if not failed:
+        return []
+    text = {"type": "text", "align": "left", "baseline": "middle", "fontStyle": "italic"}
+    tooltip = [
+        {"field": field, "type": "nominal", "title": title}
+        for field, title in STATUS_FIELDS.items()
+        if any(value.get(field) for value in failed)
+    ]
+    encoding = {
+        **places, "x": {"value": 5}, "text": {"field": "status", "type": "nominal"}, "tooltip": tooltip,
+    }  # fmt: skip
+    return [{"data": {"values": failed}, "mark": text, "encoding": encoding}]
+
+
+def _mark_reference(reference: float | None, x: Axis, plotted: Plotted, rows: Rows) -> list[dict[str, Any]]:
+    if reference is None:
+        return []
+    values = convert_rows([{x.field: reference}], (x,), rows).values
+    rule = {"type": "rule", "strokeDash": [5, 3], "strokeWidth": 1.5}
+    return [{"data": {"values": values}, "mark": rule, "encoding": {"x": encode_axis(x, plotted)}}]

@@ -1,0 +1,205 @@
+"""A document as one page that needs nothing else: no network, no server, no other file.
+
+The finding comes first, in a sentence; then figures with their tables below them; then what else was found, and what
+is wrong with the measurement, with the next step; then what it was measured on, and the raw samples. The page holds
+the whole document as JSON and the program that draws its figures, so what is pointed at is what `--json` writes.
+
+What a document says may come from anybody: names of runs, paths, texts of failures. It goes in as text. A
+Content-Security-Policy lets only the two programs run that are in the page, known by their hashes, and lets nothing be
+loaded from anywhere. It forbids `eval` too: Vega then interprets its expressions instead of compiling them.
+
+Colours follow the reader's system, or the button; printed, a page is light and unfolded. Without scripts, words and
+tables are still there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+
+from scalelab import __version__
+from scalelab.report.document import Document, Section
+from scalelab.report.exports import render_csv, render_json
+from scalelab.report.html_files import Archive
+from scalelab.report.html_script import load_script
+from scalelab.report.html_tables import name_file, set_charts, set_table, set_text, set_words
+from scalelab.report.text import clean_text
+from scalelab.report.theme import BESIDE, COMPOSED, DARK, FONT, LEGEND_SIGN, LIGHT, Palette, make_config
+from scalelab.units import format_bytes
+
+LONG_FINDING = 150
+"""A first sentence with more letters than this is set smaller."""
+EXTRAS = {
+    "light": {"accent": "#0b4a8f", "raised": "#fbfcfd", "edge": "#dfe3e9", "hover": "#f1f5fa", "warn": "#96500a"},
+    "dark": {"accent": "#9cc7ff", "raised": "#191e26", "edge": "#2e3641", "hover": "#202732", "warn": "#f0b35f"},
+}
+"""Colours of the page that figures have not."""
+
+
+def render_html(document: Document, *, archive: Archive | None = None) -> str:
+    """The whole page; `archive` are the raw files to download from it."""
+    style = make_style()
+    scripts = [load_script(), read_asset("report.js")] if has_charts(document) else [read_asset("report.js")]
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="generator" content="scalelab {__version__}">\n<link rel="icon" href="data:,">\n'
+        f"<title>{set_text(document.headline)}</title>\n<style>{style}</style>\n</head>\n"
+    )
+    data = (
+        f'<script type="application/json" id="document">{set_json(json.loads(render_json(document)))}</script>\n'
+        f'<script type="application/json" id="theme">{set_json(make_themes())}</script>\n'
+    )
+    programs = "".join(f"<script>{script}</script>\n" for script in scripts)
+    return f"{head}<body>\n{set_page(document, archive)}{data}{programs}</body>\n</html>\n"
+
+
+def has_charts(document: Document) -> bool:
+    return any(section.charts for section in document.sections)
+
+
+def set_page(document: Document, archive: Archive | None) -> str:
+    """Everything that is seen."""
+    parts = list(list_parts(document))
+    contents = "".join(f'<li><a href="#{place}">{heading}</a></li>' for place, heading, _ in parts)
+    body = "".join(
+        f'<section id="{place}"><h2>{heading}</h2>\n{content}</section>\n' for place, heading, content in parts
+    )
+    nav = f'<nav aria-label="contents"><ol>{contents}<li><a href="#data">Raw data</a></li></ol></nav>'
+    return (
+        '<div class="page">\n<div class="bar"><div class="brand">scalelab <span>report</span></div>'
+        '<button type="button" id="mode">Dark</button></div>\n'
+        f"<header class='hero'>{set_hero(document)}</header>\n"
+        '<noscript><p class="note">Charts and downloads need scripts, which are switched off here. The words and the'
+        " tables below are complete.</p></noscript>\n"
+        f'<div class="columns"><main>\n{body}{set_downloads(document, archive)}'
+        f"<footer><p>Made by scalelab {__version__}. This file is complete: it loads nothing.</p></footer></main>\n"
+        f"{nav}</div>\n</div>\n"
+    )
+
+
+def set_hero(document: Document) -> str:
+    """Title, the main finding, what was measured, and whether there are warnings."""
+    question = f": {set_text(document.question)}" if document.question else ""
+    found = clean_text(document.summary[0]) if document.summary else ""
+    long = " long" if len(found) > LONG_FINDING else ""
+    finding = f'<p class="finding{long}">{set_words(found)}</p>' if found else ""
+    setting = f'<p class="setting">{set_text(document.setting)}</p>' if document.setting else ""
+    number = len(document.cautions)
+    counted = f"{number} warning{'s' if number > 1 else ''}"
+    jump = f'<p class="jump"><a href="#warnings">{counted} about this measurement</a></p>' if number else ""
+    return f"<h1><strong>{set_text(document.title)}</strong>{question}</h1>{finding}{setting}{jump}"
+
+
+def list_parts(document: Document) -> Iterator[tuple[str, str, str]]:
+    """Place, heading and content of every part, in their order."""
+    for number, section in enumerate(document.sections):
+        if section.heading or section.paragraphs or section.tables or section.charts:
+            heading = section.heading or ("Results" if not number else "More results")
+            yield f"part-{number}", set_text(heading), set_section(section, number)
+    if document.summary[1:]:
+        found = "".join(f"<li>{set_words(finding)}</li>" for finding in document.summary[1:])
+        yield "findings", "What else was found", f'<ul class="list">{found}</ul>\n'
+    if document.cautions:
+        warnings = "".join(
+            f'<div class="warning"><p><span class="sign">Warning.</span> {set_words(caution.message)}</p>'
+            f'<p class="next">→ {set_words(caution.next_step)}</p></div>\n'
+            for caution in document.cautions
+        )
+        yield "warnings", "Warnings", warnings
+    if document.environment:
+        rows = "".join(f"<dt>{set_text(name)}</dt><dd>{set_text(value)}</dd>" for name, value in document.environment)
+        folded = f"<details><summary>Hardware, software and command</summary><dl>{rows}</dl></details>\n"
+        yield "environment", "Environment", folded
+
+
+def set_section(section: Section, number: int) -> str:
+    words = "".join(f"<p>{set_words(paragraph)}</p>\n" for paragraph in section.paragraphs)
+    tables = "".join(set_table(table, table.title or section.heading or "table of results") for table in section.tables)
+    return f"{words}{set_charts(section, number)}{tables}"
+
+
+def set_downloads(document: Document, archive: Archive | None) -> str:
+    """Links to what the page carries, and the data behind them."""
+    table = render_csv(document).encode()
+    stem = name_file(document.title)
+    carried = [("tables", f"{stem}.csv", "text/csv", "every cell of every table", table)]
+    words = "The document has every number of this page, raw and in base units, with its interval."
+    if archive is not None:
+        inside = f"plan, environment, samples and results in {archive.num_files} files"
+        carried.insert(0, ("raw", archive.name, "application/zip", inside, archive.content))
+        words += " Traces, logs and checkpoints stay with the run."
+        if archive.left_out:
+            shown = ", ".join(archive.left_out[:5])
+            more = f" and {len(archive.left_out) - 5} more" if len(archive.left_out) > 5 else ""
+            words += f" Too large for this page: {shown}{more}."
+    links = f'<a class="button" href="#document" data-file="document" download="{stem}.json" type="application/json">'
+    links += f"{stem}.json <small>the whole document</small></a>"
+    blocks = ""
+    for place, name, kind, what, content in carried:
+        size = format_bytes(len(content))
+        links += f'<a class="button" href="#data" data-file="{place}" download="{set_text(name)}" type="{kind}">'
+        links += f"{set_text(name)} <small>{what}, {size}</small></a>"
+        encoded = base64.b64encode(content).decode()
+        blocks += f'<script type="application/octet-stream" id="{place}">{encoded}</script>\n'
+    return (
+        f'<section id="data"><h2>Raw data</h2>\n<div class="downloads">{links}</div>\n'
+        f'<p class="files">{set_text(words)}</p>\n</section>\n{blocks}'
+    )
+
+
+def make_style() -> str:
+    """The style sheet, with the colours of both themes."""
+    light, dark = (make_variables(name, palette) for name, palette in (("light", LIGHT), ("dark", DARK)))
+    rules = (
+        f":root {{ --font: {FONT}; color-scheme: light; {light} }}",
+        f':root[data-theme="dark"] {{ color-scheme: dark; {dark} }}',
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}",
+    )
+    return "\n".join([*rules, read_asset("report.css")])
+
+
+def make_variables(name: str, palette: Palette) -> str:
+    """The colours of a theme as the style sheet calls them."""
+    other = DARK if name == "light" else LIGHT
+    colours = {"background": palette.background, "text": palette.text, "quiet": palette.quiet, "line": palette.line}
+    colours |= {"tip": palette.text if name == "light" else "#eef1f5", "tip-text": other.text, "tip-quiet": other.quiet}
+    return " ".join(f"--{key}: {value};" for key, value in (colours | EXTRAS[name]).items())
+
+
+def make_themes() -> dict[str, object]:
+    """What the page's program needs to dress figures as `theme.apply_theme` does."""
+    named = {"light": LIGHT, "dark": DARK}
+    looks = {
+        name: {"background": palette.background, "config": make_config(palette)} for name, palette in named.items()
+    }
+    return looks | {"beside": BESIDE, "sign": LEGEND_SIGN, "composed": list(COMPOSED)}
+
+
+def make_policy(scripts: list[str], style: str) -> str:
+    """What the page may do: run its own programs, and nothing else."""
+    allowed = " ".join(f"'{hash_source(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src '{hash_source(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def hash_source(text: str) -> str:
+    """A program or style sheet as a policy names it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def set_json(data: object) -> str:
+    """Data inside a script element, which nothing in them can end."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def read_asset(name: str) -> str:
+    return (files("scalelab.report") / "assets" / name).read_text(encoding="utf-8")

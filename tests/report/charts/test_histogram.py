@@ -1,0 +1,43 @@
+"""Histograms and the ranges that were chosen for them."""
+
+from __future__ import annotations
+
+from scalelab.report.charts.histogram import MOST_BINS, Bins, join_bins, list_bars, list_marks, plot_histogram
+from scalelab.report.charts.plot import Row
+from tests.report.charts.figures import draw, list_texts, list_values
+
+BINS = Bins(low=-1.0, high=1.0, counts=(1, 0, 30, 9))
+
+
+def test_every_bin_that_holds_something_is_a_bar() -> None:
+    bars = list_bars("weights", BINS)
+    assert [(bar["from"], bar["to"], bar["count"]) for bar in bars] == [(-1, -0.5, 1), (0, 0.5, 30), (0.5, 1, 9)]
+
+
+def test_joined_bins_count_the_same() -> None:
+    bins = Bins(low=0.0, high=10.0, counts=tuple(range(1000)))
+    joined = join_bins(bins)
+    assert len(joined.counts) <= MOST_BINS
+    assert sum(joined.counts) == sum(bins.counts)
+    assert joined.high >= bins.high
+    assert join_bins(BINS) == BINS
+
+
+def test_chosen_range_and_deviations_are_lines_with_names() -> None:
+    places = [
+        ("chosen", "range", -0.9),
+        ("chosen", "range", 0.9),
+        ("deviation", "mean + 3σ", 0.7),
+        ("chosen", "", None),
+    ]
+    marks: list[Row] = [dict(mark) for mark in list_marks(places)]
+    chart = plot_histogram(title="conv1", axis_title="weight", bins={"weights": BINS}, marks=marks)
+    assert chart is not None
+    assert [value["at"] for value in list_values(chart, "rule")] == [-0.9, 0.9, 0.7]
+    assert set(list_texts(chart)) == {"range", "mean + 3σ"}
+    assert "mean + 3σ" in draw(chart)
+
+
+def test_nothing_counted_is_no_figure() -> None:
+    assert plot_histogram(title="", axis_title="", bins={"w": Bins(low=0.0, high=1.0, counts=(0, 0))}) is None
+    assert plot_histogram(title="", axis_title="", bins={}) is None
