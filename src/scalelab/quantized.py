@@ -61,13 +61,19 @@ class LayerReport:
     name: str
     op: str
     num_weights: int = 0
+    multiply_adds: int = 0
+    """Of one sample."""
     scale: float | None = None
     """Of its result."""
     weight_scales: tuple[float, ...] = ()
+    weight_gap: float | None = None
+    """By what factor the largest weight of a channel exceeds the next; of the channel where that is most."""
     sqnr: float | None = None
     """Signal to quantization noise of its result, in decibels, with everything before it in int8 too."""
     sqnr_alone: float | None = None
     """The same with only this layer in int8."""
+    output_sqnr: float | None = None
+    """Of the network's result, with only this layer in int8: what it does to the answer. None where it does nothing."""
     clipped_share: float | None = None
     """Of its results, those that lie outside of the range."""
     dead_outputs: int | None = None
@@ -104,6 +110,11 @@ class Quantized:
     calibration: str = ""
     """With which data, how, in words."""
     num_calibrated: int = 0
+    tested_on: str = ""
+    """Which samples the predictions are of, in words, where that is not the test data."""
+    correct_float: int | None = None
+    """Right predictions in float, and with all layers in int8, among the samples that layers were tried alone on."""
+    correct_int8: int | None = None
     kept_float: tuple[str, ...] = ()
     """The layers that `--mixed` kept in float, in the order in which it chose them."""
     remarks: tuple[str, ...] = ()

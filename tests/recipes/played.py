@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
+from scalelab.quantized import Histogram, HistogramKind, LayerReport, Quantized, Stage
 from scalelab.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import make_options
 
@@ -42,7 +43,8 @@ class PlayedLauncher(FakeLauncher):
         if trial.trains_nothing:
             return result
         samples = () if "memory_forecast" in trial.instruments else result.samples
-        return replace(result, samples=samples, ranks=play_ranks(trial), curve=play_curve(trial))
+        quantized = play_quantized(trial) if trial.quantization else None
+        return replace(result, samples=samples, ranks=play_ranks(trial), curve=play_curve(trial), quantized=quantized)
 
 
 def find_failure(trial: Trial) -> Status | None:
@@ -118,3 +120,45 @@ def play_curve(trial: Trial) -> tuple[CurvePoint, ...]:
         CurvePoint(step=steps, epoch=float(n + 1), loss=0.5, accuracy=0.5, is_evaluation=True) for n in range(epochs)
     ]
     return (*lines, *tests)
+
+
+WRONG = {"weights": 1, "dequantized": 1, "weights-3sigma": 4, "int8": 2, "int8-255": 30, "int8-accumulators": 1}
+"""Of 200 images, those that a stage puts into another class than float, which is right on the first half."""
+WRONG_BIAS = {"weights-raw-bias": 40, "weights-no-bias": 40}
+
+
+def play_quantized(trial: Trial) -> Quantized:
+    """The lab of two layers."""
+    wrong = WRONG | (WRONG_BIAS if trial.options.get("bias") == "last" else {})
+    classes = [number % 10 for number in range(200)]
+    right = classes[:100] + [(number + 1) % 10 for number in classes[100:]]
+    stages = [Stage(name="float", title="float", predictions=tuple(right))]
+    for name, count in wrong.items():
+        moved = [(number + 2) % 10 for number in right[:count]]
+        stages.append(Stage(name=name, title=name, predictions=(*moved, *right[count:])))
+    return Quantized(
+        labels=tuple(classes),
+        stages=tuple(stages),
+        layers=tuple(LayerReport(name=name, op="conv", num_weights=100, sqnr=30.0) for name in ("conv1", "conv2")),
+        histograms=tuple(play_histogram(name, kind) for name in ("conv1", "conv2") for kind in KINDS),
+        num_calibrated=400,
+        remarks=("int8.onnx, run by onnxruntime, gives no other logits than the simulation, of 2,000.",),
+    )
+
+
+KINDS: tuple[HistogramKind, ...] = ("weights", "before", "after")
+
+
+def play_histogram(layer: str, kind: HistogramKind) -> Histogram:
+    low = 0.0 if kind == "after" else -4.0
+    return Histogram(
+        layer=layer,
+        kind=kind,
+        low=low,
+        high=4.0,
+        counts=(40, 30, 20, 10),
+        least=low,
+        largest=4.0,
+        mean=0.0,
+        deviation=1.0,
+    )

@@ -27,6 +27,7 @@ ROWS = {
     "gpt2": [f"G{number}" for number in range(1, 7)],
     "scaling": ["S1", "S2", "S3", "S4", "S5A", "S5B", "S5C", "S6"],
     "resnet": [f"R{number}" for number in range(1, 8)],
+    "quantization": [f"Q{number}" for number in range(1, 6)],
 }
 NOT_RUN = {"P9", "S6"}
 FAILING: dict[str, set[Status]] = {
@@ -34,9 +35,10 @@ FAILING: dict[str, set[Status]] = {
     "gpt2": {Status.OUT_OF_MEMORY},
     "scaling": set(),
     "resnet": {Status.OUT_OF_MEMORY},
+    "quantization": set(),
 }
 """What every recipe reproduces of published failures, for which it ends with exit code 3."""
-MOST_LINES = {"polaris": 475, "gpt2": 310, "scaling": 365, "resnet": 300}
+MOST_LINES = {"polaris": 475, "gpt2": 310, "scaling": 365, "resnet": 300, "quantization": 190}
 """Of a terminal of 80 columns."""
 GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
 
@@ -131,6 +133,9 @@ def test_ours_stand_beside_the_published(documents: dict[str, Document], name: s
         ("resnet", "R3", ("4.389 s", "0.693 s", "0.130 s")),
         ("resnet", "R5", ("28.99 %",)),
         ("resnet", "R6", ("44,695,848",)),
+        ("quantization", "Q2", ("54.1 %",)),
+        ("quantization", "Q4", ("53.17 %",)),
+        ("quantization", "Q5", ("54.66 %", "51.4 %", "54.49 %")),
     ],
 )
 def test_published_numbers_stand_in_their_row_as_they_were_printed(
@@ -162,7 +167,8 @@ def test_the_extrapolation_is_told_once(documents: dict[str, Document]) -> None:
 
 def test_the_report_has_the_command_that_makes_it_again(documents: dict[str, Document]) -> None:
     words = find_section(documents["scaling"], "S6").paragraphs
-    assert words[0] == "Not whole: HTML and PDF come with the reports work."
+    assert "scalelab report last --pdf report.pdf" in words[0]
+    assert "--bundle DIR" in words[0]
     assert words[-1] == "The runnable script: scalelab reproduce scaling --size small --device cpu"
 
 
@@ -317,6 +323,20 @@ def test_full_resnet_has_the_published_parameters(monkeypatch: pytest.MonkeyPatc
     assert {trial.options["workers"] for trial in loading} == {0, 1, 2, 4, 8, 16}
     sgd = next(trial for trial in trials if trial.configuration == "r7.optimizers.sgd").optimization
     assert (sgd.lr, sgd.momentum, sgd.weight_decay) == (0.1, 0.9, 5e-4)
+
+
+def test_full_quantization_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = {trial.configuration: trial for trial in plan_full(monkeypatch, "quantization")}
+    assert list(trials) == ["q1.plain.quantize", "q5.bias.quantize"], "one training for Q1 to Q4, one for Q5"
+    assert [trial.options["bias"] for trial in trials.values()] == ["none", "last"]
+    for trial in trials.values():
+        assert (trial.workload, trial.options["data"], trial.global_batch) == ("lenet", "cifar10", 4)
+        assert trial.course is not None
+        assert trial.course.epochs == 2
+        assert trial.optimization.lr is None, "lenet's own is 0.001 with momentum 0.9"
+        assert trial.quantization is not None
+        assert (trial.quantization.method, trial.quantization.num_samples) == ("lab", 400)
+        assert trial.quantization.lab_peak == 127
 
 
 def test_every_row_is_explained_on_its_page() -> None:

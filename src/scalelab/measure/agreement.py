@@ -115,6 +115,11 @@ def keep_curve(path: Path, num_steps: int) -> None:
         write_atomically(path, "".join(f"{line}\n" for line in kept))
 
 
+def quantized_file(directory: Path) -> Path:
+    """What taking a model to int8 has given so far, replaced after every stage; becomes part of `result.json`."""
+    return directory / "rank0.quantized.json"
+
+
 def start_file(directory: Path) -> Path:
     """Where a training run went on from, written before its first step; stays with the trial."""
     return directory / "start.json"

@@ -47,6 +47,7 @@ from scalelab.measure.optimizer_state import count_state_bytes
 from scalelab.measure.reading import run_reading
 from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.stored_data import read_from_set
+from scalelab.measure.trained_weights import load_weights
 from scalelab.measure.training import Training, build_training
 from scalelab.observations import Fetch, RankReport, RankSource, Transfer
 from scalelab.ranks.affinity import assign_cores
@@ -146,6 +147,8 @@ def _measure(
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
     training = build_training(trial, rank, device)
     KEPT_ALIVE.append(training)
+    if trial.quantization is not None:
+        load_weights(training.model, trial.quantization)
     if trial.is_emulated and assignment.cores:
         is_watched = "utilization" in trial.instruments
         clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
@@ -158,10 +161,12 @@ def _measure(
     if trial.course is not None:
         CourseRun(trial, training, rank, directory, samples).run()
         report = replace(report, peak_memory_bytes=read_peak_memory(device))
-    else:
+    elif trial.quantization is None:
         report = _run_plan(trial, training, directory, report, samples, device)
         report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
         report = look(trial, training, directory, report)
+    if trial.quantization is not None:
+        _quantize(trial, training, directory)
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     report = watch.complete(report)
     leave_together(training)
@@ -210,6 +215,13 @@ def _run_plan(
             if number == 0:
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
     return report
+
+
+def _quantize(trial: Trial, training: Training, directory: Path) -> None:
+    """Take the model to int8; what that needs is loaded by nobody else."""
+    from scalelab.measure.quantizing import quantize_training
+
+    quantize_training(trial, training, directory)
 
 
 def _split_first(num_steps: int) -> tuple[int, ...]:

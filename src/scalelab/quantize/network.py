@@ -5,9 +5,10 @@ and a ReLU that follows a layer belongs to it, because kernels compute both at o
 `scales.py` makes a `QuantizedNetwork` of it; the simulation, the ONNX export and the eager runtime are three ways to
 execute that one object, and so can be compared integer by integer.
 
-A real number r is stood for by the integer q of r = scale · (q − zero_point). Activations are uint8 with zero point 128
-(x86 multiplies unsigned by signed bytes), weights int8 with zero point 0, one scale for the tensor or one per output
-channel. A bias is an int32 with the scale s_x · s_w and zero point 0, so that it is added to the products as it is.
+A real number r is stood for by the integer q of r = scale · (q − zero_point). Activations are uint8 (x86 multiplies
+unsigned by signed bytes) with zero point 128, or 0 where nothing is negative, as after a ReLU; weights are int8 with
+zero point 0, one scale for the tensor or one per output channel. A bias is an int32 with the scale s_x · s_w and zero
+point 0, so that it is added to the products as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Literal
 import torch
 
 Op = Literal["input", "conv", "linear", "add", "relu", "max_pool", "average_pool", "flatten"]
-"""What a layer computes. average_pool without a kernel is over the whole image; a `mean` over it is that too."""
+"""What a layer computes. average_pool without a kernel is over the whole image and leaves 1 × 1; a `mean` over it is
+that and a flatten. Padding counts as zeros in an average, and not at all in a maximum."""
 WEIGHTED: tuple[Op, ...] = ("conv", "linear")
 PASSING: tuple[Op, ...] = ("max_pool", "flatten", "relu")
 """Layers whose results have the scale of their input: they compute nothing that would have to be rounded."""

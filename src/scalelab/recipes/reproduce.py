@@ -20,13 +20,14 @@ from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.evidence import OTHER_MACHINE
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
+from scalelab.recipes.row_charts import choose_charts
 from scalelab.recipes.submitted import SubmittedTraining
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
 from scalelab.studies.train import Train
 from scalelab.trial import Status, Trial, TrialResult
 
-NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet"]
+NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
 
 MOST_WHOLE_PARTS = 2
 """With more parts, a row shows each one's main table and main sentence only."""
@@ -291,6 +292,7 @@ def make_row_section(row: Row, outcomes: Mapping[str, Outcome], finding: Finding
         heading=f"{row.id} · {row.title}",
         paragraphs=(*((why,) if why else ()), *finding.answers, *said, *rest),
         tables=(*finding.tables, *merge_tables(shown, len(outcomes) > 1)),
+        charts=tuple(choose_charts({key: outcome.document for key, outcome in outcomes.items()})),
     )
 
 

@@ -195,8 +195,10 @@ def make_s6() -> Row:
         id="S6",
         title="The report",
         conclude=lambda _: Finding(
-            answers=("This document is the report: scalelab show writes it with --markdown, --json or --csv.",)
+            answers=(
+                "This document is the report: scalelab report last --pdf report.pdf sets it, --html report.html makes a"
+                " page of it, and --bundle DIR puts the raw data and a script beside both that measures it again.",
+            )
         ),
-        reason="HTML and PDF come with the reports work",
         state="this document",
     )

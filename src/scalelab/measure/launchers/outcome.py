@@ -16,12 +16,14 @@ from scalelab.measure.agreement import (
     fetches_file,
     log_file,
     outcome_file,
+    quantized_file,
     remove_scratch,
     samples_file,
     transfers_file,
 )
 from scalelab.measure.traces import add_traced_steps
 from scalelab.observations import CurvePoint, RankReport
+from scalelab.quantized import Quantized
 from scalelab.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
 from scalelab.trial import Status, Trial, TrialResult, from_builtins
 
@@ -86,6 +88,7 @@ def conclude_trial(
         fetches=tuple(fetches),
         ranks=add_traced_steps(reports, directory),
         curve=read_curve(curve_file(directory)),
+        quantized=None if trial.quantization is None else read_quantized(quantized_file(directory)),
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
@@ -172,6 +175,12 @@ def read_curve(path: Path) -> tuple[CurvePoint, ...]:
     except OSError:
         return ()
     return tuple(from_builtins(json.loads(line), CurvePoint) for line in lines)
+
+
+def read_quantized(path: Path) -> Quantized | None:
+    """What taking the model to int8 has left, as far as it came; None: nothing."""
+    found = _read_outcome(path)
+    return None if found is None else from_builtins(found, Quantized)
 
 
 def has_stack_dump(log: Path) -> bool:

@@ -1,0 +1,130 @@
+"""The model of a training taken to int8, in the process of the rank: which samples it is calibrated and tested on.
+
+Built-in workloads of images are calibrated on the first training images as they are stored, without augmentation, so
+that ranges depend neither on how long was trained nor on the batch. A workload of the user's own is calibrated on the
+batches that come next. It is tested on its test batches; without any, on training batches that calibration has not
+seen, and then there is agreement to be told and no accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalelab.data.augment import ImageFetch
+from scalelab.data.order import Sequential
+from scalelab.data.sample_batches import SampleBatches
+from scalelab.errors import UsageError
+from scalelab.files import write_json
+from scalelab.measure.agreement import quantized_file
+from scalelab.measure.training import Training
+from scalelab.quantize.capture import unwrap
+from scalelab.quantize.held_out import HeldOut, split_batch
+from scalelab.quantize.lab.settings import LabSettings
+from scalelab.quantize.lab.stages import run_lab
+from scalelab.quantize.pipeline import Pipeline, Task
+from scalelab.quantized import Quantized
+from scalelab.settings import Quantization
+from scalelab.trial import Trial, to_builtins
+from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.workloads.image_options import ImageOptions
+from scalelab.workloads.images import load_images, normalise_by_half
+
+BATCH = 64
+"""Samples at once, in calibration and in tests."""
+WITHOUT_TEST = 512
+"""Training samples that agreement is told on, where there are no test batches."""
+MOST_SKIPPED = 100_000
+"""Batches after which data without end that has no samples is given up."""
+
+
+def quantize_training(trial: Trial, training: Training, directory: Path) -> None:
+    """Take the model of a training to int8; what is found goes into the trial's directory as it is found."""
+    settings = trial.quantization
+    assert settings is not None
+    model = unwrap(training.model).cpu().eval()
+    calibration = list(take_samples(calibration_batches(trial, training), settings.num_samples))
+    if not calibration:
+        raise UsageError("there is no sample to calibrate with: let build() give batches that are not empty")
+
+    def leave(record: Quantized) -> None:
+        write_json(quantized_file(directory), to_builtins(record))
+
+    if settings.method == "lab":
+        leave(run_lab(model, calibration, list_pairs(training), make_lab_settings(settings), directory))
+        return
+    task = Task(
+        model=model,
+        calibration=calibration,
+        test=find_test(training),
+        settings=settings,
+        directory=directory,
+        seed=trial.seed,
+    )
+    Pipeline(task, leave).run()
+
+
+def make_lab_settings(settings: Quantization) -> LabSettings:
+    return LabSettings(
+        peak=settings.lab_peak,
+        bias=settings.lab_bias,
+        weight_range=settings.lab_range,
+        samples=settings.num_samples,
+    )
+
+
+def calibration_batches(trial: Trial, training: Training) -> Iterator[torch.Tensor]:
+    """Training images: as they are stored, where the workload is a built-in one of images."""
+    options = BUILT_IN[trial.workload](**trial.options) if trial.workload in BUILT_IN else None
+    if isinstance(options, ImageOptions) and options.data != "synthetic":
+        images = load_images(options, "train")
+        if trial.workload == "lenet":
+            images = normalise_by_half(images)
+        batches: Iterable[Any] = SampleBatches(
+            ImageFetch(images, augment=False),
+            len(images),
+            batch_size=min(BATCH, len(images)),
+            rank=0,
+            num_ranks=1,
+            seed=trial.seed,
+            order=Sequential(),
+            is_test=True,
+        )
+    else:
+        batches = training.batches
+    for number, batch in enumerate(batches):
+        if number >= MOST_SKIPPED:
+            return
+        yield split_batch(batch, number)[0].detach().cpu()
+
+
+def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
+    """Batches with so many samples together, the last one cut."""
+    for images in batches:
+        taken = images[:count]
+        count -= len(taken)
+        if len(taken):
+            yield taken
+        if count <= 0:
+            return
+
+
+def find_test(training: Training) -> HeldOut:
+    """The test batches; without any, training batches that come after those of the calibration."""
+    if training.test_batches is not None:
+        return HeldOut(training.test_batches)
+    following = (split_batch(batch)[0].detach().cpu() for batch in training.batches)
+    images = list(take_samples(following, WITHOUT_TEST))
+    told = f"{sum(map(len, images))} training samples beside those of the calibration"
+    return HeldOut(images, told=told)
+
+
+def list_pairs(training: Training) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Test batches as pairs of images and classes."""
+    found = [split_batch(batch) for batch in training.test_batches or ()]
+    if not found or not all(labels for _, labels in found):
+        raise UsageError("--calibration lab needs test samples with classes: let build() return test_batches of pairs")
+    return [(images, torch.tensor(labels)) for images, labels in found]

@@ -1,0 +1,244 @@
+"""The user's module as a network: traced once, read call by call, checked against the module itself.
+
+torch.fx records which modules and functions `forward` calls, without running it; one run on an example then gives the
+shapes. What is read must give the same numbers as the module on that example, so a misread argument, a tensor that is
+overwritten while it is still in use or a hook that changes results is an error here and not a bad accuracy later.
+
+Limits: one tensor in, one tensor out; no branches that depend on data; a module that is called twice becomes two layers
+with equal weights, the second called `name#2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from scalelab.errors import UsageError
+from scalelab.quantize.fold import merge_layers
+from scalelab.quantize.network import Layer, Network
+from scalelab.quantize.operations import (
+    FUNCTIONS,
+    METHODS,
+    PLAIN_NAMES,
+    SUPPORTED,
+    Call,
+    Reading,
+    Shape,
+    read_function,
+    read_module,
+)
+from scalelab.quantize.run_float import run_float
+
+TOLERANCE = 1e-3
+"""By how much the captured network may differ from the module, of the largest result: folding rounds the last bits."""
+
+
+def capture_network(model: nn.Module, example: torch.Tensor) -> Network:
+    """The layers of a trained module in eval mode. `example`: a batch such as it will be given."""
+    model = unwrap(model)
+    check_model(model, example)
+    traced = trace(model)
+    shapes, expected = run_example(traced, example)
+    network = Network(layers=Reader(traced, shapes).read_layers(), input_shape=tuple(example.shape[1:]))
+    check_results(network, example, expected)
+    return network
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, without DDP's or torch.compile's around it."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
+        inner = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+        assert isinstance(inner, nn.Module)
+        model = inner
+    return model
+
+
+def check_model(model: nn.Module, example: torch.Tensor) -> None:
+    training = [(path, module) for path, module in model.named_modules() if module.training]
+    if training:
+        where = training[0][0] or type(model).__name__
+        raise UsageError(f"{where} is in training mode: call model.eval() before quantizing, batch norms must not move")
+    for path, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise UsageError(f"{path} is {parameter.dtype}, quantizing starts from float32: call model.float() before")
+        if not torch.isfinite(parameter).all():
+            raise UsageError(f"{path} has weights that are not finite: the training went wrong before this")
+    if example.dim() < 2 or len(example) == 0 or not example.is_floating_point():
+        raise UsageError(
+            f"the example is {example.dtype} of the shape {tuple(example.shape)}: give a batch of at least one sample,"
+            " as float32 and normalised as in training"
+        )
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    try:
+        graph = fx.Tracer().trace(model)
+    except Exception as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise UsageError(
+            f"{type(model).__name__}.forward cannot be traced ({why}): its calls must not depend on values,"
+            " take branches and loops over tensors out of it"
+        ) from error
+    return fx.GraphModule(model, graph)
+
+
+class ShapeRun(fx.Interpreter):
+    """Runs the traced module and writes down the shape of every tensor on the way."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        # With it, an error imports half a compiler for the sake of a log, which leaves a variable in the environment.
+        self.extra_traceback = False
+        self.shapes: dict[fx.Node, Shape] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.shapes[n] = tuple(result.shape)
+        return result
+
+
+def run_example(traced: fx.GraphModule, example: torch.Tensor) -> tuple[dict[fx.Node, Shape], torch.Tensor]:
+    """The shapes of all tensors, and the result."""
+    check_inputs(traced)
+    device = next((parameter.device for parameter in traced.parameters()), torch.device("cpu"))
+    run = ShapeRun(traced)
+    with torch.no_grad():
+        try:
+            result = run.run(example.to(device, torch.float32).clone())
+        except RuntimeError as error:
+            raise UsageError(
+                f"the model cannot run on an example of the shape {tuple(example.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+    if not isinstance(result, torch.Tensor):
+        raise UsageError(f"the model returns a {type(result).__name__}: it must return one tensor, the logits")
+    return run.shapes, result.cpu()
+
+
+def check_inputs(traced: fx.GraphModule) -> None:
+    names = [node.name for node in traced.graph.nodes if node.op == "placeholder" and not node.args]
+    if len(names) != 1:
+        raise UsageError(f"forward takes {len(names)} arguments ({', '.join(names)}): it must take one batch of images")
+
+
+@dataclass
+class Reader:
+    """Goes through the calls of a traced module; knows which tensor is the result of which layer."""
+
+    traced: fx.GraphModule
+    shapes: dict[fx.Node, Shape]
+    layers: list[Layer] = field(default_factory=list)
+    norms: dict[str, Call] = field(default_factory=dict)
+    owners: dict[fx.Node, str] = field(default_factory=dict)
+    """The layer that a tensor is the result of."""
+
+    def read_layers(self) -> tuple[Layer, ...]:
+        output = ""
+        for node in self.traced.graph.nodes:
+            if node.op == "output":
+                output = self.owners[node.args[0]]
+            elif node.op == "placeholder" and not node.args:
+                self.append(node, Layer(name=self.make_name("input"), op="input"))
+            elif node in self.shapes:
+                self.read_node(node)
+        return merge_layers(self.layers, self.norms, output)
+
+    def read_node(self, node: fx.Node) -> None:
+        if node.op in ("get_attr", "placeholder"):
+            return
+        sources = [source for source in (*node.args, *node.kwargs.values()) if isinstance(source, fx.Node)]
+        tensors = [source for source in sources if source in self.shapes]
+        call = self.describe(node, tensors)
+        reading = self.read_call(node, call)
+        inputs = tuple(self.find_owner(source, call) for source in tensors)
+        if reading.layer is None:
+            self.owners[node] = inputs[0]
+            return
+        self.append(node, replace(reading.layer, inputs=inputs))
+        if reading.is_norm:
+            self.norms[reading.layer.name] = call
+        if reading.flattens:
+            self.append(node, Layer(name=self.make_name("flatten_1"), op="flatten", inputs=(reading.layer.name,)))
+        if reading.is_inplace:
+            self.owners[tensors[0]] = self.owners[node]
+
+    def read_call(self, node: fx.Node, call: Call) -> Reading:
+        if node.op == "call_module":
+            return read_module(self.traced.get_submodule(str(node.target)), call)
+        kind = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
+        if kind is None:
+            raise call.refuse(f"which has no int8 kernel here: known are {SUPPORTED}")
+        return read_function(kind, node.args, dict(node.kwargs), call)
+
+    def describe(self, node: fx.Node, tensors: Iterable[fx.Node]) -> Call:
+        if node.op == "call_module":
+            module = self.traced.get_submodule(str(node.target))
+            name, what = self.make_name(str(node.target), "#"), f"{node.target} is {name_type(module)}"
+        else:
+            word = name_function(node)
+            name = self.make_name(f"{PLAIN_NAMES.get(word, word.strip('_'))}_1")
+            what = f"forward calls {word}{find_place(node)}"
+        shapes = tuple(self.shapes[source] for source in tensors)
+        return Call(name=name, what=what, inputs=shapes, output=self.shapes[node])
+
+    def append(self, node: fx.Node, layer: Layer) -> None:
+        self.layers.append(layer)
+        self.owners[node] = layer.name
+
+    def find_owner(self, node: fx.Node, call: Call) -> str:
+        if node not in self.owners:
+            raise call.refuse(f"with {node.target}: constants and parameters belong into a Conv2d or Linear")
+        return self.owners[node]
+
+    def make_name(self, wanted: str, joint: str = "_") -> str:
+        """A name that no layer has and, if it is a made one, no module."""
+        taken = {layer.name for layer in self.layers}
+        if joint == "_":
+            taken |= {name for name, _ in self.traced.named_modules()}
+        stem = wanted.removesuffix("_1") if joint == "_" else wanted
+        names = (wanted if number == 1 else f"{stem}{joint}{number}" for number in range(1, len(taken) + 3))
+        return next(name for name in names if name not in taken)
+
+
+def name_type(module: nn.Module) -> str:
+    kind = type(module)
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn") else kind.__qualname__
+
+
+def name_function(node: fx.Node) -> str:
+    if node.op == "call_method":
+        word = str(node.target)
+        return METHODS.get(word, word) if METHODS.get(word) != "nothing" else word
+    known = FUNCTIONS.get(node.target)
+    return known or str(getattr(node.target, "__name__", node.target))
+
+
+def find_place(node: fx.Node) -> str:
+    """After which module a function is called, for those who look for it."""
+    before = node
+    while before.op != "call_module":
+        sources = before.all_input_nodes
+        if not sources:
+            return ""
+        before = sources[0]
+    return f" after {before.target}"
+
+
+def check_results(network: Network, example: torch.Tensor, expected: torch.Tensor) -> None:
+    found = run_float(network, example.cpu())[network.output]
+    if found.shape != expected.shape:
+        raise UsageError(
+            f"the captured network gives {tuple(found.shape)} where the model gives {tuple(expected.shape)}:"
+            " the model must give one row of numbers per sample"
+        )
+    size = float(expected.abs().max())
+    distance = float((found - expected).abs().max())
+    if not distance <= TOLERANCE * max(size, 1e-6):
+        raise UsageError(
+            f"the captured network differs from the model by {distance:.3g} in results of up to {size:.3g}: look for"
+            " tensors that are changed in place while they are still used, and for hooks that change results"
+        )

@@ -1,0 +1,1 @@
+"""The laboratory of a published course: lenet in int8 by hand, stage by stage."""

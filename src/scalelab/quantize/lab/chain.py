@@ -1,0 +1,156 @@
+"""Q2, Q4 and Q5: the scales of a chain of layers, and its weights and biases as integers.
+
+A scale n is a factor here: the integer is n times the number, rounded. A weight has n_w = 127 / max|w|, or 127 / 3σ.
+The input has n_in = K / max|x|. A layer's products are then n_w · n_in times too large, and so are those of the next
+one, so that the factor which brings a layer's sums to K / max|a| is
+
+    n_out = (K / max|a|) / (n_w · n_in · Π n_wᵢ · n_oᵢ)        over the layers i before it
+
+What stands in the denominator after n_w is the scale that the layer's input has; after the layer it is K / max|a|. A
+bias is added to the sums, whose scale is n_w times that of the input, and so becomes round(b · n_w · n_in · Π n_wᵢ ·
+n_oᵢ), an int32.
+
+K = 127 uses all int8 and loses nothing of what was seen. With the published K = 255 and the clamp at 127, everything
+above 127/255 of the largest activation becomes 127.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scalelab.errors import UsageError
+from scalelab.quantize.lab.observe import Observed, Seen
+from scalelab.quantize.lab.settings import DEVIATIONS, HIGH, LOW, LabSettings, WeightRange
+from scalelab.quantize.network import PASSING, Layer, Network
+
+ELSEWHERE = "use another --calibration than lab"
+EXACT_LIMIT = 2**24
+"""Every integer below it is a float32."""
+INT32_LIMIT = 2**31
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabLayer:
+    """A layer as the lab executes it."""
+
+    layer: Layer
+    scale: float
+    """Integer per number of its result."""
+    weight: torch.Tensor | None = None
+    """int8."""
+    weight_scale: float = 1.0
+    """n_w: integer per number."""
+    bias: torch.Tensor | None = None
+    """int32, in the units of the sums."""
+    output_scale: float = 1.0
+    """n_out: what sums are multiplied by, a float32."""
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabNetwork:
+    """The input first; its scale is the input's."""
+
+    layers: tuple[LabLayer, ...]
+    input_shape: tuple[int, ...]
+
+    @property
+    def input_scale(self) -> float:
+        """n_in."""
+        return self.layers[0].scale
+
+
+def check_chain(model: nn.Module, network: Network) -> None:
+    """The lab knows layers one after the other, without norms between them."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise UsageError(f"{path} is a batch norm, which the lab does not know: {ELSEWHERE}")
+    before = network.layers[0].name
+    for layer in network.layers[1:]:
+        if layer.op not in ("conv", "linear", *PASSING):
+            raise UsageError(f"{layer.name} is of the kind {layer.op}, which the lab does not know: {ELSEWHERE}")
+        if layer.inputs != (before,):
+            raise UsageError(f"{layer.name} does not follow {before}, and the lab's scales are of a chain: {ELSEWHERE}")
+        if layer.is_weighted and layer.name not in dict(model.named_modules()):
+            raise UsageError(f"{layer.name} is no module of its own, so that no hook can see its results: {ELSEWHERE}")
+        before = layer.name
+
+
+def find_weight_limit(seen: Seen, weight_range: WeightRange) -> float:
+    """The weight that becomes 127."""
+    return seen.magnitude if weight_range == "max" else DEVIATIONS * seen.deviation
+
+
+def scale_to(peak: float, limit: float) -> float:
+    """peak / limit as a float32; 1 where there is nothing but zeros, which stay zeros."""
+    return round_scale(peak / limit) if limit > 0 else 1.0
+
+
+def round_scale(scale: float) -> float:
+    return float(torch.tensor(scale, dtype=torch.float32))
+
+
+def round_to_int8(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Halves to even, as torch rounds, and clamped."""
+    return torch.clamp(torch.round(values.float() * scale), LOW, HIGH)
+
+
+def scale_network(network: Network, observed: Observed, settings: LabSettings) -> LabNetwork:
+    first = network.layers[0]
+    scale = scale_to(settings.peak, observed[first.name, "after"].magnitude)
+    made = [LabLayer(layer=first, scale=scale)]
+    for layer in network.layers[1:]:
+        made.append(scale_layer(layer, made[-1].scale, observed, settings))
+    return LabNetwork(layers=tuple(made), input_shape=network.input_shape)
+
+
+def scale_layer(layer: Layer, input_scale: float, observed: Observed, settings: LabSettings) -> LabLayer:
+    """`input_scale`: n_in · Π n_wᵢ · n_oᵢ of the layers before."""
+    if layer.weight is None:
+        return LabLayer(layer=layer, scale=input_scale)
+    limit = find_weight_limit(observed[layer.name, "weights"], settings.weight_range)
+    weight_scale = scale_to(HIGH, limit)
+    sum_scale = weight_scale * input_scale
+    wanted = scale_to(settings.peak, observed[layer.name, settings.observed].magnitude)
+    output_scale = round_scale(wanted / sum_scale)
+    weight = round_to_int8(layer.weight, weight_scale)
+    bias = round_bias(layer, sum_scale, settings)
+    check_sums(layer, weight, bias)
+    return LabLayer(
+        layer=layer,
+        scale=sum_scale * output_scale,
+        weight=weight.to(torch.int8),
+        weight_scale=weight_scale,
+        bias=bias,
+        output_scale=output_scale,
+    )
+
+
+def round_bias(layer: Layer, sum_scale: float, settings: LabSettings) -> torch.Tensor | None:
+    if layer.bias is None or settings.bias == "none":
+        return None
+    rounded = torch.round(layer.bias.double() * (sum_scale if settings.bias == "scaled" else 1.0))
+    if rounded.abs().max() >= INT32_LIMIT:
+        raise UsageError(
+            f"the bias of {layer.name} is up to {rounded.abs().max():.3g} in the units of its sums, more than an int32"
+            f" holds: its input or its weights are nearly nothing beside it, {ELSEWHERE}"
+        )
+    return rounded.to(torch.int32)
+
+
+def check_sums(layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Refuse a layer whose sums may not be a float32, as the lab computes with those."""
+    largest = weight.double().flatten(1).abs().sum(1) * -LOW
+    if bias is not None:
+        largest = largest + bias.double().abs()
+    if largest.max() >= EXACT_LIMIT:
+        raise UsageError(
+            f"a sum of {layer.name} can reach {int(largest.max()):,}, and float32 holds integers below {EXACT_LIMIT:,}"
+            f" only, so that the lab's arithmetic would round it: {ELSEWHERE}"
+        )

@@ -1,0 +1,146 @@
+"""What the lab's integers are worth layer by layer, counted while the test set goes through.
+
+The signal to noise ratio of a layer is 10 · log₁₀(Σ a² / Σ (a − q/n)²), over its results a in float and q in integers
+of scale n. A record holds steps, as everywhere in scalelab: the number that one integer is worth, 1/n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from scalelab.quantize.lab.chain import LabLayer, LabNetwork, find_weight_limit, round_to_int8
+from scalelab.quantize.lab.observe import Observed, make_histogram
+from scalelab.quantize.lab.settings import HIGH, LOW, LabSettings
+from scalelab.quantize.network import Layer, Network
+from scalelab.quantize.run_float import run_float
+from scalelab.quantized import Histogram, LayerReport
+
+
+@dataclass(kw_only=True)
+class LayerTally:
+    """One layer over the whole test set."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    num_results: int = 0
+    num_clipped: int = 0
+    sample_results: int = 0
+    """Of one image."""
+    answer_signal: float = 0.0
+    answer_noise: float = 0.0
+    """Of the logits, with only this layer in int8."""
+    least: torch.Tensor | None = None
+    """By output channel."""
+    largest: torch.Tensor | None = None
+
+    def count(self, one: LabLayer, scaled: torch.Tensor, integers: torch.Tensor, exact: torch.Tensor) -> None:
+        """One batch: sums times n_out, the integers of them, and the results in float."""
+        self.signal += float(exact.double().square().sum())
+        self.noise += float((exact.double() - integers.double() / one.scale).square().sum())
+        rounded = torch.round(scaled)
+        # What a ReLU takes away is not lost by a clamp.
+        is_clipped = (rounded > HIGH) if one.layer.has_relu else (rounded > HIGH) | (rounded < LOW)
+        self.num_results += integers.numel()
+        self.num_clipped += int(is_clipped.sum())
+        self.sample_results = integers[0].numel()
+        by_channel = integers.transpose(0, 1).flatten(1)
+        least, largest = by_channel.amin(1), by_channel.amax(1)
+        self.least = least if self.least is None else torch.minimum(self.least, least)
+        self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
+
+    def count_answer(self, exact: torch.Tensor, alone: torch.Tensor) -> None:
+        """The logits in float, and with only this layer in int8."""
+        self.answer_signal += float(exact.double().square().sum())
+        self.answer_noise += float((exact.double() - alone.double()).square().sum())
+
+    @property
+    def num_dead(self) -> int | None:
+        if self.least is None or self.largest is None:
+            return None
+        return int((self.least == self.largest).sum())
+
+
+def measure_sqnr(signal: float, noise: float) -> float | None:
+    """In decibels; None where there is no signal, or nothing was lost."""
+    return 10 * math.log10(signal / noise) if signal and noise else None
+
+
+def run_alone(network: Network, one: LabLayer, images: torch.Tensor) -> torch.Tensor:
+    """The logits with only this layer's weights and results rounded."""
+    assert one.weight is not None
+    weight = one.weight.float() / one.weight_scale
+    layers = (replace(layer, weight=weight) if layer.name == one.name else layer for layer in network.layers)
+
+    def round_result(layer: Layer, result: torch.Tensor) -> torch.Tensor:
+        return round_to_int8(result, one.scale) / one.scale if layer.name == one.name else result
+
+    return run_float(replace(network, layers=tuple(layers)), images, round_result)[network.output]
+
+
+@dataclass(kw_only=True)
+class Tallies:
+    """All layers, and the ties of the logits."""
+
+    by_layer: dict[str, LayerTally] = field(default_factory=dict)
+    num_tied: int = 0
+
+    def count_layer(
+        self, exact: Mapping[str, torch.Tensor], one: LabLayer, scaled: torch.Tensor, integers: torch.Tensor
+    ) -> None:
+        self.by_layer.setdefault(one.name, LayerTally()).count(one, scaled, integers, exact[one.name])
+
+    def count_alone(self, network: Network, lab: LabNetwork, images: torch.Tensor, exact: torch.Tensor) -> None:
+        """Every layer alone in int8, on one batch whose logits in float are `exact`."""
+        for one in lab.layers:
+            if one.weight is not None:
+                tally = self.by_layer.setdefault(one.name, LayerTally())
+                tally.count_answer(exact, run_alone(network, one, images))
+
+    def count_ties(self, logits: torch.Tensor) -> None:
+        self.num_tied += int(((logits == logits.amax(1, keepdim=True)).sum(1) > 1).sum())
+
+
+def report_layers(network: LabNetwork, tallies: Tallies) -> tuple[LayerReport, ...]:
+    made = []
+    for one in network.layers:
+        tally = tallies.by_layer.get(one.name)
+        if tally is None or one.weight is None:
+            continue
+        made.append(
+            LayerReport(
+                name=one.name,
+                op=one.layer.op,
+                num_weights=one.weight.numel(),
+                multiply_adds=tally.sample_results * one.weight[0].numel(),
+                scale=1 / one.scale,
+                weight_scales=(1 / one.weight_scale,),
+                sqnr=measure_sqnr(tally.signal, tally.noise),
+                output_sqnr=measure_sqnr(tally.answer_signal, tally.answer_noise),
+                clipped_share=tally.num_clipped / tally.num_results,
+                dead_outputs=tally.num_dead,
+                tied_outputs=tallies.num_tied if one is network.layers[-1] else None,
+            )
+        )
+    return tuple(made)
+
+
+def report_histograms(network: LabNetwork, observed: Observed, settings: LabSettings) -> tuple[Histogram, ...]:
+    """Weights, then results before and after ReLU, layer by layer, with what an int8 can be drawn in."""
+    made = []
+    for one in network.layers:
+        for kind in ("weights", "before", "after"):
+            seen = observed.get((one.name, kind))
+            if seen is None:
+                continue
+            if kind == "weights":
+                limit = find_weight_limit(seen, settings.weight_range)
+                chosen = (-limit, limit)
+            else:
+                is_positive = one.layer.has_relu and kind == "after"
+                chosen = (0.0 if is_positive else LOW / one.scale, HIGH / one.scale)
+            made.append(make_histogram(one.name, kind, seen, chosen))
+    return tuple(made)

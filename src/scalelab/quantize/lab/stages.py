@@ -1,0 +1,295 @@
+"""The lab from beginning to end: every stage gives a class for every test image.
+
+    float               the model as it was
+    weights             Q2: integer weights in float arithmetic. Nothing is rounded after them, so that without biases
+                        the logits are those of the float model times Π n_w, up to the rounded weights
+    dequantized         the same with the weights divided by their scale again
+    weights-3sigma      Q2 with the other range
+    weights-raw-bias    Q5 as it was first published: biases as they were beside sums that are Π n_w times too large
+    weights-no-bias     the same without the biases, to see whether the raw ones do anything
+    int8                Q4 and Q5: integers only
+    int8-255            the same with the other K
+    int8-accumulators   as int8, with the int32 sums of the last layer as logits: what rounding those to int8 costs, as
+                        two classes may then have the same logit and the first one is taken
+
+All stages see a batch of test images before the next batch, so that the test set is gone through once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from scalelab.errors import UsageError
+from scalelab.quantize.capture import capture_network, unwrap
+from scalelab.quantize.export import export_float_onnx
+from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, scale_network
+from scalelab.quantize.lab.export import export_lab
+from scalelab.quantize.lab.integers import run_integers, run_to_sums
+from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
+from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
+from scalelab.quantize.lab.settings import BiasRule, LabSettings
+from scalelab.quantize.network import Layer, Network
+from scalelab.quantize.run_float import run_float
+from scalelab.quantize.sessions import open_session, run_session
+from scalelab.quantized import Quantized, Stage
+
+BATCH = 250
+"""Test images that go through all stages at once."""
+FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""From images to logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A stage before it was run."""
+
+    name: str
+    title: str
+    run: Run
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What the test set gives, batch by batch."""
+
+    labels: list[int] = field(default_factory=list)
+    predictions: dict[str, list[int]] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
+    num_logits: int = 0
+    num_different: int = 0
+    """Logits of the exported file that are not those of the simulation."""
+
+
+def run_lab(
+    model: nn.Module,
+    calibration: Iterable[torch.Tensor],
+    test_batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    settings: LabSettings | None = None,
+    directory: Path | None = None,
+) -> Quantized:
+    """Q1 to Q5 of a trained chain of layers. `directory`: where the integer network is exported to, and run again."""
+    settings = settings or LabSettings()
+    model = unwrap(model)
+    batches = take_images(calibration, settings.samples)
+    network = capture_network(model, batches[0])
+    check_chain(model, network)
+    observed = observe_weights(network.layers) | observe_activations(model, network.layers, batches)
+    lab = scale_network(network, observed, settings)
+    exported, sizes, missing = export(network, lab, directory) if directory is not None else (None, (), "")
+    ways = list_ways(model, network, observed, settings)
+    with torch.no_grad():
+        found = run_ways(ways, network, lab, test_batches, exported)
+    stages = (
+        Stage(name=way.name, title=way.title, predictions=tuple(found.predictions[way.name]), note=way.note)
+        for way in ways
+    )
+    num_images = sum(len(images) for images in batches)
+    return Quantized(
+        labels=tuple(found.labels),
+        stages=tuple(stages),
+        layers=report_layers(lab, found.tallies),
+        histograms=report_histograms(lab, observed, settings),
+        sizes=sizes,
+        calibration=f"the largest activation {settings.observed} ReLU of {num_images} images becomes {settings.peak}",
+        num_calibrated=num_images,
+        remarks=(*make_remarks(lab, found), *describe_lacks(settings, num_images, missing)),
+    )
+
+
+def export(network: Network, lab: LabNetwork, directory: Path) -> tuple[Run | None, tuple[tuple[str, int], ...], str]:
+    """The exported network as it runs, what was stored, and why there is none: the rest does without."""
+    try:
+        sizes = (
+            (FLOAT_FILE, export_float_onnx(network, directory / FLOAT_FILE)),
+            (INT8_FILE, export_lab(lab, directory / INT8_FILE)),
+        )
+        return partial(run_session, open_session(directory / INT8_FILE)), sizes, ""
+    except UsageError as error:
+        return None, (), f"Nothing was exported: {error}."
+
+
+def take_images(calibration: Iterable[torch.Tensor], most: int) -> list[torch.Tensor]:
+    taken: list[torch.Tensor] = []
+    missing = most
+    for images in calibration:
+        if len(images):
+            taken.append(images[:missing].float())
+            missing -= len(taken[-1])
+        if not missing:
+            break
+    if not taken:
+        raise UsageError("there are no calibration images: give at least one batch of them")
+    return taken
+
+
+def regroup(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same samples in the same order, in batches of at least so many, the last one of what is left."""
+    images: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
+    for some, classes in batches:
+        images.append(some.float())
+        labels.append(classes)
+        if sum(map(len, images)) >= size:
+            yield torch.cat(images), torch.cat(labels)
+            images, labels = [], []
+    if images:
+        yield torch.cat(images), torch.cat(labels)
+
+
+def run_ways(
+    ways: Iterable[Way],
+    network: Network,
+    lab: LabNetwork,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    exported: Run | None,
+) -> Findings:
+    found = Findings()
+    for images, labels in regroup(batches, BATCH):
+        found.labels += labels.tolist()
+        for way in ways:
+            found.predictions.setdefault(way.name, []).extend(way.run(images).argmax(1).tolist())
+        exact = run_float(network, images)
+        logits = run_integers(lab, images, partial(found.tallies.count_layer, exact))
+        found.tallies.count_alone(network, lab, images, exact[network.output])
+        found.tallies.count_ties(logits)
+        if exported is not None:
+            found.num_logits += logits.numel()
+            found.num_different += int((exported(images) != logits).sum())
+    if not found.labels:
+        raise UsageError("there are no test images: predictions cannot be compared")
+    return found
+
+
+def list_ways(model: nn.Module, network: Network, observed: Observed, settings: LabSettings) -> list[Way]:
+    other_range = settings.other_range
+    lab, ranged, peaked = (
+        scale_network(network, observed, chosen)
+        for chosen in (
+            settings,
+            replace(settings, weight_range=other_range),
+            replace(settings, peak=settings.other_peak),
+        )
+    )
+    ways = [
+        Way(name="float", title="float", run=model),
+        Way(
+            name="weights",
+            title="integer weights",
+            run=partial(run_weights, network, lab, "scaled"),
+            note="in float arithmetic; activations are not rounded",
+        ),
+        Way(
+            name="dequantized",
+            title="weights, dequantized",
+            run=partial(run_dequantized, network, lab),
+            note="integer weights divided by their scale again",
+        ),
+        Way(
+            name=f"weights-{other_range}",
+            title=f"integer weights at {describe_range(other_range)}",
+            run=partial(run_weights, network, ranged, "scaled"),
+        ),
+    ]
+    if any(layer.bias is not None for layer in network.layers):
+        ways += list_bias_ways(network, lab)
+    return ways + list_integer_ways(lab, peaked, settings)
+
+
+def list_bias_ways(network: Network, lab: LabNetwork) -> list[Way]:
+    return [
+        Way(
+            name="weights-raw-bias",
+            title="integer weights, bias unscaled",
+            run=partial(run_weights, network, lab, "raw"),
+            note="the bias as it was beside sums that are scaled",
+        ),
+        Way(
+            name="weights-no-bias",
+            title="integer weights, no bias",
+            run=partial(run_weights, network, lab, "none"),
+        ),
+    ]
+
+
+def list_integer_ways(lab: LabNetwork, other: LabNetwork, settings: LabSettings) -> list[Way]:
+    has_bias = any(one.layer.bias is not None for one in lab.layers)
+    bias = {"scaled": " + bias", "raw": " + unscaled bias", "none": ", no bias"}[settings.bias] if has_bias else ""
+    title = f"weights + activations{bias}"
+    return [
+        Way(name="int8", title=title, run=partial(run_integers, lab), note=f"integers only, K = {settings.peak}"),
+        Way(
+            name=f"int8-{settings.other_peak}",
+            title=f"{title}, K = {settings.other_peak}",
+            run=partial(run_integers, other),
+        ),
+        Way(
+            name="int8-accumulators",
+            title=f"{title}, int32 logits",
+            run=partial(run_to_sums, lab),
+            note="the sums of the last layer, not rounded to int8",
+        ),
+    ]
+
+
+def describe_range(weight_range: str) -> str:
+    return "127 / 3σ" if weight_range == "3sigma" else "127 / max"
+
+
+def run_weights(network: Network, lab: LabNetwork, rule: BiasRule, images: torch.Tensor) -> torch.Tensor:
+    """Integer weights in float arithmetic; a scaled bias is multiplied by the n_w of all layers up to its own."""
+    layers, product = [], 1.0
+    for one in lab.layers:
+        product *= one.weight_scale
+        layers.append(give_integers(one, product, rule))
+    return run_float(replace(network, layers=tuple(layers)), images)[network.output]
+
+
+def give_integers(one: LabLayer, product: float, rule: BiasRule) -> Layer:
+    if one.weight is None:
+        return one.layer
+    bias = None if one.layer.bias is None or rule == "none" else one.layer.bias
+    if bias is not None and rule == "scaled":
+        bias = bias * product
+    return replace(one.layer, weight=one.weight.float(), bias=bias)
+
+
+def run_dequantized(network: Network, lab: LabNetwork, images: torch.Tensor) -> torch.Tensor:
+    layers = tuple(
+        one.layer if one.weight is None else replace(one.layer, weight=one.weight.float() / one.weight_scale)
+        for one in lab.layers
+    )
+    return run_float(replace(network, layers=layers), images)[network.output]
+
+
+def make_remarks(lab: LabNetwork, found: Findings) -> Iterator[str]:
+    yield (
+        f"{found.tallies.num_tied:,} of {len(found.labels):,} test images have their largest int8 logit in two classes"
+        " or more; the first of them is taken."
+    )
+    if found.num_logits:
+        yield (
+            f"{INT8_FILE}, run by onnxruntime, gives {found.num_different or 'no'} other logits than the simulation, of"
+            f" {found.num_logits:,}."
+        )
+    for one in lab.layers:
+        tally = found.tallies.by_layer.get(one.name)
+        if tally is not None and tally.num_dead:
+            yield f"{tally.num_dead} outputs of {one.name} are the same integer for every test image."
+
+
+def describe_lacks(settings: LabSettings, num_images: int, missing: str) -> Iterator[str]:
+    if num_images < settings.samples:
+        yield f"There were only {num_images} of the {settings.samples} calibration images that were asked for."
+    if missing:
+        yield missing

@@ -1,0 +1,317 @@
+"""What a call in a traced module computes, as a layer; what has no int8 kernel is refused by its name.
+
+Modules and functions that do the same are read into the same arguments, so a `nn.MaxPool2d` and a `max_pool2d` end in
+one place. Shapes are those of one run on an example: whether `view(len(x), -1)` flattens, or `ceil_mode` makes a
+difference, is seen there and not guessed. A layer is read with the names of its inputs left open and weights in
+float64; `capture.py` joins them and `fold.py` merges.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from scalelab.errors import UsageError
+from scalelab.quantize.network import Layer
+
+Shape = tuple[int, ...]
+Arguments = dict[str, Any]
+
+SUPPORTED = "Conv2d, Linear, BatchNorm2d, ReLU, max_pool2d, avg_pool2d, adaptive_avg_pool2d, mean, flatten, +, Dropout"
+NOTHING_MODULES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+FUNCTIONS: dict[Any, str] = {
+    operator.add: "add",
+    operator.iadd: "add",
+    torch.add: "add",
+    torch.relu: "relu",
+    torch.relu_: "relu_",
+    functional.relu: "relu",
+    functional.relu_: "relu_",
+    functional.max_pool2d: "max_pool2d",
+    torch.max_pool2d: "max_pool2d",
+    functional.avg_pool2d: "avg_pool2d",
+    functional.adaptive_avg_pool2d: "adaptive_avg_pool2d",
+    torch.mean: "mean",
+    torch.flatten: "flatten",
+    torch.reshape: "flatten",
+    torch.squeeze: "flatten",
+    functional.dropout: "dropout",
+    functional.dropout2d: "dropout",
+    torch.dropout: "dropout",
+}
+METHODS = {
+    "add": "add",
+    "add_": "add_",
+    "relu": "relu",
+    "relu_": "relu_",
+    "mean": "mean",
+    "flatten": "flatten",
+    "view": "flatten",
+    "reshape": "flatten",
+    "squeeze": "flatten",
+    "contiguous": "nothing",
+    "clone": "nothing",
+    "detach": "nothing",
+}
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
+    "avg_pool2d": (
+        "input",
+        "kernel_size",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    ),
+    "adaptive_avg_pool2d": ("input", "output_size"),
+    "mean": ("input", "dim", "keepdim"),
+    "dropout": ("input", "p", "training"),
+    "relu": ("input", "inplace"),
+    "add": ("input", "other", "alpha"),
+}
+"""What positional arguments are called, for those functions of which any is looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call in the traced module."""
+
+    name: str
+    """The path of its module, or a made name."""
+    what: str
+    """For messages: `stage1.0.act is nn.SiLU`, `forward calls torch.cat`."""
+    inputs: tuple[Shape, ...]
+    """The shapes of the tensors that it takes, and of the one that it gives."""
+    output: Shape
+
+    def refuse(self, why: str) -> UsageError:
+        return UsageError(f"{self.what}, {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a call was found to be. Without a layer it hands its input on."""
+
+    layer: Layer | None = None
+    is_norm: bool = False
+    """Whether the layer is a batch norm, written as a 1×1 convolution of each channel by itself."""
+    flattens: bool = False
+    """Whether the result loses the two dimensions of size one that the layer leaves."""
+    is_inplace: bool = False
+    """Whether its input is overwritten by its result."""
+
+
+def read_module(module: nn.Module, call: Call) -> Reading:
+    """The layer of a call of a module of torch.nn."""
+    if isinstance(module, NOTHING_MODULES):
+        return Reading()
+    for kind, read in MODULES.items():
+        if isinstance(module, kind):
+            return read(module, call)
+    if isinstance(module, (nn.ReLU6, nn.SiLU, nn.GELU, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.Mish, nn.PReLU)):
+        raise call.refuse("which has no int8 kernel here: train with nn.ReLU in its place, then quantize")
+    raise call.refuse(f"which has no int8 kernel here: replace it by one of {SUPPORTED}, or take it out of the model")
+
+
+def read_function(kind: str, positional: tuple[Any, ...], keywords: Arguments, call: Call) -> Reading:
+    """The layer of a call of a function or method; `kind` is one of the values of FUNCTIONS and METHODS."""
+    if kind == "nothing":
+        return Reading()
+    plain = kind.removesuffix("_")
+    arguments = dict(zip(PARAMETERS.get(plain, ()), positional, strict=False)) | keywords
+    reading = READERS[plain](arguments, call)
+    if plain != kind or arguments.get("inplace"):
+        return Reading(layer=reading.layer, is_inplace=True)
+    return reading
+
+
+def read_conv(module: nn.Conv2d, call: Call) -> Reading:
+    require_dims(call, 4)
+    if module.padding_mode != "zeros":
+        raise call.refuse(f"padding_mode {module.padding_mode!r} has no int8 kernel: use padding_mode='zeros'")
+    layer = Layer(
+        name=call.name,
+        op="conv",
+        weight=copy_double(module.weight),
+        bias=copy_optional(module.bias),
+        stride=make_pair(module.stride),
+        padding=read_conv_padding(module, call),
+        dilation=make_pair(module.dilation),
+        groups=module.groups,
+    )
+    return Reading(layer=layer)
+
+
+def read_conv_padding(module: nn.Conv2d, call: Call) -> tuple[int, int]:
+    """The zeros on each side; `same` where it is symmetric."""
+    if module.padding == "valid":
+        return (0, 0)
+    if not isinstance(module.padding, str):
+        return make_pair(module.padding)
+    totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
+    if any(total % 2 for total in totals):
+        raise call.refuse("padding='same' is not symmetric for its kernel: use an odd kernel or numbers for padding")
+    return (totals[0] // 2, totals[1] // 2)
+
+
+def read_linear(module: nn.Linear, call: Call) -> Reading:
+    require_dims(call, 2)
+    weight, bias = copy_double(module.weight), copy_optional(module.bias)
+    return Reading(layer=Layer(name=call.name, op="linear", weight=weight, bias=bias))
+
+
+def read_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call) -> Reading:
+    """y = (x − mean) · γ / √(variance + ε) + β, channel by channel: Ioffe and Szegedy 2015."""
+    if module.running_mean is None or module.running_var is None:
+        raise call.refuse("without running statistics it depends on the batch: use track_running_stats=True and train")
+    if len(call.inputs[0]) == 3:
+        raise call.refuse("over sequences has no int8 kernel here")
+    factor = (copy_double(module.running_var) + module.eps).rsqrt()
+    if module.weight is not None:
+        factor = factor * copy_double(module.weight)
+    shift = -copy_double(module.running_mean) * factor
+    if module.bias is not None:
+        shift = shift + copy_double(module.bias)
+    weight = factor.reshape(-1, 1, 1, 1)
+    layer = Layer(name=call.name, op="conv", weight=weight, bias=shift, groups=len(factor))
+    return Reading(layer=layer, is_norm=True)
+
+
+def read_relu(module: nn.ReLU, call: Call) -> Reading:
+    return Reading(layer=Layer(name=call.name, op="relu"), is_inplace=module.inplace)
+
+
+def read_max_pool(arguments: Arguments, call: Call) -> Reading:
+    require_dims(call, 4)
+    if arguments.get("return_indices"):
+        raise call.refuse("return_indices=True has no int8 kernel: take the largest values only")
+    return Reading(layer=read_pool("max_pool", arguments, call))
+
+
+def read_average_pool(arguments: Arguments, call: Call) -> Reading:
+    require_dims(call, 4)
+    layer = read_pool("average_pool", arguments, call)
+    if arguments.get("divisor_override") is not None:
+        raise call.refuse("divisor_override has no int8 kernel: leave it out")
+    if layer.padding != (0, 0) and not arguments.get("count_include_pad", True):
+        raise call.refuse("count_include_pad=False with a padding has no int8 kernel: count the padding, or do not pad")
+    if layer.kernel == call.inputs[0][2:] and layer.padding == (0, 0):
+        return Reading(layer=Layer(name=call.name, op="average_pool"))
+    return Reading(layer=layer)
+
+
+def read_pool(op: Any, arguments: Arguments, call: Call) -> Layer:
+    """A pooling with a kernel. `ceil_mode` is refused where it makes a difference."""
+    kernel = make_pair(arguments["kernel_size"])
+    stride = make_pair(arguments.get("stride") or kernel)
+    padding, dilation = make_pair(arguments.get("padding", 0)), make_pair(arguments.get("dilation", 1))
+    sizes = tuple(
+        (size + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
+        for axis, size in enumerate(call.inputs[0][2:])
+    )
+    if sizes != call.output[2:]:
+        raise call.refuse("ceil_mode=True makes its result larger, which has no int8 kernel: use ceil_mode=False")
+    return Layer(name=call.name, op=op, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+def read_adaptive_pool(_: Arguments, call: Call) -> Reading:
+    """Over the whole image, or over equal parts of it."""
+    require_dims(call, 4)
+    height, width = call.inputs[0][2:]
+    rows, columns = call.output[2:]
+    if (rows, columns) == (1, 1):
+        return Reading(layer=Layer(name=call.name, op="average_pool"))
+    if height % rows or width % columns:
+        raise call.refuse(
+            f"{height} × {width} cannot be cut into {rows} × {columns} equal parts: use avg_pool2d with a kernel"
+        )
+    kernel = (height // rows, width // columns)
+    return Reading(layer=Layer(name=call.name, op="average_pool", kernel=kernel, stride=kernel))
+
+
+def read_mean(arguments: Arguments, call: Call) -> Reading:
+    dims = arguments.get("dim")
+    axes = {dim % 4 for dim in ((dims,) if isinstance(dims, int) else dims or ())}
+    if len(call.inputs[0]) != 4 or axes != {2, 3}:
+        raise call.refuse("a mean has an int8 kernel only over height and width: use mean(dim=(2, 3))")
+    return Reading(layer=Layer(name=call.name, op="average_pool"), flattens=not arguments.get("keepdim"))
+
+
+def read_flatten(_: Arguments, call: Call) -> Reading:
+    """A change of shape that keeps samples apart: everything but the batch becomes one dimension."""
+    before, after = call.inputs[0], call.output
+    if after == before:
+        return Reading()
+    if len(after) != 2 or after[0] != before[0]:
+        raise call.refuse(f"which makes {before} into {after}: only flattening each sample is supported, flatten(1)")
+    return Reading(layer=Layer(name=call.name, op="flatten"))
+
+
+def read_add(arguments: Arguments, call: Call) -> Reading:
+    if len(call.inputs) != 2:
+        raise call.refuse("a number that is added to a tensor has no int8 kernel: put it into a bias")
+    if call.inputs[0] != call.inputs[1] or arguments.get("alpha", 1) != 1:
+        raise call.refuse(f"shapes {call.inputs[0]} and {call.inputs[1]}: only tensors of one shape can be added")
+    return Reading(layer=Layer(name=call.name, op="add"))
+
+
+def read_dropout(arguments: Arguments, call: Call) -> Reading:
+    if arguments.get("training", True):
+        raise call.refuse("with training=True it is random at any time: use nn.Dropout or training=self.training")
+    return Reading()
+
+
+READERS: dict[str, Callable[[Arguments, Call], Reading]] = {
+    "add": read_add,
+    "relu": lambda _, call: Reading(layer=Layer(name=call.name, op="relu")),
+    "max_pool2d": read_max_pool,
+    "avg_pool2d": read_average_pool,
+    "adaptive_avg_pool2d": read_adaptive_pool,
+    "mean": read_mean,
+    "flatten": read_flatten,
+    "dropout": read_dropout,
+}
+MODULES: dict[type[nn.Module], Callable[[Any, Call], Reading]] = {
+    nn.Conv2d: read_conv,
+    nn.Linear: read_linear,
+    nn.BatchNorm2d: read_norm,
+    nn.BatchNorm1d: read_norm,
+    nn.ReLU: read_relu,
+    nn.MaxPool2d: lambda module, call: read_max_pool(vars(module), call),
+    nn.AvgPool2d: lambda module, call: read_average_pool(vars(module), call),
+    nn.AdaptiveAvgPool2d: lambda module, call: read_adaptive_pool(vars(module), call),
+    nn.Flatten: lambda module, call: read_flatten(vars(module), call),
+}
+PLAIN_NAMES = {"max_pool2d": "max_pool", "avg_pool2d": "average_pool", "adaptive_avg_pool2d": "average_pool"} | {
+    "mean": "average_pool"
+}
+"""What the layers of functions are called, where that is not the name of the function."""
+
+
+def require_dims(call: Call, num_dims: int) -> None:
+    if len(call.inputs[0]) != num_dims:
+        wanted = "(samples, channels, height, width)" if num_dims == 4 else "(samples, features): flatten before it"
+        raise call.refuse(f"which is given a tensor of the shape {call.inputs[0]}; it must be {wanted}")
+
+
+def copy_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def copy_optional(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else copy_double(tensor)
+
+
+def make_pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return (value, value)
+    first, second = (*value, *value) if len(value) == 1 else value
+    return (int(first), int(second))

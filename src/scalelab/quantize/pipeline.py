@@ -1,0 +1,266 @@
+"""A trained model taken to int8, from its module to the record that a report is made of.
+
+The stages, in their order. Without the first three there is nothing to tell, and what goes wrong in them is an error;
+any later one that fails leaves a remark and the others go on. The record is handed on after every stage, so that even
+a process that dies in somebody's kernel has left what it had.
+
+    capture      the module as layers; what has no int8 kernel is refused by its path
+    calibrate    ranges of results, from training samples
+    predict      the class of every test sample, in float and by exact integers
+    diagnose     every layer alone in int8, and alone in float
+    mixed        layers kept in float, where that is asked for
+    histograms   of weights and results, with the ranges that were chosen
+    eager        torch's own integer kernels
+    export       float32.onnx and int8.onnx, executed by onnxruntime
+    time         latencies of all of them, side by side
+    kernels      what really ran, layer by layer
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from scalelab.errors import ScalelabError, UsageError
+from scalelab.quantize.binning import list_histograms
+from scalelab.quantize.calibrate import Calibration, calibrate
+from scalelab.quantize.capture import capture_network
+from scalelab.quantize.deployment import export_models, list_sizes, name_kernels
+from scalelab.quantize.diagnosis import IMAGES, Diagnosis, choose_num_tested, count_right, diagnose, make_rounding
+from scalelab.quantize.eager import make_eager
+from scalelab.quantize.held_out import HeldOut
+from scalelab.quantize.mixed import Choice, choose_float_layers, put_readers_next, rank_by_noise
+from scalelab.quantize.network import Network, QuantizedNetwork
+from scalelab.quantize.ranges import RangeSettings
+from scalelab.quantize.run_float import run_float
+from scalelab.quantize.scales import quantize_network
+from scalelab.quantize.simulate import simulate_logits
+from scalelab.quantize.timing import Call, one_thread, time_runtimes
+from scalelab.quantized import Quantized, Stage
+from scalelab.settings import Quantization
+
+NUM_CHECKED_FOR_TIES = 256
+MIXED_CHUNK = 64
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""From images to logits."""
+Leave = Callable[[Quantized], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be quantized, on which samples, how, and where the models go."""
+
+    model: nn.Module
+    """Trained, in eval mode, on the CPU."""
+    calibration: Sequence[torch.Tensor]
+    """Batches of training images."""
+    test: HeldOut
+    settings: Quantization
+    directory: Path
+    seed: int = 0
+
+
+class Pipeline:
+    """One model on its way; `record` is what is known so far."""
+
+    def __init__(self, task: Task, leave: Leave) -> None:
+        self._task, self._leave = task, leave
+        self.record = Quantized(labels=task.test.labels, stages=(), tested_on=task.test.told)
+
+    def run(self) -> Quantized:
+        """All stages."""
+        task = self._task
+        check_samples(task.calibration)
+        example = task.calibration[0][:2]
+        network = capture_network(task.model, example)
+        check_logits(network, example)
+        calibration = self._calibrate(network)
+        quantized = self._quantize(network, calibration, ())
+        self._predict("float", "float", task.model)
+        self._predict("int8", "int8", partial(self._simulate, quantized))
+        diagnosis = self._try("the diagnosis of layers", partial(self._diagnose, network, quantized))
+        if task.settings.mixed_points is not None and diagnosis is not None:
+            quantized = self._mix(network, calibration, diagnosis)
+        runtimes: dict[str, Run] = {"eager-float32": task.model}
+        with self._optional("histograms"):
+            self._add(histograms=list_histograms(quantized, calibration))
+        with self._optional("int8 by torch"):
+            self._use_torch(quantized, runtimes)
+        with self._optional("int8 by onnxruntime"):
+            self._use_onnxruntime(network, quantized, runtimes)
+        with self._optional("latency"):
+            self._time(runtimes)
+        if self.record.sizes:
+            with self._optional("the table of kernels"):
+                self._look_at_kernels()
+        return self.record
+
+    def _add(self, **fields: Any) -> None:
+        self.record = replace(self.record, **fields)
+        self._leave(self.record)
+
+    def _remark(self, words: str) -> None:
+        self._add(remarks=(*self.record.remarks, words))
+
+    @contextmanager
+    def _optional(self, stage: str) -> Iterator[None]:
+        """A stage that may fail: the others go on, and a remark says what is missing and why."""
+        try:
+            yield
+        except ScalelabError as error:
+            self._remark(f"{stage} is missing: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, what was found before it is kept
+            traceback.print_exc()
+            words = str(error).splitlines()[0] if str(error) else "no word"
+            self._remark(f"{stage} is missing, because it failed ({type(error).__name__}: {words}); see the rank's log")
+
+    def _try(self, stage: str, find: Callable[[], Diagnosis]) -> Diagnosis | None:
+        found: list[Diagnosis] = []
+        with self._optional(stage):
+            found.append(find())
+        return found[0] if found else None
+
+    def _calibrate(self, network: Network) -> Calibration:
+        settings = self._task.settings
+        if settings.method == "lab":
+            raise UsageError("--calibration lab has stages of its own: use run_lab")
+        calibration = calibrate(network, self._task.calibration, RangeSettings(method=settings.method))
+        scales = "layer" if settings.is_per_tensor else "output channel"
+        told = f"{settings.method} over {calibration.num_samples} training samples, one scale of weights per {scales}"
+        self._add(calibration=told, num_calibrated=calibration.num_samples)
+        return calibration
+
+    def _quantize(self, network: Network, calibration: Calibration, kept: tuple[str, ...]) -> QuantizedNetwork:
+        is_per_channel = not self._task.settings.is_per_tensor
+        return quantize_network(network, calibration, per_channel=is_per_channel, keep_float=kept)
+
+    def _simulate(self, quantized: QuantizedNetwork, images: torch.Tensor) -> torch.Tensor:
+        return simulate_logits(quantized, images, profile=self._task.settings.profile)
+
+    def _predict(self, name: str, title: str, predict: Run, note: str = "") -> None:
+        stage = Stage(name=name, title=title, predictions=self._task.test.predict(predict), note=note)
+        self._add(stages=(*self.record.stages, stage))
+
+    def _diagnose(self, network: Network, quantized: QuantizedNetwork) -> Diagnosis:
+        test = self._task.test
+        num_tested = choose_num_tested(network, test.num_samples, self._task.settings.num_tested)
+        diagnosis = diagnose(network, quantized, *test.choose(num_tested))
+        layers = tuple(
+            replace(layer, tied_outputs=self._count_ties(quantized)) if layer.name == network.output else layer
+            for layer in diagnosis.layers
+        )
+        self._add(layers=layers, correct_float=diagnosis.correct_float, correct_int8=diagnosis.correct_int8)
+        self._remark_on_layers()
+        return diagnosis
+
+    def _count_ties(self, quantized: QuantizedNetwork) -> int:
+        """Samples whose largest logit two classes share, of some of the test samples."""
+        logits = self._simulate(quantized, self._task.test.choose(NUM_CHECKED_FOR_TIES)[0])
+        return int(((logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1).sum())
+
+    def _remark_on_layers(self) -> None:
+        dead = [f"{layer.name} {layer.dead_outputs}" for layer in self.record.layers if layer.dead_outputs]
+        if dead:
+            self._remark(
+                f"Output channels that are the same for every sample: {', '.join(dead)}. They are dead in float too, or"
+                " too small for their layer's grid."
+            )
+        tied = next((layer.tied_outputs for layer in self.record.layers if layer.tied_outputs), None)
+        if tied:
+            num_checked = min(NUM_CHECKED_FOR_TIES, self._task.test.num_samples)
+            self._remark(f"In {tied} of {num_checked} samples two classes share the largest logit; the first is taken.")
+
+    def _mix(self, network: Network, calibration: Calibration, diagnosis: Diagnosis) -> QuantizedNetwork:
+        """Keep layers in float until the bound holds on the samples that layers were tried on."""
+        points = self._task.settings.mixed_points
+        if diagnosis.correct_float is None or points is None:
+            raise UsageError("--mixed needs test samples with classes: let build() return test_batches of pairs")
+        num_tested = next(layer.num_tested for layer in diagnosis.layers if layer.num_tested)
+        images, labels = self._task.test.choose(num_tested)
+
+        def count(kept: tuple[str, ...]) -> int:
+            rounding = make_rounding(network, self._quantize(network, calibration, kept))
+            num_right = 0
+            for start in range(0, len(images), MIXED_CHUNK):
+                part = slice(start, start + MIXED_CHUNK)
+                with torch.no_grad():
+                    logits = rounding.run({IMAGES: images[part]}, rounding.grids)[network.output]
+                num_right += count_right(logits, None if labels is None else labels[part])
+            return num_right
+
+        ranked = put_readers_next(rank_by_noise(diagnosis.layers), network)
+        choice = choose_float_layers(ranked, diagnosis.correct_float, points / 100 * num_tested, count)
+        return self._keep(network, calibration, choice)
+
+    def _keep(self, network: Network, calibration: Calibration, choice: Choice) -> QuantizedNetwork:
+        quantized = self._quantize(network, calibration, choice.names)
+        layers = tuple(replace(layer, is_float=layer.name in choice.names) for layer in self.record.layers)
+        self._add(kept_float=choice.names, layers=layers)
+        if not choice.is_within:
+            self._remark(
+                f"--mixed {self._task.settings.mixed_points:g} cannot be held: with {len(choice.names)} layers in float"
+                f" {choice.num_lost} samples are still lost. What is left is the rounding of results: try another"
+                " --calibration."
+            )
+        elif not choice.names:
+            self._remark(f"--mixed {self._task.settings.mixed_points:g} holds with all layers in int8.")
+        if choice.names:
+            note = f"{', '.join(choice.names)} in float"
+            self._predict("mixed", "int8, mixed", partial(self._simulate, quantized), note)
+        return quantized
+
+    def _use_torch(self, quantized: QuantizedNetwork, runtimes: dict[str, Run]) -> None:
+        """Torch's own integer kernels, and what is slow or inexact about them here."""
+        eager = make_eager(quantized)
+        self._predict("eager", "int8 by torch", eager)
+        runtimes["eager-int8"] = eager
+        for remark in eager.remarks:
+            self._remark(f"torch: {remark}")
+
+    def _use_onnxruntime(self, network: Network, quantized: QuantizedNetwork, runtimes: dict[str, Run]) -> None:
+        """Write the models, open and execute them."""
+        sessions = export_models(network, quantized, self._task.directory)
+        self._add(sizes=list_sizes(self._task.directory))
+        self._predict("onnxruntime", "int8 by onnxruntime", sessions["onnxruntime-int8"])
+        runtimes.update(sessions)
+
+    def _time(self, runtimes: dict[str, Run]) -> None:
+        """Every batch size; in the record float comes before int8, whatever the order in time."""
+        settings = self._task.settings
+        names = sorted(runtimes, key=lambda name: (name.startswith("eager"), name))
+        for batch in settings.batches:
+            images = self._task.test.choose(batch)[0]
+            images = torch.cat([images] * -(-batch // len(images)))[:batch].contiguous()
+            calls: dict[str, Call] = {name: partial(runtimes[name], images) for name in names}
+            with one_thread(), torch.inference_mode():
+                timings = time_runtimes(calls, batch=batch, num_rounds=settings.num_rounds, seed=self._task.seed)
+            self._add(timings=(*self.record.timings, *timings))
+
+    def _look_at_kernels(self) -> None:
+        layers, remarks = name_kernels(self._task.directory, self.record.layers, self._task.test.choose(1)[0])
+        self._add(layers=layers)
+        for remark in remarks:
+            self._remark(remark)
+
+
+def check_samples(batches: Sequence[torch.Tensor]) -> None:
+    """Numbers, or everything after them is none."""
+    for number, images in enumerate(batches):
+        if not torch.isfinite(images).all():
+            kind = "NaN" if torch.isnan(images).any() else "infinite numbers"
+            raise UsageError(f"calibration batch {number} has {kind}: look at how its images are read and normalised")
+
+
+def check_logits(network: Network, example: torch.Tensor) -> None:
+    """One row of scores per sample, or there is no class to compare."""
+    shape = tuple(run_float(network, example)[network.output].shape)
+    if len(shape) != 2 or shape[1] < 2:
+        raise UsageError(f"the model gives results of the shape {shape}: it must give a row of class scores per sample")

@@ -1,0 +1,207 @@
+"""An exported model in onnxruntime: run it, see every layer's integers, and see which kernels really ran.
+
+Whether a layer runs in int8 is decided when a session is made, by rewriting the graph, and nothing is said about one
+that did not fit a rule: it runs in float, correct and slow. So the profile of a real run is read. Its nodes still have
+the names of the layers (`export_nodes.py`), with marks of the rewriting behind them.
+
+Integers are seen by making each layer's tensor an output of the graph. A QuantizeLinear may be an output and still be
+merged with what comes before it; the same kernels run, with a change of layout more.
+
+On x86 without VNNI, the quick kernels for uint8 × int8 add pairs of products in int16, which saturates. There, sessions
+ask for exact ones (`x64quantprecision`), which turn weights into uint8 first and are slower.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalelab.quantize.export_nodes import load_package
+
+Model = Path | str | bytes
+INTEGER_KERNELS = ("QLinear", "QGemm", "ConvInteger", "MatMulInteger", "DynamicQuantize")
+"""How the names of kernels that multiply integers begin."""
+WEIGHTED_OPERATORS = ("Conv", "Gemm", "MatMul", "QLinearConv", "QGemm")
+ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKernel:
+    """What ran for one layer."""
+
+    layer: str
+    kernel: str
+    """The operator of the node that computes it."""
+    seconds: float
+    """Of one run: the median of all of its nodes together, those that convert to it and from it included."""
+    is_weighted: bool = False
+    is_float: bool = False
+    """Whether its weights were multiplied in float."""
+    is_fallback: bool = False
+    """Whether that was not meant: the weights are stored as integers."""
+    is_requantized: bool = False
+    """Whether float weights were turned into integers by onnxruntime, unasked."""
+
+
+def open_session(model: Model, *, num_threads: int = 1, is_optimized: bool = True, profile: Path | None = None) -> Any:
+    """An onnxruntime session on the CPU; `profile` is where the name of a profile begins."""
+    onnxruntime = load_package("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if is_optimized else levels.ORT_DISABLE_ALL
+    if not has_exact_kernels():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+@functools.cache
+def has_exact_kernels() -> bool:
+    """Whether this processor sums products of bytes in int32. What does not say so is taken not to."""
+    try:
+        return "vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def run_session(session: Any, images: torch.Tensor) -> torch.Tensor:
+    """The logits of a batch."""
+    (logits,) = session.run(["logits"], {"images": images.to(torch.float32).contiguous().numpy()})
+    return torch.from_numpy(logits)
+
+
+def read_integers(
+    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True
+) -> dict[str, torch.Tensor]:
+    """The integers of every layer by name, and the logits: what `simulate` gives, by onnxruntime's kernels."""
+    graph = load_graph(model)
+    names = list_layers(graph)
+    make_info = load_package("onnx.helper").make_tensor_value_info
+    types = find_types(graph)
+    graph.graph.output.extend(make_info(f"{name}/q", types[f"{name}/q"], None) for name in names)
+    session = open_session(graph.SerializeToString(), num_threads=num_threads, is_optimized=is_optimized)
+    outputs = [f"{name}/q" for name in names]
+    arrays = session.run([*outputs, "logits"], {"images": images.to(torch.float32).contiguous().numpy()})
+    return {name: torch.from_numpy(array) for name, array in zip([*names, "logits"], arrays, strict=True)}
+
+
+def profile_layers(
+    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True, num_runs: int = 10
+) -> tuple[LayerKernel, ...]:
+    """Which kernels ran, and how long, layer by layer; a first run that warms up is left out."""
+    with tempfile.TemporaryDirectory(prefix="scalelab-") as directory:
+        prefix = Path(directory) / "profile"
+        session = open_session(model, num_threads=num_threads, is_optimized=is_optimized, profile=prefix)
+        for _ in range(num_runs + 1):
+            run_session(session, images)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return read_kernels(events, load_graph(model), num_runs)
+
+
+def read_kernels(events: list[dict[str, Any]], graph: Any, num_runs: int) -> tuple[LayerKernel, ...]:
+    """The kernels of every layer, from the events of a profile of `num_runs` and one more before them."""
+    layers = list_layers(graph)
+    durations: dict[str, list[float]] = defaultdict(list)
+    kernels: dict[str, str] = {}
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        node = event["name"].removesuffix("_kernel_time")
+        name = find_layer(node, layers)
+        if name is not None:
+            durations[node].append(event["dur"] / 1e6)
+            if "/" not in node or node.endswith("_nchwc"):
+                kernels[name] = event["args"]["op_name"]
+    seconds: dict[str, float] = defaultdict(float)
+    for node, times in durations.items():
+        seconds[str(find_layer(node, layers))] += median(times[-num_runs:])
+    weights = find_weights(graph)
+    return tuple(make_kernel(name, kernels.get(name, ""), seconds[name], weights.get(name)) for name in layers)
+
+
+def make_kernel(name: str, kernel: str, seconds: float, has_integer_weight: bool | None) -> LayerKernel:
+    is_float = has_integer_weight is not None and not kernel.startswith(INTEGER_KERNELS)
+    return LayerKernel(
+        layer=name,
+        kernel=kernel,
+        seconds=seconds,
+        is_weighted=has_integer_weight is not None,
+        is_float=is_float,
+        is_fallback=is_float and bool(has_integer_weight),
+        is_requantized=has_integer_weight is False and not is_float,
+    )
+
+
+def list_fallbacks(kernels: tuple[LayerKernel, ...]) -> tuple[str, ...]:
+    """A remark for every layer that has integer weights and was computed in float, or the other way round."""
+    requantized = tuple(
+        f"layer {kernel.layer} is kept in float and runs in int8 ({kernel.kernel}): onnxruntime has quantized it itself"
+        for kernel in kernels
+        if kernel.is_requantized
+    )
+    return requantized + tuple(
+        f"layer {kernel.layer} is stored in int8 and runs in float ({kernel.kernel or 'no kernel of its own'}): "
+        f"onnxruntime has not merged it with its Quantize and Dequantize nodes"
+        for kernel in kernels
+        if kernel.is_fallback
+    )
+
+
+def find_layer(node: str, layers: list[str]) -> str | None:
+    """The layer that a node belongs to: onnxruntime adds `fused` and `_token_4`, we add what follows a slash."""
+    plain = re.sub(r"_token_\d+$", "", node.removeprefix("fused ").split("/")[0])
+    return plain if plain in layers else None
+
+
+def list_layers(graph: Any) -> list[str]:
+    """The layers of an exported model: the nodes without a slash in their names."""
+    return [node.name for node in graph.graph.node if "/" not in node.name]
+
+
+def find_weights(graph: Any) -> dict[str, bool]:
+    """Of every layer with weights, whether these are stored as integers."""
+    makers = {node.output[0]: node.op_type for node in graph.graph.node}
+    integers = {}
+    for node in graph.graph.node:
+        if "/" not in node.name and node.op_type in WEIGHTED_OPERATORS:
+            is_operator = node.op_type.startswith("Q")
+            integers[node.name] = is_operator or makers.get(node.input[1]) == "DequantizeLinear"
+    return integers
+
+
+def find_types(graph: Any) -> dict[str, int]:
+    """The element type of every tensor of integers, by its name: that of the zero points, handed on."""
+    constants = {constant.name: constant.data_type for constant in graph.graph.initializer}
+    types: dict[str, int] = {}
+    for node in graph.graph.node:
+        if node.op_type in ("MaxPool", "Flatten", "Clip") and node.input[0] in types:
+            types[node.output[0]] = types[node.input[0]]
+        elif node.op_type in ("QLinearConv", "QuantizeLinear", "QGemm") or node.domain:
+            found = [constants[name] for name in node.input if name.startswith(("uint8/", "int8/"))]
+            types[node.output[0]] = found[-1] if found else 0
+    return types
+
+
+def load_graph(model: Model) -> Any:
+    onnx = load_package("onnx")
+    return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

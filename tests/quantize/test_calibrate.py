@@ -1,0 +1,182 @@
+"""The same scales to the last bit, however the samples come; what is no calibration is said to be none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scalelab.errors import UsageError
+from scalelab.quantize.calibrate import (
+    Calibration,
+    Recorder,
+    calibrate,
+    merge_calibrations,
+    merge_over_ranks,
+    number_batches,
+)
+from scalelab.quantize.capture import capture_network
+from scalelab.quantize.network import Network, QuantizedNetwork
+from scalelab.quantize.ranges import RangeSettings
+from scalelab.quantize.run_float import run_float
+from scalelab.quantize.scales import quantize_network
+from tests.quantize.nets import Small, draw_images, make_net
+
+NUM_SAMPLES = 66
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return capture_network(make_net(Small), draw_images(2))
+
+
+@pytest.fixture(scope="module")
+def whole(network: Network) -> Calibration:
+    return calibrate(network, [draw_images(NUM_SAMPLES)])
+
+
+def assert_same_scales(first: Calibration, second: Calibration, network: Network) -> None:
+    assert first.histograms == second.histograms
+    assert first.num_samples == second.num_samples
+    settings = RangeSettings(method="entropy")
+    one, other = (quantize_network(network, replace(each, settings=settings)) for each in (first, second))
+    assert list_scales(one) == list_scales(other)
+
+
+def list_scales(quantized: QuantizedNetwork) -> list[float]:
+    return [layer.output.scale for layer in quantized.layers]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_scales_do_not_depend_on_the_batch_size(network: Network, whole: Calibration, batch_size: int) -> None:
+    found = calibrate(network, draw_images(NUM_SAMPLES).split(batch_size))
+    assert_same_scales(found, whole, network)
+
+
+def test_scales_do_not_depend_on_the_order(network: Network, whole: Calibration) -> None:
+    order = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1))
+    assert_same_scales(calibrate(network, draw_images(NUM_SAMPLES)[order].split(16)), whole, network)
+
+
+def test_scales_do_not_depend_on_how_images_lie_in_memory(network: Network, whole: Calibration) -> None:
+    images = draw_images(NUM_SAMPLES).to(memory_format=torch.channels_last)
+    assert_same_scales(calibrate(network, [images]), whole, network)
+
+
+def test_scales_do_not_depend_on_the_split_over_ranks(network: Network, whole: Calibration) -> None:
+    images = draw_images(NUM_SAMPLES)
+    parts = [calibrate(network, part.split(5)) for part in (images[::2], images[1::2])]
+    assert_same_scales(merge_calibrations(parts), whole, network)
+    assert_same_scales(merge_calibrations(parts[::-1]), whole, network)
+
+
+AS_RANK = """
+import json, sys
+import torch.distributed as distributed
+from scalelab.quantize.calibrate import calibrate, merge_over_ranks
+from scalelab.quantize.capture import capture_network
+from scalelab.quantize.scales import quantize_network
+from tests.quantize.nets import Small, draw_images, make_net
+
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+network = capture_network(make_net(Small), draw_images(2))
+merged = merge_over_ranks(calibrate(network, [draw_images(20)[rank::2]]))
+print(json.dumps([layer.output.scale for layer in quantize_network(network, merged).layers]))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.ranks
+def test_two_ranks_agree_on_the_scales_of_one_process(network: Network, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    commands = [[sys.executable, "-c", AS_RANK, str(rank), str(tmp_path / "meeting")] for rank in range(2)]
+    ranks = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for command in commands]
+    found = [json.loads(process.communicate()[0]) for process in ranks]
+    expected = list_scales(quantize_network(network, calibrate(network, [draw_images(20)])))
+    assert found == [expected, expected]
+
+
+def test_alone_there_is_nothing_to_merge(whole: Calibration) -> None:
+    assert merge_over_ranks(whole) is whole
+
+
+def test_layers_with_a_grid_of_their_own_are_counted_in_full(network: Network, whole: Calibration) -> None:
+    assert "max_pool_1" not in whole.histograms
+    results = run_float(network, draw_images(NUM_SAMPLES))
+    for name, histogram in whole.histograms.items():
+        assert histogram.num_values == results[name].numel()
+        assert histogram.largest == pytest.approx(float(results[name].max()), rel=1e-5)
+
+
+def test_counting_in_small_portions_changes_nothing(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [draw_images(6)]
+    expected = calibrate(network, images).histograms
+    monkeypatch.setattr("scalelab.quantize.calibrate.BUFFER_VALUES", 1)
+    assert calibrate(network, images).histograms == expected
+
+
+def test_no_more_than_a_buffer_waits_to_be_counted() -> None:
+    recorder = Recorder(names=["a"])
+    for _ in range(5):
+        recorder.record({"a": torch.zeros(1 << 19)})
+        assert recorder.num_waiting["a"] < 1 << 20
+    assert recorder.finish()["a"].num_values == 5 << 19
+
+
+def test_batches_may_come_with_labels_and_from_a_generator(network: Network) -> None:
+    pairs = ((images, torch.zeros(len(images))) for images in draw_images(6).split(4))
+    assert calibrate(network, pairs).histograms == calibrate(network, [draw_images(6)]).histograms
+
+
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite numbers")])
+def test_a_batch_that_is_not_finite_is_named_with_the_layer(network: Network, value: float, words: str) -> None:
+    batches = list(draw_images(6).split(2))
+    batches[1][1, 0, 3, 3] = value
+    with pytest.raises(UsageError, match=f"calibration batch 1 gives {words} in layer input"):
+        calibrate(network, batches)
+
+
+def test_an_overflow_inside_is_named_with_its_layer(network: Network) -> None:
+    layers = [
+        replace(layer, weight=layer.weight * 1e38 if layer.weight is not None else None) for layer in network.layers
+    ]
+    overflowing = replace(network, layers=tuple(layers))
+    with pytest.raises(UsageError, match=r"calibration batch 0 gives .* in layer conv1: the model overflows there"):
+        calibrate(overflowing, [draw_images(2) * 100])
+
+
+@pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 32, 32)]])
+def test_no_samples_are_no_calibration(network: Network, batches: list[torch.Tensor]) -> None:
+    with pytest.raises(UsageError, match="there is no sample to calibrate with"):
+        calibrate(network, batches)
+
+
+def test_constant_images_are_no_calibration(network: Network) -> None:
+    with pytest.raises(UsageError, match=r"every number of the calibration images is 0\.5"):
+        calibrate(network, [torch.full((4, 3, 32, 32), 0.5)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (torch.zeros(2, 1, 28, 28), r"batch 0 is \(2, 1, 28, 28\): it must be .*samples, 3, 32, 32"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "batch 0 is torch.uint8: give float32 images"),
+        ({"images": 1}, "batch 0 is dict"),
+    ],
+)
+def test_batches_of_another_kind_are_refused(network: Network, batch: Iterable[object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        list(number_batches(network, [batch]))
+
+
+def test_calibrations_of_two_networks_do_not_merge(whole: Calibration) -> None:
+    other = replace(whole, histograms={"elsewhere": whole.histograms["input"]})
+    with pytest.raises(UsageError, match="different networks"):
+        merge_calibrations([whole, other])

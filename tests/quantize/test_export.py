@@ -1,0 +1,218 @@
+"""Tests of the export: integers of every layer equal to the simulation's, sizes, what is written, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from scalelab.errors import NotWritable, UsageError
+from scalelab.quantize import export_nodes
+from scalelab.quantize.capture import capture_network
+from scalelab.quantize.export import Form, export_float_onnx, export_onnx
+from scalelab.quantize.network import Grid, Network, QuantizedNetwork
+from scalelab.quantize.profiles import find_profile
+from scalelab.quantize.recipe import QuantizeSettings, quantize_model
+from scalelab.quantize.run_float import run_float
+from scalelab.quantize.sessions import open_session, read_integers, run_session
+from scalelab.quantize.simulate import compute_integers, simulate
+from scalelab.workloads.lenet import Lenet
+from scalelab.workloads.resnet18 import Resnet18
+from tests.quantize.integer_nets import make_images, make_network
+
+onnx = pytest.importorskip("onnx", reason="the exports need scalelab[quantize]")
+pytest.importorskip("onnxruntime", reason="the exports need scalelab[quantize]")
+
+Results = dict[str, torch.Tensor]
+Trained = tuple[Network, QuantizedNetwork, torch.Tensor, Results]
+EXECUTED: list[tuple[Form, bool]] = [("qdq", True), ("operators", True), ("operators", False)]
+"""The form of the file, and whether onnxruntime rewrites it. With qdq alone, it runs in float if it does not."""
+
+
+def count_differing(
+    network: QuantizedNetwork, images: torch.Tensor, path: Path, form: Form, on: bool, simulated: Results | None = None
+) -> dict[str, int]:
+    """By layer, the integers that onnxruntime gives differently than the simulation."""
+    export_onnx(network, path, form=form)
+    theirs, ours = read_integers(path, images, is_optimized=on), simulated or simulate(network, images)
+    assert theirs.keys() == ours.keys()
+    assert all(theirs[name].dtype == ours[name].dtype for name in ours)
+    return {name: int((theirs[name] != ours[name]).sum()) for name in ours}
+
+
+def make_trained(model: nn.Module, seed: int) -> Trained:
+    """A module with statistics in its norms, quantized by the default recipe; images that saturate now and then."""
+    torch.manual_seed(seed)
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        model.train()
+        model(images)
+    quantization = quantize_model(model.eval(), [images[:2]], QuantizeSettings())
+    loud = 1.2 * images[2:]
+    return quantization.network, quantization.quantized, loud, simulate(quantization.quantized, loud)
+
+
+@pytest.fixture(scope="module")
+def lenet() -> Trained:
+    torch.manual_seed(0)
+    return make_trained(Lenet("all"), 1)
+
+
+@pytest.fixture(scope="module")
+def resnet18() -> Trained:
+    torch.manual_seed(0)
+    return make_trained(Resnet18(), 2)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
+def test_no_integer_of_any_layer_differs_from_onnxruntime(
+    tmp_path: Path, form: Form, is_optimized: bool, per_channel: bool
+) -> None:
+    for seed in range(16):
+        network = make_network(seed, per_channel=per_channel, relu_zero_point=128 * (seed % 2))
+        differing = count_differing(network, make_images(seed), tmp_path / "int8.onnx", form, is_optimized)
+        assert not any(differing.values()), (seed, differing)
+
+
+@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
+def test_no_integer_of_lenet_differs_from_onnxruntime(
+    lenet: Trained, tmp_path: Path, form: Form, is_optimized: bool
+) -> None:
+    differing = count_differing(*lenet[1:3], tmp_path / "int8.onnx", form, is_optimized, lenet[3])
+    assert len(differing) == len(lenet[1].layers) + 1
+    assert not any(differing.values()), differing
+
+
+@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
+def test_no_integer_of_resnet18_differs_from_onnxruntime(
+    resnet18: Trained, tmp_path: Path, form: Form, is_optimized: bool
+) -> None:
+    differing = count_differing(*resnet18[1:3], tmp_path / "int8.onnx", form, is_optimized, resnet18[3])
+    assert len(differing) == len(resnet18[1].layers) + 1
+    assert not any(differing.values()), differing
+
+
+def test_without_rewriting_a_qdq_file_runs_in_float_and_is_a_tie_away_at_most(
+    resnet18: Trained, tmp_path: Path
+) -> None:
+    """Layer by layer from the same integers: float32 sums are rounded, so that ties may fall to the other side."""
+    _, network, images, _ = resnet18
+    export_onnx(network, tmp_path / "int8.onnx")
+    theirs = read_integers(tmp_path / "int8.onnx", images[:1], is_optimized=False)
+    num_differing = 0
+    for layer in network.layers[1:]:
+        sources = [network.find(name).output for name in layer.layer.inputs]
+        inputs = [theirs[name] for name in layer.layer.inputs]
+        ours = compute_integers(layer, inputs, sources, find_profile("onnxruntime"))
+        distance = (ours.to(torch.int16) - theirs[layer.name].to(torch.int16)).abs()
+        assert int(distance.max()) <= 1, layer.name
+        num_differing += int((distance > 0).sum())
+    assert num_differing < 1e-3 * sum(tensor.numel() for tensor in theirs.values())
+
+
+def test_grids_with_negative_integers_are_exported_as_int8(tmp_path: Path) -> None:
+    for seed in range(4):
+        network = make_network(seed, is_signed=True, has_pools=False)
+        for is_optimized in (True, False):
+            differing = count_differing(network, make_images(seed), tmp_path / "int8.onnx", "operators", is_optimized)
+            assert not any(differing.values()), (seed, differing)
+        assert read_integers(tmp_path / "int8.onnx", make_images(seed))["stem"].dtype == torch.int8
+
+
+def test_int8_files_are_as_much_smaller_as_weights_let_them_be(
+    lenet: Trained, resnet18: Trained, tmp_path: Path
+) -> None:
+    for (network, quantized, _, _), least in ((lenet, 3.4), (resnet18, 3.9)):
+        before = export_float_onnx(network, tmp_path / "float.onnx")
+        after = export_onnx(quantized, tmp_path / "int8.onnx")
+        assert (tmp_path / "int8.onnx").stat().st_size == after
+        assert before / after >= least
+
+
+def test_the_float_export_gives_the_results_of_the_network(lenet: Trained, resnet18: Trained, tmp_path: Path) -> None:
+    for network, _, images, _ in (lenet, resnet18):
+        export_float_onnx(network, tmp_path / "float.onnx")
+        logits = run_session(open_session(tmp_path / "float.onnx"), images)
+        expected = run_float(network, images)[network.output]
+        assert torch.allclose(logits, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_nodes_are_called_as_layers_and_any_batch_can_be_run(lenet: Trained, tmp_path: Path) -> None:
+    _, quantized, images, _ = lenet
+    export_onnx(quantized, tmp_path / "int8.onnx")
+    model = onnx.load(str(tmp_path / "int8.onnx"))
+    names = {node.name for node in model.graph.node}
+    assert {layer.name for layer in quantized.layers} <= names
+    assert {node.op_type for node in model.graph.node if node.name.startswith("conv1")} >= {"Conv", "QuantizeLinear"}
+    session = open_session(tmp_path / "int8.onnx")
+    alone = torch.cat([run_session(session, images[number : number + 1]) for number in range(len(images))])
+    assert torch.equal(alone, run_session(session, images))
+
+
+def test_layers_that_are_kept_in_float_have_float_weights_and_are_not_quantized_again(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    images = torch.randn(8, 3, 32, 32)
+    settings = QuantizeSettings(keep_float=("conv2", "fc1"))
+    quantized = quantize_model(Lenet("all").eval(), [images], settings).quantized
+    export_onnx(quantized, tmp_path / "mixed.onnx")
+    weights = {tensor.name: tensor.data_type for tensor in onnx.load(str(tmp_path / "mixed.onnx")).graph.initializer}
+    assert weights["conv2/w"] == weights["fc1/w"] == onnx.TensorProto.FLOAT
+    assert weights["conv1/w"] == onnx.TensorProto.INT8
+    theirs, ours = read_integers(tmp_path / "mixed.onnx", images), simulate(quantized, images)
+    for name in ("conv2", "fc1"):
+        # Quantized again by onnxruntime, one in twelve integers would be another.
+        assert (theirs[name] != ours[name]).float().mean() < 0.01
+
+
+def test_a_captured_module_is_exported_with_the_paths_of_its_modules(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 225, 5)).eval()
+    network = capture_network(model, torch.randn(2, 3, 32, 32))
+    export_float_onnx(network, tmp_path / "float.onnx")
+    images = torch.randn(3, 3, 32, 32)
+    expected = model(images).detach()
+    assert torch.allclose(run_session(open_session(tmp_path / "float.onnx"), images), expected, atol=1e-5)
+
+
+def test_a_pooling_on_another_grid_than_its_input_is_refused(tmp_path: Path) -> None:
+    network = make_network(0)
+    layers = tuple(replace(layer, output=Grid(scale=0.5)) if layer.name == "max" else layer for layer in network.layers)
+    with pytest.raises(UsageError, match=r"layer max \(max_pool\) has another grid than its input"):
+        export_onnx(replace(network, layers=layers), tmp_path / "int8.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_gives_nothing_finite_is_not_written(lenet: Trained, tmp_path: Path) -> None:
+    network = lenet[0]
+    head = network.layers[-1]
+    assert head.weight is not None
+    broken = replace(head, weight=torch.full_like(head.weight, torch.nan))
+    with pytest.raises(UsageError, match="not finite"):
+        export_float_onnx(replace(network, layers=(*network.layers[:-1], broken)), tmp_path / "float.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotWritable, match="absent"):
+        export_onnx(make_network(0), tmp_path / "absent" / "int8.onnx")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_a_missing_package_is_named_with_what_to_install(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = export_nodes.importlib.import_module
+
+    def import_module(name: str) -> Any:
+        if name.split(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return found(name)
+
+    monkeypatch.setattr(export_nodes.importlib, "import_module", import_module)
+    with pytest.raises(UsageError, match=rf"needs {package}, .*: pip install 'scalelab\[quantize\]'"):
+        export_onnx(make_network(0), tmp_path / "int8.onnx")

@@ -1,0 +1,118 @@
+"""Ranges that each way of choosing must find where the answer is known."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from scalelab.errors import UsageError
+from scalelab.quantize.histogram import Histogram, count_values
+from scalelab.quantize.ranges import Method, RangeSettings, choose_range, choose_weight_limit
+
+METHODS = get_args(Method)
+
+
+def draw_normal(num: int = 20_000, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num, generator=torch.Generator().manual_seed(seed))
+
+
+def choose(values: torch.Tensor, method: Method, is_symmetric: bool = True, **settings: float) -> tuple[float, float]:
+    return choose_range(count_values(values), RangeSettings(method=method, **settings), is_symmetric)
+
+
+def measure_noise(values: torch.Tensor, limit: float) -> float:
+    step = limit / 127
+    rounded = (values.double() / step).round().clamp(-127, 127) * step
+    return float(((values.double() - rounded) ** 2).mean())
+
+
+def test_minmax_is_all_that_was_seen_and_zero() -> None:
+    values = torch.tensor([0.25, 2.0, 0.5])
+    assert choose(values, "minmax", is_symmetric=False) == (0.0, 2.0)
+    assert choose(values, "minmax") == (-2.0, 2.0)
+    assert choose(-values, "minmax", is_symmetric=False) == (-2.0, 0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_way_goes_beyond_what_was_seen_and_all_have_zero_inside(method: Method) -> None:
+    for values in (draw_normal(), draw_normal().relu(), draw_normal().abs() + 3):
+        low, high = choose(values, method, is_symmetric=bool((values < 0).any()))
+        assert low <= 0 < high <= float(values.abs().max())
+        assert -low == high or low == 0
+
+
+def test_sigma_is_mean_and_deviations() -> None:
+    low, high = choose(draw_normal(), "sigma", sigmas=2.5)
+    assert -low == high == pytest.approx(2.5, rel=0.02)
+    low, high = choose(draw_normal() * 0.1 + 3, "sigma", is_symmetric=False, sigmas=2)
+    assert (low, high) == (0.0, pytest.approx(3.2, rel=0.01))
+
+
+def test_percentile_leaves_out_the_share_that_it_is_told() -> None:
+    values = draw_normal()
+    _, high = choose(values, "percentile", percentile=99.0)
+    assert float((values.abs() > high).double().mean()) == pytest.approx(0.01, abs=0.001)
+    _, high = choose(values.abs(), "percentile", is_symmetric=False, percentile=90.0)
+    assert float((values.abs() > high).double().mean()) == pytest.approx(0.1, abs=0.001)
+    assert choose(values, "percentile", percentile=100.0)[1] == pytest.approx(float(values.abs().max()), rel=1e-3)
+
+
+def test_mse_is_as_good_as_trying_every_range() -> None:
+    values = draw_normal(20_000)
+    values[0] = 30.0
+    limits = np.linspace(1, 30, 300)
+    best = min(measure_noise(values, limit) for limit in limits)
+    _, chosen = choose(values, "mse")
+    assert measure_noise(values, chosen) <= 1.01 * best
+    assert measure_noise(values, chosen) < 0.95 * measure_noise(values, 30.0)
+
+
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_entropy_clips_an_outlier_and_keeps_an_even_distribution(is_positive: bool) -> None:
+    values = draw_normal()
+    values[0] = 100.0
+    if is_positive:
+        values = values.relu()
+    assert choose(values, "entropy", is_symmetric=not is_positive)[1] < 30
+    even = torch.linspace(0 if is_positive else -1, 1, 100_000)
+    assert choose(even, "entropy", is_symmetric=not is_positive)[1] > 0.95
+
+
+def test_zeros_do_not_move_what_entropy_chooses() -> None:
+    values = draw_normal().abs()
+    assert choose(values, "entropy", False) == choose(torch.cat([values, torch.zeros(10**6)]), "entropy", False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_constants_have_a_range_too(method: Method) -> None:
+    assert choose(torch.full((9,), 0.5), method, is_symmetric=False)[1] == pytest.approx(0.5, rel=0.1)
+    assert choose(torch.zeros(9), method) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_treated_as_counted_numbers_are(method: Method) -> None:
+    weights = draw_normal(3_000)
+    limit = choose_weight_limit(weights.numpy(), RangeSettings(method=method))
+    assert limit == pytest.approx(choose(weights, method)[1], rel=0.05)
+    assert choose_weight_limit(np.zeros(4), RangeSettings(method=method)) == 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_single_weight_keeps_its_size(method: Method) -> None:
+    assert choose_weight_limit(np.array([-0.25]), RangeSettings(method=method)) == pytest.approx(0.25, rel=0.1)
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    with pytest.raises(UsageError, match="unknown way to choose ranges 'mean'"):
+        RangeSettings(method="mean")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="sigmas is 0"):
+        RangeSettings(sigmas=0)
+    with pytest.raises(UsageError, match=r"percentile is 0\.999"):
+        RangeSettings(percentile=0.999)
+
+
+def test_a_range_of_nothing_counted_is_zero() -> None:
+    assert choose_range(Histogram(least=0.0, largest=0.0), RangeSettings(), True) == (0.0, 0.0)

@@ -1,0 +1,102 @@
+"""What the rows of the quantization recipe say of what the lab left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.quantized import Quantized
+from scalelab.recipes.quantization import make_rows
+from scalelab.recipes.quantization_rows import (
+    BIASED,
+    PLAIN,
+    describe_saturation,
+    find_q1,
+    find_q3,
+    find_q4,
+    find_q5,
+    find_share_beyond,
+)
+from scalelab.recipes.recipe import Finding, Outcome
+from scalelab.studies.study import Study
+from scalelab.trial import Status, TrialResult
+from tests.recipes.played import PlayedLauncher, play_histogram
+
+
+def play(row: int, tmp_path: Path) -> tuple[Study, TrialResult]:
+    """The part of a row, played to its end."""
+    (study,) = make_rows("small")[row].parts.values()
+    (trial,) = study.plan()
+    return study, PlayedLauncher().launch(trial, tmp_path)
+
+
+def make_outcome(study: Study, result: TrialResult) -> Outcome:
+    return Outcome(study=study, results=(result,), document=None)
+
+
+def read_quantized(result: TrialResult) -> Quantized:
+    assert result.quantized is not None
+    return result.quantized
+
+
+def test_four_rows_read_one_training_and_the_fifth_has_its_own() -> None:
+    rows = make_rows("small")
+    assert [row.reads for row in rows] == ["", "Q1", "Q1", "Q1", ""]
+    assert [list(row.parts) for row in rows] == [[PLAIN]] * 4 + [[BIASED]]
+
+
+def test_weights_are_told_by_layer_with_both_scales(tmp_path: Path) -> None:
+    finding = find_q1({PLAIN: make_outcome(*play(0, tmp_path))})
+    (table,) = finding.tables
+    layer, count, least, largest, sigma, scale, sigma_scale = (cell.value for cell in table.rows[0])
+    assert (layer, count, least, largest, sigma) == ("conv1", 100, -4.0, 4.0, 3.0)
+    assert scale == pytest.approx(127 / 4)
+    assert sigma_scale == pytest.approx(127 / 3)
+    assert "1.3 times 3σ" in finding.answers[0]
+
+
+def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None:
+    study, result = play(0, tmp_path)
+    quantized = read_quantized(result)
+    deep = replace(play_histogram("conv1", "before"), least=-9.0)
+    others = tuple(one for one in quantized.histograms if (one.layer, one.kind) != ("conv1", "before"))
+    changed = replace(result, quantized=replace(quantized, histograms=(deep, *others)))
+    words = find_q3({PLAIN: make_outcome(study, changed)}).answers
+    assert words[1].startswith("In conv1 the negative results reach farther")
+    assert len(find_q3({PLAIN: make_outcome(study, result)}).answers) == 1
+
+
+def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
+    words = find_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).answers
+    assert words[0].startswith("With K = 127, the network in integers loses 1.00 points of accuracy")
+    assert words[0].endswith("gives 99.00 % of images the class of float.")
+    assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
+    assert words[-1].startswith("int8.onnx, run by onnxruntime, gives no other logits")
+
+
+def test_an_unscaled_bias_is_held_against_none(tmp_path: Path) -> None:
+    finding = find_q5("small", {BIASED: make_outcome(*play(4, tmp_path))})
+    assert "200 of 200 images get the class that they have without any bias" in finding.answers[1]
+    beside = {str(row[0].value): row[2].value for row in finding.tables[0].rows}
+    assert beside["weights-raw-bias"] == "51.4 %"
+    assert beside["int8-255"] == "54.49 %"
+
+
+def test_what_255_clamps_is_read_from_the_bins(tmp_path: Path) -> None:
+    after = play_histogram("conv1", "after")
+    assert find_share_beyond(after, 255) == pytest.approx(0.3), "the two bins beyond 1.99 of 4"
+    assert find_share_beyond(after, 127) == 0
+    both_sides = play_histogram("conv1", "before")
+    assert find_share_beyond(both_sides, 255) == pytest.approx(0.5), "the bins at both ends"
+    assert "30 % of conv1, 30 % of conv2" in describe_saturation(read_quantized(play(0, tmp_path)[1]))
+
+
+def test_a_training_that_failed_leaves_rows_without_an_answer(tmp_path: Path) -> None:
+    study, result = play(0, tmp_path)
+    failed = replace(result, status=Status.CRASHED, quantized=None)
+    for row in make_rows("small"):
+        name = next(iter(row.parts))
+        assert row.conclude({name: make_outcome(study, failed)}) == Finding()
+        assert row.conclude({}) == Finding()
