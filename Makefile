@@ -29,7 +29,9 @@ mpi: $(MPIS:%=.mpi/%/.installed)
 
 demo: setup
 	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch 8 --ranks 1 2 \
-		--markdown report/strong-scaling.md --json report/strong-scaling.json --csv report/strong-scaling.csv
+		--html report/strong-scaling.html --pdf report/strong-scaling.pdf --markdown report/strong-scaling.md \
+		--json report/strong-scaling.json --csv report/strong-scaling.csv
+	$(BIN)/scalelab quantize --epochs 10 --html report/quantization.html --pdf report/quantization.pdf
 
 # Loading torch and waiting leave cores idle, so there is a worker more than CI has cores. Tests that compare times come
 # last, one after the other.

@@ -29,13 +29,16 @@ from scalelab.cli.data import FLAGS as DATA_FLAGS
 from scalelab.cli.data import VERBS as DATA_VERBS
 from scalelab.cli.data import Tokenize
 from scalelab.cli.doctor import Doctor
+from scalelab.cli.export import Export
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
+from scalelab.cli.report import Report
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import parse_kind, parse_study, print_studies
+from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
 from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
@@ -43,6 +46,7 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.collectives import Collectives
+from scalelab.studies.quantize import Quantize
 from scalelab.studies.traced import describe_traces
 from scalelab.studies.traced_diff import compare_traces
 from scalelab.studies.traced_hta import describe_hta
@@ -64,7 +68,10 @@ VERB_FLAGS: dict[str, type[Any]] = {
     "reproduce": Command,
     "list": ListRuns,
     "show": Show,
+    "report": Report,
     "compare": Compare,
+    "export": Export,
+    "serve": Serve,
     "predict": Predict,
     "plan": PlanFlags,
     "trace": Trace,
@@ -152,8 +159,8 @@ def _parse(arguments: list[str]) -> None:
         train, execution = parse_kind(Train, arguments[1:], verb)
         assert train.plan()
         execution.output.check()
-    elif verb == "collectives":
-        study, execution = parse_kind(Collectives, arguments[1:], verb)
+    elif verb in ("collectives", "quantize"):
+        study, execution = parse_kind(Collectives if verb == "collectives" else Quantize, arguments[1:], verb)
         assert study.plan()
         execution.output.check()
     elif verb == "data":
@@ -189,6 +196,12 @@ def provide_stored_sets(arguments: list[str], directory: Path) -> None:
             (directory / name).touch()
 
 
+def provide_weights(arguments: list[str], directory: Path) -> None:
+    """A file of weights, which ranks alone read."""
+    if "--weights" in arguments:
+        (directory / arguments[arguments.index("--weights") + 1]).touch()
+
+
 def provide_shards(arguments: list[str], directory: Path) -> None:
     """Put a shard of tokens where a command looks for some."""
     if "tokens" in arguments and "--data-path" in arguments:
@@ -208,11 +221,12 @@ def test_every_command_parses(
     provide_workloads(arguments, page, tmp_path)
     provide_shards(arguments, tmp_path)
     provide_stored_sets(arguments, tmp_path)
+    provide_weights(arguments, tmp_path)
     assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
 
 
 def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
-    assert set(VERB_FLAGS) | {"run", "train", "collectives", "data"} == set(VERBS)
+    assert set(VERB_FLAGS) | {"run", "train", "collectives", "quantize", "data"} == set(VERBS)
     shown = {command.split()[0] for _, command in COMMANDS if command}
     assert set(VERBS) <= shown
 

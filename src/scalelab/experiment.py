@@ -22,6 +22,7 @@ from scalelab.recipes.catalogue import find_kind
 from scalelab.report.document import Caution, Document
 from scalelab.report.exports import render_json
 from scalelab.store import RUNS_DIR, RunStore
+from scalelab.studies.general_charts import add_general_charts
 from scalelab.studies.metered import MeteredRun
 from scalelab.studies.study import Expecting, Searching, Selective, Study
 from scalelab.studies.train import Train
@@ -98,7 +99,7 @@ def conclude_run(store: RunStore) -> Document:
     """The document of whatever has been measured so far, with what could not be read as cautions."""
     study = read_study(store)
     results, damaged = read_results(store)
-    document = study.conclude(results)
+    document = add_general_charts(study.conclude(results), study, results, store.trials(), store.trial_directory)
     missing = len(store.record.trials) - len(results)
     is_metered = store.record.study == MeteredRun.name
     again = "launch the script again" if is_metered else f"scalelab resume {store.name} measures it again"

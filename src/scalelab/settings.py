@@ -35,6 +35,13 @@ Access = Literal["batch", "item"]
 Cache = Literal["cold", "warm", "memcpy"]
 """Where the bytes of a pass are before it: on the disk, in the kernel's memory, or in the process itself."""
 
+CalibrationMethod = Literal["minmax", "sigma", "percentile", "mse", "entropy", "lab"]
+"""How the ranges of activations are found; lab: as the laboratory of the course chains its scales."""
+KernelProfile = Literal["onnxruntime", "qnnpack", "fbgemm"]
+"""Whose kernels are simulated: they differ in how they round."""
+LabBias = Literal["scaled", "raw", "none"]
+LabRange = Literal["max", "3sigma"]
+
 NUMBER_BYTES = 4
 """Messages are made of float32 numbers."""
 LACKED = "lacks this operation"
@@ -321,3 +328,39 @@ class Reading:
     @property
     def sample_bytes(self) -> int:
         return sum(one.num_bytes for one in self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """A trained model that is taken to int8, after the training or in its place."""
+
+    method: CalibrationMethod = "minmax"
+    num_samples: int = 512
+    """Training samples that activations are observed on."""
+    is_per_tensor: bool = False
+    """One scale for all weights of a layer, instead of one for each output channel."""
+    profile: KernelProfile = "onnxruntime"
+    mixed_points: float | None = None
+    """Layers are kept in float, the worst first, until at most so many points of accuracy are lost; None: none is."""
+    num_tested: int | None = None
+    """Test samples on which every layer is tried alone; None: as many as fit into a bounded amount of arithmetic."""
+    weights: str = ""
+    """The file of the trained weights; empty: as they are built, or trained."""
+    batches: tuple[int, ...] = (1, 64)
+    """Batch sizes whose latency is measured."""
+    num_rounds: int = 15
+    """How often every runtime is timed at every batch size."""
+    lab_peak: int = 127
+    """What the lab scales the largest activation to: 127, or the published 255."""
+    lab_bias: LabBias = "scaled"
+    lab_range: LabRange = "max"
+
+    def __post_init__(self) -> None:
+        check_at_least("samples", self.num_samples, 1)
+        check_at_least("rounds", self.num_rounds, 1)
+        if self.mixed_points is not None:
+            check_not_negative("mixed", self.mixed_points)
+        if self.num_tested is not None:
+            check_at_least("tested", self.num_tested, 1)
+        for batch in self.batches:
+            check_at_least("batches", batch, 1)

@@ -26,6 +26,7 @@ import msgspec
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
 from scalelab.observations import BatchNote, CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
+from scalelab.quantized import Quantized
 from scalelab.settings import (
     Bind,
     Course,
@@ -34,6 +35,7 @@ from scalelab.settings import (
     LauncherName,
     Optimization,
     Perturbation,
+    Quantization,
     Reading,
     Spreading,
     StepShape,
@@ -125,6 +127,8 @@ class Trial:
     """Communication alone instead of a training: no workload, and `NO_STRATEGY`."""
     reading: Reading | None = None
     """A stored set that is written and read: alone, with no workload and `NO_STRATEGY`, or by a training."""
+    quantization: Quantization | None = None
+    """The model is taken to int8 when its course has ended, or at once where it has none."""
     instruments: tuple[Instrument, ...] = ()
     """What is looked at besides time."""
     label: str = ""
@@ -255,6 +259,8 @@ class TrialResult:
     """Of the batch job that was to run it, where it had one of its own, or was refused one."""
     curve: tuple[CurvePoint, ...] = ()
     """The lines of a training run; empty for a measurement."""
+    quantized: Quantized | None = None
+    """What taking the model to int8 left, as far as it came; None where that was not asked for."""
     loads: tuple[DeviceLoad, ...] = ()
     """How busy cores and GPUs were over time, where that was looked at."""
     started_at: str = ""

@@ -24,7 +24,7 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
         assert label in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     assert f"Saved to runs/{run.name}" in lines[-1]
-    assert "scalelab show last" in lines[-1]
+    assert "scalelab report last --html report.html" in lines[-1]
     assert "[6/6] " in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     kept = sorted(file.name for file in (run / "trials/ddp-2-r1").iterdir())

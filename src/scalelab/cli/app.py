@@ -28,12 +28,19 @@ VERBS = {
         "scalelab.cli.collectives",
         "Communication alone: latency and bandwidth by size. A study, shorter.",
     ),
+    "quantize": (
+        "scalelab.cli.quantize",
+        "Take a trained network to int8: accuracy, size, speed, the layer to blame. A study, shorter.",
+    ),
     "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
     "show": ("scalelab.cli.show", "A run's answer again, in any format."),
+    "report": ("scalelab.cli.report", "A report for others: HTML, PDF, Markdown with pictures, a bundle."),
     "compare": (
         "scalelab.cli.compare",
         "Two runs side by side: faster, slower, no difference or unresolved.",
     ),
+    "export": ("scalelab.cli.export", "A run where people already look: TensorBoard, MLflow."),
+    "serve": ("scalelab.cli.serve", "A local page over the runs: browse, search, compare, watch."),
     "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
     "predict": ("scalelab.cli.predict", "What sizes that nobody has run would give, with intervals."),
     "plan": ("scalelab.cli.plan", "How a training would be laid over devices: memory, days, cost."),
@@ -47,7 +54,7 @@ EPILOGUE = """\
 First steps:
   scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch 64 --ranks 1 2
   scalelab run weak-scaling --workload my_model.py:build --ranks 1 2
-  scalelab show last --markdown report.md
+  scalelab report last --html report.html
 Every verb, and every study behind run, has its own --help."""
 
 

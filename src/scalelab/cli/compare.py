@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
     before, after = (open_run(name, compare.runs_dir) for name in (compare.a, compare.b))
     if before.path.resolve() == after.path.resolve():
         raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two")
-    write_outputs(compare_runs(read_side(before), read_side(after)), compare.output)
+    write_outputs(compare_runs(read_side(before), read_side(after)), compare.output, [before.path, after.path])
     return 0
 
 

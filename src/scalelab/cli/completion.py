@@ -15,17 +15,21 @@ from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
 from scalelab.cli.data import FLAGS as DATA_FLAGS
 from scalelab.cli.doctor import Doctor
+from scalelab.cli.export import Export
 from scalelab.cli.flags import CONFIG, parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
+from scalelab.cli.report import Report
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import is_training, make_command_class
+from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
 from scalelab.cli.trace import Trace
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.collectives import Collectives
+from scalelab.studies.quantize import Quantize
 from scalelab.studies.train import Train
 from scalelab.workloads.catalogue import BUILT_IN
 
@@ -69,10 +73,14 @@ def make_full_parser() -> Any:
         "run": run,
         "train": make_command_class(Train, make_all_options(), "…"),
         "collectives": make_command_class(Collectives, None, ""),
+        "quantize": make_command_class(Quantize, make_all_options(), "…"),
         "reproduce": Command,
         "list": ListRuns,
         "show": Show,
+        "report": Report,
         "compare": Compare,
+        "export": Export,
+        "serve": Serve,
         "resume": Resume,
         "predict": Predict,
         "plan": PlanFlags,

@@ -53,7 +53,7 @@ def refer_to(store: RunStore) -> str:
 
 def report_run(store: RunStore, document: Document, output: Output) -> int:
     """Print and export the document; 3 when some trials failed."""
-    write_outputs(document, output)
+    write_outputs(document, output, [store.path])
     failed = find_failed(store)
     traceback = next((result.traceback for result in failed if result.traceback), "")
     if traceback:
@@ -64,5 +64,5 @@ def report_run(store: RunStore, document: Document, output: Output) -> int:
         again = f"scalelab resume {refer_to(store)} submits again what was refused"
         print(f"\n{names}: {again}, with other flags if need be", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
-    print(f"\nSaved to {store.path}  ·  scalelab show {refer_to(store)} --markdown report.md", file=stream)
+    print(f"\nSaved to {store.path}  ·  scalelab report {refer_to(store)} --html report.html", file=stream)
     return 3 if failed else 0

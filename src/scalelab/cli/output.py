@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +23,20 @@ from scalelab.report.terminal import render_terminal
 
 Target = Annotated[str | None, tyro.conf.arg(metavar="PATH|-")]
 RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are kept.")]
+Renderer = Callable[[Document, Sequence[Path]], str | bytes]
+"""From a document, and the directories of the runs that it is about, to a file."""
+NEEDED = {"--html": ("vl_convert",), "--pdf": ("vl_convert", "typst")}
+"""What is not installed with scalelab itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Where the answer goes besides the terminal: a path, or - for standard output instead of the terminal's table."""
 
+    html: Target = None
+    """One HTML file with interactive charts, which needs nothing else."""
+    pdf: Target = None
+    """A typeset report."""
     markdown: Target = None
     """Markdown, for a pull request."""
     json: Target = None
@@ -36,12 +45,14 @@ class Output:
     """CSV: every cell of every table with its interval, one per line."""
 
     @property
-    def wanted(self) -> dict[str, tuple[str, Callable[[Document], str]]]:
+    def wanted(self) -> dict[str, tuple[str, Renderer]]:
         """The formats asked for: target and renderer by flag."""
-        every = {
-            "--markdown": (self.markdown, render_markdown),
-            "--json": (self.json, render_json),
-            "--csv": (self.csv, render_csv),
+        every: dict[str, tuple[str | None, Renderer]] = {
+            "--html": (self.html, make_page),
+            "--pdf": (self.pdf, make_pdf),
+            "--markdown": (self.markdown, lambda document, _: render_markdown(document)),
+            "--json": (self.json, lambda document, _: render_json(document)),
+            "--csv": (self.csv, lambda document, _: render_csv(document)),
         }
         return {flag: (target, render) for flag, (target, render) in every.items() if target is not None}
 
@@ -54,36 +65,87 @@ class Output:
         """Refuse, before anything is measured, targets that cannot be written."""
         targets = [target for target, _ in self.wanted.values()]
         if targets.count("-") > 1:
-            raise UsageError("only one of --markdown, --json and --csv can go to standard output (-)")
+            raise UsageError("only one of --html, --pdf, --markdown, --json and --csv can go to standard output (-)")
         for flag, (target, _) in self.wanted.items():
+            check_installed(flag)
             if target != "-" and Path(target).is_dir():
                 raise UsageError(f"{flag} {target} is a directory: give the name of a file in it")
             if target != "-":
                 check_writable(Path(target), flag)
 
 
-def write_outputs(document: Document, output: Output) -> None:
+def check_installed(flag: str) -> None:
+    """Refuse a format whose packages are missing."""
+    missing = [name for name in NEEDED.get(flag, ()) if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{flag} needs {' and '.join(missing)}, which is not installed: pip install 'scalelab[report]',"
+            " or take --markdown or --json, which need nothing"
+        )
+
+
+def make_page(document: Document, runs: Sequence[Path]) -> str:
+    """The document as a page with the raw files of its runs; loaded only when it is asked for."""
+    from scalelab.report.html import render_html
+    from scalelab.report.html_files import pack_runs
+
+    return render_html(document, archive=pack_runs(runs) if runs else None)
+
+
+def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
+    from scalelab.report.pdf import render_pdf
+
+    return render_pdf(document)
+
+
+def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Print the document, unless a format goes to standard output, and write the files asked for."""
-    to_stdout = [render for target, render in output.wanted.values() if target == "-"]
-    if to_stdout:
-        sys.stdout.write(to_stdout[0](document))
-    else:
+    if not output.takes_stdout:
         render_terminal(document, OutputConsole())
+    write_formats(document, output, runs)
+
+
+def write_formats(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
+    """Write the files asked for, and what goes to standard output."""
     for flag, (target, render) in output.wanted.items():
-        if target != "-":
-            write_target(Path(target), render(document), flag)
+        made = render(document, runs)
+        if target == "-":
+            write_stdout(made)
+        else:
+            write_target(Path(target), made, flag)
             print(f"Wrote {target}", file=sys.stderr)  # noqa: T201
 
 
-def write_target(path: Path, text: str, flag: str) -> None:
+def write_stdout(made: str | bytes) -> None:
+    if isinstance(made, str):
+        sys.stdout.write(made)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(made)
+
+
+def write_target(path: Path, made: str | bytes, flag: str) -> None:
     """Write a file whole or not at all; what is no ordinary file, such as a pipe or a device, is written into."""
     place = path.resolve()
     with storage_errors(path, flag):
         if place.exists() and not place.is_file():
-            with place.open("w", encoding="utf-8") as stream:
-                stream.write(text)
+            with place.open("wb") as stream:
+                stream.write(made.encode("utf-8", "replace") if isinstance(made, str) else made)
+        elif isinstance(made, str):
+            write_atomically(place, made)
         else:
-            write_atomically(place, text)
+            write_bytes_atomically(place, made)
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write beside the file, then take its place: readers see all of it or none."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def check_writable(path: Path, flag: str) -> None:

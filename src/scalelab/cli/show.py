@@ -31,7 +31,7 @@ def main(args: Sequence[str]) -> int:
     show = parse_flags(Show, args, "show")
     show.output.check()
     store = open_run(show.run, show.runs_dir)
-    write_outputs(read_answer(store, refresh=show.refresh), show.output)
+    write_outputs(read_answer(store, refresh=show.refresh), show.output, [store.path])
     return 0
 
 

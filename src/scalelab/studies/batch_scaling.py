@@ -13,17 +13,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.saturation import SaturationFit, fit_saturation
 from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
-from scalelab.report.document import Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.plot import plot_lines
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.batch_size import check_batches, describe_saturation, warn_of_fit
+from scalelab.studies.status import describe_failures, find_status, join_words
 from scalelab.studies.study import Configuration, Job, Sampling
 from scalelab.studies.sweep import (
     INTERVAL_NOTE,
@@ -103,11 +106,20 @@ class BatchScaling:
         arms = group_arms(results, self.sampling.warmup)
         answer = BatchAnswer(study=self, arms=arms)
         sections = [
-            Section(heading=READING_WORDS[reading], tables=(make_reading_table(answer, reading),))
+            Section(
+                heading=READING_WORDS[reading],
+                tables=(make_reading_table(answer, reading),),
+                charts=plot_gains(answer) if reading == self.readings[0] else (),
+            )
             for reading in self.readings
         ]
         if answer.model is not None:
-            sections.append(Section(heading="The model beside the measurement", tables=(make_model_table(answer),)))
+            model = Section(
+                heading="The model beside the measurement",
+                tables=(make_model_table(answer),),
+                charts=(plot_model(answer),),
+            )
+            sections.append(model)
         where = f"{self.strategy} × {self.ranks}"
         return Document(
             title="Batch scaling",
@@ -123,6 +135,9 @@ READING_WORDS: dict[Reading, str] = {
     "global": "The batch as the global one",
     "per-rank": "The batch as that of each rank",
 }
+
+
+SERIES_WORDS: dict[Reading, str] = {"global": "shared by all ranks", "per-rank": "on each rank"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +220,58 @@ def _show_step(arm: Arm | None) -> Cell:
     if arm is None:
         return Cell()
     return make_cell(arm.step if arm.is_measured else describe_status(arm), mark=find_marks(arm))
+
+
+def plot_gains(answer: BatchAnswer) -> tuple[Chart, ...]:
+    """The speedup by batch, in every reading: from the plain loop's work to that of as many ranks."""
+    study = answer.study
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for reading in study.readings:
+        for batch in study.batches:
+            place = {"series": SERIES_WORDS[reading], "batch": batch, "key": f"batch {batch}"}
+            speedup = answer.speedup(batch, reading)
+            if speedup is not None:
+                rows.append(place | {"speedup": speedup})
+            else:
+                spread, plain = answer.spread(study.spread_batch(batch, reading)), answer.plain(batch)
+                lost = plain if plain is None or not plain.is_measured else spread
+                failed.append(place | {"status": find_status(lost)})
+    if not rows:
+        return ()
+    ends = (study.batches[0], study.batches[-1])
+    chart = plot_lines(
+        title="Speedup against the batch",
+        x=Axis(field="batch", title="batch", quantity="count", is_log=True, ticks=study.batches),
+        y=Axis(field="speedup", title="samples/s over the plain loop's", quantity="ratio"),
+        rows=rows,
+        guides=[{"series": "ideal", "batch": batch, "speedup": float(study.ranks)} for batch in ends],
+        failed=failed,
+        caption=join_words(
+            "Bars are 95 % confidence intervals.", *describe_failures((row["key"], row["status"]) for row in failed)
+        ),
+    )
+    return (chart,)
+
+
+def plot_model(answer: BatchAnswer) -> Chart:
+    """The measured step of every global batch, and what the model says of it."""
+    pairs = [(arm, answer.predict_seconds(arm)) for arm in answer.measured]
+    return plot_lines(
+        title="A step against the global batch",
+        x=Axis(field="batch", title="global batch", quantity="count"),
+        y=Axis(field="seconds", title="step time", quantity="seconds"),
+        rows=[
+            {"series": "measured", "batch": arm.trial.global_batch, "seconds": arm.step, "key": arm.label}
+            for arm, _ in pairs
+        ],
+        guides=[
+            {"series": "model", "batch": arm.trial.global_batch, "seconds": seconds}
+            for arm, seconds in pairs
+            if seconds is not None
+        ],
+        caption="Bars are 95 % confidence intervals.",
+    )
 
 
 def make_model_table(answer: BatchAnswer) -> Table:

@@ -17,6 +17,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.batch_charts import draw_memory, draw_steps, draw_throughput
 from scalelab.studies.placement import MaybeStrategy, choose_strategy, describe_placement
 from scalelab.studies.study import Configuration, Job, Sampling
 from scalelab.studies.sweep import (
@@ -30,6 +31,7 @@ from scalelab.studies.sweep import (
     plan_sweep,
     step_column,
 )
+from scalelab.studies.sweep_charts import keep_charts
 from scalelab.studies.throughput import measure_rate
 from scalelab.trial import Status, Trial, TrialResult
 from scalelab.units import format_bytes, format_quantity, format_share
@@ -82,9 +84,12 @@ class BatchSize:
         rows = [arm for arm in arms.values() if arm.configuration != CONTROL]
         first = next((arm for arm in rows if arm.is_measured), None)
         fit = fit_saturation({arm.trial.batch_per_rank: arm.clean for arm in rows if arm.is_measured})
-        sections = [Section(tables=(self._make_table(arms.values(), first),))]
+        charts = keep_charts(draw_throughput(rows, fit, self._unit), draw_memory(rows))
+        sections = [Section(tables=(self._make_table(arms.values(), first),), charts=charts)]
         if fit is not None:
-            sections.append(Section(heading="The step as a straight line", tables=(make_fit_table(rows, fit),)))
+            line = keep_charts(draw_steps(rows, fit))
+            heading = "The step as a straight line"
+            sections.append(Section(heading=heading, tables=(make_fit_table(rows, fit),), charts=line))
         where = describe_placement(self.strategy, self.ranks)
         return Document(
             title="Batch size",

@@ -23,6 +23,7 @@ from scalelab.studies.messages import Messages
 from scalelab.studies.metered import MeteredRun
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.optimizers import Optimizers
+from scalelab.studies.quantize import Quantize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.strategies import Strategies
 from scalelab.studies.strong_scaling import StrongScaling
@@ -55,6 +56,7 @@ STUDIES: dict[str, type[Any]] = {
         BatchSize,
         MaxBatch,
         BatchScaling,
+        Quantize,
     )
 }
 """What `scalelab run` offers."""

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 import tyro
 
 from scalelab.analysis.bandwidth import POINT_TO_POINT
-from scalelab.analysis.link import fit_series
+from scalelab.analysis.link import LinkFit, fit_series
 from scalelab.analysis.transfers import TransferSeries, group_transfers
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.environment import find_gpus, read_available_memory
@@ -27,6 +27,7 @@ from scalelab.report.document import Document, Section
 from scalelab.settings import LACKED, NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
 from scalelab.studies.collectives_tables import make_fit_table, make_size_table, name_operation
 from scalelab.studies.collectives_words import summarise_links, warn_of_exchanges, warn_of_left_out
+from scalelab.studies.exchange_charts import plot_operation, plot_operations
 from scalelab.studies.study import Job, check_gpus, check_ranks
 from scalelab.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.units import format_bytes, parse_bytes, parse_seconds
@@ -220,12 +221,9 @@ class Collectives:
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_transfers(results).values())
         fits = {series.trial.configuration: fit_series(series) for series in every}
-        sections = [Section(tables=(make_fit_table(every, fits),))]
+        sections = [Section(tables=(make_fit_table(every, fits),), charts=plot_operations(every))]
         measured = [series for series in every if series.is_measured]
-        sections += [
-            Section(heading=series.trial.label, tables=(make_size_table(series, fits[series.trial.configuration]),))
-            for series in measured
-        ]
+        sections += [_make_section(series, fits[series.trial.configuration]) for series in measured]
         left_out = {
             series.trial.label: [
                 size
@@ -253,6 +251,12 @@ class Collectives:
         launches = f"{self.rounds} launch{'es'[: 2 * (self.rounds != 1)]} × at most {self.repeats} timings"
         hosts = [f"{self.ranks_per_host} per host, {trial.link}"] if trial.link else []
         return " · ".join([every[0].backend, trial.device, *hosts, reach, cores, launches])
+
+
+def _make_section(series: TransferSeries, fit: LinkFit | None) -> Section:
+    chart = plot_operation(series, fit)
+    charts = (chart,) if chart is not None else ()
+    return Section(heading=series.trial.label, tables=(make_size_table(series, fit),), charts=charts)
 
 
 def fit_sizes(sizes: Sequence[int], operation: str, num_ranks: int, device: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.arms import Arm
+from scalelab.studies.comparison_charts import draw_comparison
 from scalelab.trial import Trial, to_builtins
 from scalelab.units import format_interval
 
@@ -48,12 +49,13 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
         )
     ratios = {name: _find_ratio(before.arms[name], after.arms[name]) for name in common}
     different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
+    table = _make_table(before, after, ratios)
     return Document(
         title="Comparison",
         question="Is B faster than A?",
         setting=f"A {before.name} · B {after.name}",
         sections=(
-            Section(tables=(_make_table(before, after, ratios),)),
+            Section(tables=(table,), charts=draw_comparison(table)),
             *_list_differences(before, after, common),
         ),
         summary=tuple(_say_verdict(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items()),

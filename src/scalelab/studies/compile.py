@@ -19,6 +19,7 @@ from typing import ClassVar
 from scalelab.errors import UsageError
 from scalelab.report.document import Column, Document, Section
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.compile_charts import draw_compiled, draw_payoffs
 from scalelab.studies.compile_cost import find_payoffs, make_payoff_table, measure_starts, summarise_compile
 from scalelab.studies.losses import compare_losses, read_losses
 from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
@@ -99,9 +100,11 @@ class Compile:
                 read=lambda arm: compare_losses(read_losses(arm), read_losses(eager) if eager else {}).difference,
             ),
         ]
-        sections = [Section(tables=(make_sweep_table(arms.values(), columns),))]
+        table = make_sweep_table(arms.values(), columns)
+        sections = [Section(tables=(table,), charts=draw_compiled(table, list(arms.values())))]
         if payoffs:
-            sections.append(Section(heading="When compiling pays", tables=(make_payoff_table(payoffs),)))
+            paid = make_payoff_table(payoffs)
+            sections.append(Section(heading="When compiling pays", tables=(paid,), charts=draw_payoffs(payoffs)))
         return Document(
             title="Compilation",
             question=self.question,

@@ -25,6 +25,7 @@ from scalelab.studies.delay_answer import (
     name_row,
     summarise_delay,
 )
+from scalelab.studies.delay_charts import plot_delayed_speedups, plot_delayed_steps
 from scalelab.studies.study import Configuration, Job, Sampling, check_ranks
 from scalelab.studies.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.trial import Trial, TrialResult
@@ -96,10 +97,13 @@ class Delay:
         )
         phase = self.job.perturbation.delay_phase
         words = (self.strategy, self.job.dtype, f"global batch {self.global_batch}", f"delays in {phase}")
-        sections = [Section(tables=(make_delay_table(answer),))]
+        steps, speedups = plot_delayed_steps(answer), plot_delayed_speedups(answer)
+        sections = [Section(tables=(make_delay_table(answer),), charts=(steps,) if steps else ())]
         overlay = make_overlay_table(answer)
         if overlay is not None:
-            sections.append(Section(heading="Against Amdahl's law", tables=(overlay,)))
+            sections.append(
+                Section(heading="Against Amdahl's law", tables=(overlay,), charts=(speedups,) if speedups else ())
+            )
         return Document(
             title="Delay",
             question=self.question,

@@ -17,6 +17,7 @@ from typing import ClassVar
 from scalelab.errors import UsageError
 from scalelab.report.document import Document, Section
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.dimension_charts import draw_grids, draw_growth, draw_rows
 from scalelab.studies.dimension_growth import fit_growth, make_growth_table
 from scalelab.studies.dimension_words import summarise_dimensions
 from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
@@ -136,9 +137,13 @@ class Dimensions:
             operations_column(),
             speed_column(),
         ]
-        sections = [Section(tables=(make_sweep_table(arms.values(), columns),))]
+        table = make_sweep_table(arms.values(), columns)
+        charts = (*draw_rows(table, arms), *(draw_grids(arms, self.variations, self.job) if self.grid else ()))
+        sections = [Section(tables=(table,), charts=charts)]
         if growths:
-            sections.append(Section(heading="How the step grows", tables=(make_growth_table(growths),)))
+            drawn = draw_growth(arms, self.variations, self.job, growths)
+            heading = "How the step grows"
+            sections.append(Section(heading=heading, tables=(make_growth_table(growths),), charts=drawn))
         return Document(
             title="Dimensions",
             question=self.question,

@@ -34,6 +34,7 @@ from scalelab.studies.sweep import (
     samples_column,
     step_column,
 )
+from scalelab.studies.sweep_charts import INTERVALS, draw_columns, keep_charts, list_keys
 from scalelab.trial import Trial, TrialResult
 
 Mode = Literal["cast", "autocast"]
@@ -117,6 +118,27 @@ class Dtypes:
             *make_loss_columns(reference),
         ]
         notes = ("trains: the last loss is that of float32 within torch's tolerance for the type",)
+        table = make_sweep_table(arms.values(), columns, notes=notes)
+        keys = list_keys(arms.values())
+        charts = keep_charts(
+            draw_columns(table, ["step_seconds"], title="Step by data type", keys=keys),
+            draw_columns(
+                table,
+                ["step_ratio"],
+                title="Step over that of float32",
+                keys=keys,
+                reference=1.0,
+                from_zero=False,
+                caption=f"{INTERVALS} Left of the dashed line is faster than float32.",
+            ),
+            draw_columns(
+                table,
+                ["peak_memory_bytes"],
+                title="Memory by data type",
+                keys=keys,
+                caption="The highest of any rank in any launch, with all that the process holds; without intervals.",
+            ),
+        )
         return Document(
             title="Data types",
             question=self.question,
@@ -127,7 +149,7 @@ class Dtypes:
                 describe_placement(self.strategy, self.ranks),
                 f"batch {self.batch_per_rank} per rank",
             ),
-            sections=(Section(tables=(make_sweep_table(arms.values(), columns, notes=notes),)),),
+            sections=(Section(tables=(table,), charts=charts),),
             summary=summarise_dtypes(arms, reference, lambda arm: judge_loss(arm, reference)),
             cautions=find_sweep_cautions(arms, reference),
         )

@@ -22,6 +22,7 @@ from scalelab.report.document import Document, Section
 from scalelab.settings import Perturbation
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.arms import group_arms
+from scalelab.studies.breakdown_charts import plot_rank_parts
 from scalelab.studies.breakdown_table import make_breakdown_table, warn_of_rest
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.diagnosis import make_own_time_table
@@ -32,6 +33,7 @@ from scalelab.studies.imbalance_answer import (
     ImbalanceAnswer,
     make_imbalance_table,
     make_model_table,
+    plot_model,
     summarise_imbalance,
     warn_of_limits,
 )
@@ -123,6 +125,9 @@ class Imbalance:
         measured = [arm for arm in answer.arms.values() if arm.is_measured]
         if measured:
             tables = tuple(make_breakdown_table(arm, title=f"Every rank of {arm.label}") for arm in measured)
-            yield Section(heading="Where the time goes", tables=tables)
+            charts = tuple(chart for arm in measured if (chart := plot_rank_parts(arm)) is not None)
+            yield Section(heading="Where the time goes", tables=tables, charts=charts)
         if self.is_disturbed:
-            yield Section(heading="Against the model", tables=(make_model_table(answer),))
+            model = plot_model(answer)
+            charts = (model,) if model is not None else ()
+            yield Section(heading="Against the model", tables=(make_model_table(answer),), charts=charts)

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.overlay import add_delay
 from scalelab.analysis.stats import estimate_difference, estimate_median, estimate_ratio, judge
-from scalelab.report.document import Caution, Column, Table, make_row
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.plot import plot_bars
+from scalelab.report.document import Caution, Chart, Column, Table, make_row
 from scalelab.settings import Perturbation
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_table import explain_strategy, waits_for_buffers
 from scalelab.studies.diagnosis import Diagnosis, name_slow_rank, name_waiting
+from scalelab.studies.status import find_status
 from scalelab.studies.sweep import (
     INTERVAL_NOTE,
     SweepColumn,
@@ -148,6 +152,29 @@ def make_model_table(answer: ImbalanceAnswer) -> Table:
         judge(answer.distance).value if answer.distance else None,
     )
     return Table(columns=columns, rows=(row,), notes=(INTERVAL_NOTE,))
+
+
+def plot_model(answer: ImbalanceAnswer) -> Chart | None:
+    """The disturbed step beside the model's, and the undisturbed one below which neither can be."""
+    if answer.undisturbed is None or answer.model_seconds is None:
+        return None
+    model = f"model: undisturbed + {answer.perturbation.delay}"
+    steps = {UNDISTURBED: answer.undisturbed.step, model: answer.model_seconds}
+    rows: list[dict[str, Any]] = [{"bar": name, "seconds": step, "key": name} for name, step in steps.items()]
+    failed = []
+    if answer.disturbed is not None:
+        rows.append({"bar": DISTURBED, "seconds": answer.disturbed.step, "key": DISTURBED})
+    else:
+        failed.append({"bar": DISTURBED, "status": find_status(answer.arms.get(DISTURBED))})
+    return plot_bars(
+        title="Against the model",
+        x=Axis(field="seconds", title="step time", quantity="seconds"),
+        y=Axis(field="bar", title="", quantity="text"),
+        rows=rows,
+        failed=failed,
+        is_stacked=False,
+        caption="Thin lines are 95 % confidence intervals.",
+    )
 
 
 def summarise_imbalance(answer: ImbalanceAnswer) -> Iterator[str]:

@@ -34,6 +34,7 @@ from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.report.document import Document, Section, Table
 from scalelab.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.io_formats_charts import draw_batches, draw_costs, draw_trainings, draw_workers
 from scalelab.studies.io_formats_tables import (
     make_batch_table,
     make_cost_table,
@@ -290,16 +291,17 @@ class IoFormats:
     def _make_sections(self, results: Sequence[TrialResult]) -> Iterator[Section]:
         every = list(group_fetches(results).values())
         alone = [series for series in every if not series.reading.workers]
-        yield Section(tables=(make_cost_table(alone),))
-        yield Section(heading="A batch", tables=(make_batch_table(alone),))
+        yield Section(tables=(make_cost_table(alone),), charts=draw_costs(alone))
+        yield Section(heading="A batch", tables=(make_batch_table(alone),), charts=draw_batches(alone))
         passes: list[Table | None] = [make_pass_table(alone, "warm"), make_pass_table(alone, "cold")]
         yield Section(heading="By order and access", tables=tuple(table for table in passes if table is not None))
         workers = make_worker_table(every)
         if workers is not None:
-            yield Section(heading="Workers", tables=(workers,))
+            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(every))
         arms: dict[str, Arm] = group_arms([one for one in results if one.trial.workload], self.sampling.warmup)
         if arms:
-            yield Section(heading="Inside a training", tables=(make_training_table(arms),))
+            table = make_training_table(arms)
+            yield Section(heading="Inside a training", tables=(table,), charts=draw_trainings(table, arms))
 
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         reports = [rank.reading for result in results for rank in result.ranks if rank.reading is not None]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from scalelab.analysis.location import FEWEST_FOR_SIGNED_RANK
 from scalelab.analysis.noise_scale import NoiseScale
-from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.large_batch_arms import (
     LABELS,
     LARGE,
@@ -19,6 +19,7 @@ from scalelab.studies.large_batch_arms import (
     find_noise_scales,
 )
 from scalelab.studies.large_batch_words import summarise_large_batch
+from scalelab.studies.learning_charts import plot_epochs
 from scalelab.units import format_learning_rate, format_share
 
 SEEDS_NOTE = "± is a 95 % confidence interval over seeds, its longer arm"
@@ -42,6 +43,7 @@ def conclude_large_batch(arms: Mapping[str, LearningArm], *, question: str, sett
                 make_epoch_table("Accuracy on the test data", "accuracy", compared, LearningArm.accuracies),
                 make_epoch_table("Loss on the test data", "loss", compared, LearningArm.test_losses),
             ),
+            charts=_draw_epochs(compared),
         ),
     ]
     if scales:
@@ -54,6 +56,14 @@ def conclude_large_batch(arms: Mapping[str, LearningArm], *, question: str, sett
         summary=summarise_large_batch(arms, scales, num_epochs),
         cautions=tuple(_find_cautions(arms, scales, num_epochs)),
     )
+
+
+def _draw_epochs(arms: Mapping[str, LearningArm]) -> tuple[Chart, ...]:
+    charts = (
+        plot_epochs("Accuracy on the test data", "accuracy", arms, LearningArm.accuracies),
+        plot_epochs("Loss on the test data", "loss", arms, LearningArm.test_losses),
+    )
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def make_end_table(arms: Mapping[str, LearningArm], num_epochs: int) -> Table:

@@ -22,6 +22,7 @@ from scalelab.errors import UsageError
 from scalelab.ranks.links import UNSHAPED, Link, parse_link
 from scalelab.report.document import Document, Section
 from scalelab.settings import Exchange
+from scalelab.studies.exchange_charts import plot_link_costs, plot_link_rates
 from scalelab.studies.links_answer import BASE, LinksAnswer, name_exchange, read_answer
 from scalelab.studies.links_tables import make_bandwidth_table, make_cost_table, make_profile_table
 from scalelab.studies.links_words import summarise_links, warn_of_links
@@ -137,10 +138,11 @@ class Links:
 
 
 def _make_sections(answer: LinksAnswer) -> tuple[Section, ...]:
+    costs, rates = plot_link_costs(answer), plot_link_rates(answer)
     return (
-        Section(tables=(make_cost_table(answer),)),
+        Section(tables=(make_cost_table(answer),), charts=(costs,) if costs else ()),
         Section(heading="Communication, as profiled", tables=(make_profile_table(answer),)),
-        Section(heading="Bandwidth", tables=(make_bandwidth_table(answer),)),
+        Section(heading="Bandwidth", tables=(make_bandwidth_table(answer),), charts=(rates,) if rates else ()),
     )
 
 

@@ -25,6 +25,7 @@ from scalelab.environment import count_cores
 from scalelab.errors import UsageError
 from scalelab.report.document import Caution, Document, Section
 from scalelab.studies.arms import group_arms
+from scalelab.studies.loader_charts import draw_epochs, draw_split
 from scalelab.studies.loader_split import make_epoch_table, make_split_table, summarise_workers
 from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
 from scalelab.studies.real_images import count_images, name_images, put_on_images
@@ -129,7 +130,10 @@ class LoaderWorkers:
             title="Loader workers",
             question=self.question,
             setting=describe_measurement(job, self.sampling, arms.values(), *words),
-            sections=(Section(tables=tables[:1]), Section(heading="An epoch", tables=tables[1:])),
+            sections=(
+                Section(tables=tables[:1], charts=draw_split(tables[0], list(arms.values()))),
+                Section(heading="An epoch", tables=tables[1:], charts=draw_epochs(tables[1], list(arms.values()))),
+            ),
             summary=tuple(summarise_workers(arms, reference)),
             cautions=(*self._warn_of_cores(results), *find_sweep_cautions(arms, reference)),
         )

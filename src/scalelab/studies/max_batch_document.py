@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from scalelab.analysis.batch_search import MOST_PROBES, predict_largest
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.studies.batch_charts import draw_search
 from scalelab.studies.max_batch_answer import BatchSearch
 from scalelab.studies.study import Job
 from scalelab.trial import Status
@@ -21,7 +22,7 @@ def conclude_search(
     where = "plain loop" if strategy == "single" else f"{strategy} × {num_ranks}"
     steps = search.trial.plan.num_steps if search.trial else "–"
     limit = f"{format_bytes(search.limit_bytes)} per {name_owner(search)}"
-    sections = [Section(tables=(make_probe_table(search),))]
+    sections = [Section(tables=(make_probe_table(search),), charts=draw_search(search))]
     if search.largest is not None:
         sections.append(Section(heading="The answer", tables=(make_answer_table(search),)))
     return Document(

@@ -22,6 +22,7 @@ from scalelab.errors import UsageError
 from scalelab.observations import RankReport
 from scalelab.report.document import Document, Section
 from scalelab.strategies.catalogue import Strategy
+from scalelab.studies.memory_charts import draw_categories, draw_fit
 from scalelab.studies.memory_rows import FORECAST, NO_FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory_tables import make_category_table, make_fit_table, make_peak_table, make_reading_table
 from scalelab.studies.memory_words import find_memory_cautions, summarise_memory
@@ -136,14 +137,15 @@ class Memory:
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         rows = collect_rows(results)
-        sections = [Section(tables=(make_peak_table(rows),))]
+        sections = [Section(tables=(make_peak_table(rows),), charts=draw_categories(rows))]
         categories = make_category_table(rows)
         if categories.rows:
             sections.append(Section(heading="What it is made of, at the peak", tables=(categories,)))
             sections.append(Section(heading="What is often read instead", tables=(make_reading_table(rows),)))
         if self.device_bytes is not None and rows:
             heading = f"Would it fit into {format_bytes(self.device_bytes)}?"
-            sections.append(Section(heading=heading, tables=(make_fit_table(rows, self.device_bytes),)))
+            table = make_fit_table(rows, self.device_bytes)
+            sections.append(Section(heading=heading, tables=(table,), charts=draw_fit(table, self.device_bytes)))
         return Document(
             title="Memory",
             question=self.question,

@@ -19,6 +19,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Document, Section
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.arms import group_arms
+from scalelab.studies.messages_charts import draw_kinds, draw_payloads
 from scalelab.studies.messages_tables import make_kind_table, make_message_table, warn_of_messages
 from scalelab.studies.messages_words import NO_NORM, SYNCED, UNSENT, summarise_messages
 from scalelab.studies.strategies import check_strategies, fit_job, name_row
@@ -103,10 +104,11 @@ class Messages:
         arms = group_arms([result for result in results if not self.expects(result)], self.sampling.warmup)
         reference = arms.get(name_row(self.strategies[0], self.ranks))
         every = list(arms.values())
-        sections = [Section(tables=(make_message_table(every, reference),))]
+        table = make_message_table(every, reference)
+        sections = [Section(tables=(table,), charts=draw_payloads(table, every))]
         kinds = make_kind_table(every)
         if kinds.rows:
-            sections.append(Section(heading="By kind", tables=(kinds,)))
+            sections.append(Section(heading="By kind", tables=(kinds,), charts=draw_kinds(every)))
         return Document(
             title="Messages",
             question=self.question,

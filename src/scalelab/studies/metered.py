@@ -19,9 +19,10 @@ from typing import ClassVar
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_median
 from scalelab.errors import UsageError
-from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
+from scalelab.studies.learning_charts import plot_losses
 from scalelab.studies.study import Job
 from scalelab.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.units import format_quantity, format_share
@@ -59,7 +60,9 @@ class MeteredRun:
             title="Metered run",
             question=self.question,
             setting=self._describe_setting(recordings),
-            sections=tuple(Section(tables=(make_table(recording),)) for recording in recordings),
+            sections=tuple(
+                Section(tables=(make_table(recording),), charts=_draw_loss(recording)) for recording in recordings
+            ),
             summary=tuple(words for recording in recordings for words in summarise(recording)),
             cautions=tuple(caution for recording in recordings for caution in find_doubts(recording)),
         )
@@ -95,6 +98,11 @@ def read_recording(result: TrialResult, global_batch: int | None) -> Recording:
     whole = replace(count_all_steps(result), status=Status.COMPLETED)
     (arm,) = group_arms([whole], None).values()
     return Recording(result=result, global_batch=global_batch, arm=arm)
+
+
+def _draw_loss(recording: Recording) -> tuple[Chart, ...]:
+    chart = plot_losses({"loss": recording.result})
+    return (chart,) if chart is not None else ()
 
 
 def count_all_steps(result: TrialResult) -> TrialResult:

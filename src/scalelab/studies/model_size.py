@@ -26,6 +26,7 @@ from scalelab.studies.model_size_answer import (
     make_work_table,
     summarise_sizes,
 )
+from scalelab.studies.model_size_charts import draw_parts, draw_sizes
 from scalelab.studies.profiled import FEW_STEPS, has_traces, make_traced_table
 from scalelab.studies.study import Configuration, Job, Sampling, check_ranks
 from scalelab.studies.sweep import describe_measurement, find_sweep_cautions, plan_sweep
@@ -92,13 +93,14 @@ class ModelSize:
             make_breakdown_table(arm, title=f"Every rank of {arm.label}") for arm in largest if arm.trial.num_ranks > 1
         )
         sections = [
-            Section(tables=(make_size_table(answer),)),
+            Section(tables=(make_size_table(answer),), charts=draw_sizes(answer)),
             Section(heading="Bytes and operations", tables=(make_work_table(answer),)),
         ]
         if parts:
             traced = make_traced_table([arm for arm in largest if has_traces(arm)])
-            tables = (make_part_table(answer), *parts, *((traced,) if traced else ()))
-            sections.append(Section(heading="Where the time goes", tables=tables))
+            whole = make_part_table(answer)
+            tables = (whole, *parts, *((traced,) if traced else ()))
+            sections.append(Section(heading="Where the time goes", tables=tables, charts=draw_parts(whole, answer)))
         return Document(
             title="Model size",
             question=self.question,

@@ -36,6 +36,7 @@ from scalelab.studies.sweep import (
     samples_column,
     step_column,
 )
+from scalelab.studies.sweep_charts import draw_columns, keep_charts, list_keys
 from scalelab.trial import Trial, TrialResult
 from scalelab.units import format_bytes, format_interval, format_quantity
 
@@ -114,13 +115,36 @@ class Optimizers:
             own, [state_column(), forecast_column(), memory_column(), loss_column()], name_header="optimizer"
         )
         memory = replace(memory, notes=memory.notes[1:])  # none of its numbers has an interval
+        keys = list_keys(arms.values())
+        drawn = keep_charts(
+            draw_columns(
+                times,
+                {"step_seconds": "whole step", "optimizer_seconds": "update alone"},
+                title="Step and update by optimizer",
+                keys=keys,
+                axis_title="time",
+            ),
+        )
+        kept = keep_charts(
+            draw_columns(
+                memory,
+                {"state_bytes": "measured", "forecast_bytes": "forecast"},
+                title="What every optimizer keeps",
+                keys=list_keys(own),
+                axis_title="state of the fullest rank",
+                caption="Counted, so without intervals; forecast from the parameters alone.",
+            ),
+        )
         batch = f"batch {self.batch_per_rank} per rank"
         place = describe_placement(self.strategy, self.ranks)
         return Document(
             title="Optimizers",
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), place, self.job.dtype, batch),
-            sections=(Section(tables=(times,)), Section(heading="What is kept", tables=(memory,))),
+            sections=(
+                Section(tables=(times,), charts=drawn),
+                Section(heading="What is kept", tables=(memory,), charts=kept),
+            ),
             summary=tuple(summarise_optimizers(own, reference)),
             cautions=find_sweep_cautions(arms, reference),
         )

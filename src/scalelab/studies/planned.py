@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from scalelab.predict.footprint import CATEGORIES
 from scalelab.predict.linear import Difference, SmallRun, compare_linear
 from scalelab.predict.planning import FOUND_ON, Plan, Totals, find_last_paying, sum_training
-from scalelab.report.document import Caution, Document, Section
+from scalelab.report.document import Caution, Chart, Document, Section
 from scalelab.studies.planned_tables import (
+    PART_WORDS,
     make_layout_table,
     make_linear_table,
     make_memory_table,
@@ -18,6 +20,7 @@ from scalelab.studies.planned_tables import (
     make_sweep_table,
     make_totals_table,
 )
+from scalelab.studies.predicted_charts import plot_planned_memory, plot_planned_times
 from scalelab.units import format_bytes, format_quantity, format_share
 
 MANY_DAYS = 365
@@ -37,11 +40,12 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
     totals = sum_training(plan, num_tokens)
     difference = compare_linear(plan, totals, small, num_tokens)
     job, best = plan.job, plan.best
+    times, memory = draw_best(plan)
     sections = [
         Section(paragraphs=(describe_model(plan),), tables=(make_layout_table(plan, num_tokens),)),
         Section(heading="The whole training", tables=(make_totals_table(totals),)),
-        Section(heading="Where the step of the fastest goes", tables=(make_parts_table(best),)),
-        Section(heading="What a device holds in it", tables=(make_memory_table(best.footprint),)),
+        Section(heading="Where the step of the fastest goes", tables=(make_parts_table(best),), charts=times),
+        Section(heading="What a device holds in it", tables=(make_memory_table(best.footprint),), charts=memory),
         Section(
             heading="Beside the linear rule",
             paragraphs=(describe_small(small),),
@@ -50,7 +54,7 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
     ]
     if sweep is not None and sweep.plans:
         table = make_sweep_table(sweep.plans, sweep.refused, num_tokens)
-        chart = make_sweep_chart(sweep.plans, num_tokens)
+        chart = make_sweep_chart(sweep.plans, sweep.refused, num_tokens)
         sections.append(Section(heading="More and fewer devices", tables=(table,), charts=(chart,)))
     if plan.obstacles:
         sections.append(Section(heading="What cannot be", tables=(make_obstacle_table(plan.obstacles),)))
@@ -63,6 +67,16 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
         cautions=tuple(find_cautions(plan, totals)),
         environment=(("device", job.device.source),),
     )
+
+
+def draw_best(plan: Plan) -> tuple[tuple[Chart, ...], tuple[Chart, ...]]:
+    """Where the step and the memory of the fastest layout go."""
+    best = plan.best
+    times = plot_planned_times({words: getattr(best.cost, name) for name, words in PART_WORDS.items()})
+    memory = plot_planned_memory(
+        {name: best.footprint.by_category[name] for name in CATEGORIES}, plan.job.device.memory_bytes
+    )
+    return (times,) if times else (), (memory,) if memory else ()
 
 
 def describe_model(plan: Plan) -> str:

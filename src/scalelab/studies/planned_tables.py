@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Footprint
 from scalelab.predict.linear import Difference
 from scalelab.predict.planning import Plan, PlannedLayout, Totals, find_last_paying, sum_training
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.prediction import plot_fan
 from scalelab.report.document import Cell, Chart, Column, Table, make_row
 from scalelab.studies.predicted import show
 from scalelab.units import format_share
@@ -174,30 +179,30 @@ def make_sweep_table(plans: Sequence[Plan], refused: Mapping[int, str], num_toke
     return Table(columns=columns, rows=tuple(rows), notes=notes)
 
 
-def make_sweep_chart(plans: Sequence[Plan], num_tokens: float) -> Chart:
-    """Days against devices, both logarithmic, with the interval and where more devices stop paying."""
+def make_sweep_chart(plans: Sequence[Plan], refused: Mapping[int, str], num_tokens: float) -> Chart:
+    """Days against devices, both logarithmic, with the interval, and where more devices stop paying."""
     last = find_last_paying(plans)
-    points = []
+    rows: list[dict[str, Any]] = []
     for plan in plans:
         days = sum_training(plan, num_tokens).days
-        points.append(
-            {
-                "devices": plan.num_devices, "days": days.value, "low": days.low, "high": days.high,
-                "is_last_paying": plan.num_devices == last,
-            }
-        )  # fmt: skip
-    horizontal = {"field": "devices", "type": "quantitative", "scale": {"type": "log"}, "title": "devices"}
-    vertical = {"field": "days", "type": "quantitative", "scale": {"type": "log"}, "title": "days"}
-    spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "data": {"values": points},
-        "encoding": {"x": horizontal},
-        "layer": [
-            {"mark": "area", "encoding": {"y": {**vertical, "field": "low"}, "y2": {"field": "high"},
-                                          "opacity": {"value": 0.2}}},
-            {"mark": "line", "encoding": {"y": vertical}},
-            {"mark": "point", "encoding": {"y": vertical, "shape": {"field": "is_last_paying", "type": "nominal",
-                                                                    "title": "last that pays"}}},
-        ],
-    }  # fmt: skip
-    return Chart(title="Days by number of devices", spec=spec)
+        estimate = Estimate(value=days.value, low=days.low, high=days.high)
+        rows.append({"series": "predicted", "ranks": plan.num_devices, "days": estimate})
+    failed: list[dict[str, Any]] = [{"series": "predicted", "ranks": size, "status": "none fits"} for size in refused]
+    paying = (
+        f" Beyond {last} devices, more of them stop paying."
+        if last is not None and last < plans[-1].num_devices
+        else ""
+    )
+    chart = plot_fan(
+        title="Days by number of devices",
+        y=Axis(field="days", title="days", quantity="number", is_log=True),
+        rows=rows,
+        failed=failed,
+        x_title="devices",
+        caption=f"The band is the 80 % interval of the prediction.{paying}",
+    )
+    points = [
+        {"devices": row["ranks"], "days": row["days"].value, "low": row["days"].low, "high": row["days"].high}
+        for row in rows
+    ]
+    return replace(chart, spec={**chart.spec, "data": {"values": points}})

@@ -8,10 +8,22 @@ from scalelab.predict.prediction import Prediction
 from scalelab.predict.scale_out import GROUP_WORDS, ScaledStep
 from scalelab.predict.what_if import WhatIf
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
+from scalelab.studies.predicted_charts import plot_predicted_parts, plot_predicted_speedup, plot_predicted_steps
 from scalelab.studies.predicted_job import MeasuredJob
 from scalelab.units import format_quantity, format_seconds, format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction"
+PART_NAMES = {
+    "input": "input",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "exposed comm",
+    "optimizer": "optimizer",
+    "straggler": "waiting for the slowest",
+    "crowding": "waiting for cores",
+    "rest": "rest",
+}
+"""The parts of a step, as tables and charts call them."""
 FAR = 16
 """Times the ranks that were measured."""
 
@@ -20,14 +32,19 @@ def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change:
     """Predicted sizes beside those that were measured."""
     kind = "weak scaling" if found.is_weak else "strong scaling"
     batch = f"batch {change.batch or found.batch}{' per rank' if found.is_weak else ' in all'}"
+    fan = plot_predicted_steps({} if change.changes else found.measured, steps)
     words = [source, kind, found.job.strategy, batch, f"{found.job.network.inside.words} ({found.link.source})"]
     return Document(
         title="Prediction",
         question="What would other numbers of ranks give?",
         setting=" · ".join([*words, *change.changes]),
         sections=(
-            Section(tables=(make_step_table(found, steps, change),)),
-            Section(heading="Where a step goes", tables=(make_parts_table(steps),)),
+            Section(tables=(make_step_table(found, steps, change),), charts=(fan, plot_predicted_speedup(steps))),
+            Section(
+                heading="Where a step goes",
+                tables=(make_parts_table(steps),),
+                charts=(plot_predicted_parts(steps, PART_NAMES),),
+            ),
         ),
         summary=tuple(summarise(found, steps, change)),
         cautions=tuple(find_cautions(found, steps, change)),
@@ -64,16 +81,7 @@ def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: Wha
 
 
 def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
-    names = {
-        "input": "input",
-        "forward": "forward",
-        "backward": "backward",
-        "exposed": "exposed comm",
-        "optimizer": "optimizer",
-        "straggler": "waiting for the slowest",
-        "crowding": "waiting for cores",
-        "rest": "rest",
-    }
+    names = PART_NAMES
     columns = (
         Column(key="ranks", header="ranks", quantity="count"),
         *(

@@ -8,6 +8,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.predict.search import Candidate, Need, fit_need
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
 from scalelab.studies.predicted import INTERVAL_NOTE, show
+from scalelab.studies.predicted_charts import plot_candidates
 from scalelab.studies.predicted_job import MeasuredJob
 from scalelab.studies.scaling import ScalingAnswer
 from scalelab.units import format_quantity, format_share
@@ -63,7 +64,12 @@ def describe_best(
         title="Prediction",
         question=f"What would be fastest on {num_ranks} ranks?",
         setting=f"{source} · {found.job.strategy} · {found.job.network.inside.words} ({found.link.source})",
-        sections=(Section(tables=(Table(columns=tuple(columns), rows=tuple(rows), notes=notes),)),),
+        sections=(
+            Section(
+                tables=(Table(columns=tuple(columns), rows=tuple(rows), notes=notes),),
+                charts=(plot_candidates(best, confirmed),),
+            ),
+        ),
         summary=tuple(summarise_best(best, num_left_out, confirmed)),
         cautions=tuple(find_doubts(best, found.batch)),
     )

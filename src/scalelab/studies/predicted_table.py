@@ -10,6 +10,7 @@ from scalelab.predict.series import ScalingSeries
 from scalelab.predict.tables import ReadSeries
 from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
 from scalelab.studies.predicted import show
+from scalelab.studies.predicted_charts import plot_extrapolated
 from scalelab.units import format_quantity, format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction; rows without it were measured"
@@ -33,7 +34,8 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
             continue
         wanted = choose_sizes(series, ranks)
         extrapolated = extrapolate(series, wanted)
-        sections.append(Section(heading=series.label, tables=(make_table(series, extrapolated),)))
+        chart = plot_extrapolated(series, extrapolated, is_time=series.is_time)
+        sections.append(Section(heading=series.label, tables=(make_table(series, extrapolated),), charts=(chart,)))
         summary.append(summarise(series, extrapolated))
     if alone:
         cautions.append(

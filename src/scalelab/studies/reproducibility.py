@@ -18,6 +18,7 @@ from scalelab.report.document import Column, Document, Section
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.losses import find_first_difference, read_losses
 from scalelab.studies.placement import MaybeStrategy, choose_strategy, describe_placement
+from scalelab.studies.repeat_charts import plot_first_steps, plot_launches, plot_ways
 from scalelab.studies.repeat_tables import make_launch_table, make_step_table, make_way_table
 from scalelab.studies.repeat_words import summarise_repeats
 from scalelab.studies.repeats import Repeats, find_unequal_step
@@ -89,11 +90,18 @@ class Reproducibility:
         arms = group_arms(results, self.sampling.warmup)
         reference = arms.get(self._reference)
         repeats = Repeats.from_arms(group_arms(results, None).values(), self.job.seed, self.dropped)
-        sections = [Section(tables=(make_sweep_table(arms.values(), self._make_columns(reference)),))]
+        launches = plot_launches(arms.values())
+        main = make_sweep_table(arms.values(), self._make_columns(reference))
+        sections = [Section(tables=(main,), charts=(launches,) if launches else ())]
+        ways = plot_ways(repeats) if repeats.launches else None
         if repeats.launches:
             sections += [
-                Section(heading="The first steps", tables=(make_step_table(repeats),)),
-                Section(heading="Ways to time a step", tables=(make_way_table(repeats),)),
+                Section(
+                    heading="The first steps", tables=(make_step_table(repeats),), charts=(plot_first_steps(repeats),)
+                ),
+                Section(
+                    heading="Ways to time a step", tables=(make_way_table(repeats),), charts=(ways,) if ways else ()
+                ),
             ]
         if repeats.spread is not None:
             sections.append(Section(heading="Launches for a precision", tables=(make_launch_table(repeats),)))

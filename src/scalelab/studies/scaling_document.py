@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from scalelab.report.document import Caution, Document, Section, Table
+from collections.abc import Sequence
+
+from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.studies.breakdown_charts import plot_phases, plot_rank_parts
 from scalelab.studies.breakdown_table import make_breakdown_table, warn_of_rest
 from scalelab.studies.cautions import find_cautions
 from scalelab.studies.communication import make_communication_table
 from scalelab.studies.profiled import make_traced_table
 from scalelab.studies.scaling import ScalingAnswer
+from scalelab.studies.scaling_charts import plot_scaling
 from scalelab.studies.scaling_tables import make_law_table, make_main_table, make_time_table
 from scalelab.studies.scaling_words import summarise_scaling
 from scalelab.studies.study import Job, Sampling
@@ -15,13 +19,20 @@ from scalelab.studies.sweep import warn_of_control
 
 
 def conclude_scaling(
-    answer: ScalingAnswer, *, title: str, question: str, job: Job, sampling: Sampling, batch: str
+    answer: ScalingAnswer,
+    *,
+    title: str,
+    question: str,
+    job: Job,
+    sampling: Sampling,
+    batch: str,
+    ranks: Sequence[int] = (),
 ) -> Document:
-    """Main table, where the time goes, the laws; the findings; what to be careful about."""
-    sections = [Section(tables=(make_main_table(answer),))]
+    """Main table, where the time goes, the laws; the findings; what to be careful about. `ranks`: those planned."""
+    sections = [Section(tables=(make_main_table(answer),), charts=plot_scaling(answer, ranks))]
     if answer.spread or answer.plain:
         tables = (make_time_table(answer), *_break_down_largest(answer))
-        sections.append(Section(heading="Where the time goes", tables=tables))
+        sections.append(Section(heading="Where the time goes", tables=tables, charts=_draw_times(answer)))
     laws = make_law_table(answer)
     if laws is not None:
         sections.append(Section(heading="Laws of scaling", tables=(laws,)))
@@ -54,6 +65,12 @@ def _break_down_largest(answer: ScalingAnswer) -> tuple[Table, ...]:
     if arm.trial.strategy == "ddp" and tables:
         tables.append(make_communication_table(answer, arm))
     return tuple(tables)
+
+
+def _draw_times(answer: ScalingAnswer) -> tuple[Chart, ...]:
+    """The phases of all rows, and every rank of the largest fair one."""
+    ranks = plot_rank_parts(answer.largest) if answer.largest else None
+    return tuple(chart for chart in (ranks, plot_phases(answer.arms.values())) if chart is not None)
 
 
 def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:

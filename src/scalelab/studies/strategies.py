@@ -16,11 +16,13 @@ from typing import ClassVar
 from scalelab.checks import check_at_least, check_divisible, flag
 from scalelab.errors import UsageError
 from scalelab.observations import Instrument
-from scalelab.report.document import Document, Section
+from scalelab.report.document import Chart, Document, Section
 from scalelab.settings import Spreading
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.arms import Arm, group_arms
+from scalelab.studies.learning_charts import plot_losses
 from scalelab.studies.profiled import FEW_STEPS, make_traced_table
+from scalelab.studies.strategies_charts import plot_strategies
 from scalelab.studies.strategies_devices import warn_of_devices
 from scalelab.studies.strategies_losses import make_loss_table
 from scalelab.studies.strategies_tables import (
@@ -88,18 +90,24 @@ class Strategies:
 
 
 def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) -> tuple[Section, ...]:
-    sections = [Section(tables=(make_main_table(arms, reference),))]
+    sections = [Section(tables=(make_main_table(arms, reference),), charts=plot_strategies(arms))]
     if measured:
         sections += [
             Section(heading="Devices", tables=(make_device_table(measured),)),
             Section(heading="Utilisation over time", tables=(make_time_table(measured),)),
-            Section(heading="Losses", tables=(make_loss_table(measured, reference),)),
+            Section(heading="Losses", tables=(make_loss_table(measured, reference),), charts=_draw_losses(measured)),
         ]
         traced = make_traced_table(measured, title="")
         tables = tuple(table for table in (traced, make_communication_table(measured)) if table is not None)
         if tables:
             sections.append(Section(heading="Communication in the profiled steps", tables=tables))
     return tuple(sections)
+
+
+def _draw_losses(measured: list[Arm]) -> tuple[Chart, ...]:
+    """The losses of the first launch of each: they should lie on each other."""
+    chart = plot_losses({arm.label: arm.completed[0] for arm in measured})
+    return (chart,) if chart is not None else ()
 
 
 def _look(trial: Trial) -> Trial:

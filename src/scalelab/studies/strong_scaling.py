@@ -53,4 +53,5 @@ class StrongScaling:
             job=self.job,
             sampling=self.sampling,
             batch=f"global batch {self.global_batch}",
+            ranks=self.ranks,
         )

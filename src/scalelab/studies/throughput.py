@@ -16,7 +16,9 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training
 from scalelab.analysis.stats import estimate_over_rounds
 from scalelab.checks import check_positive
-from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.charts.amounts import plot_amounts
+from scalelab.report.charts.plot import Axis, Row
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
 from scalelab.studies.study import Configuration, Job, Sampling
@@ -78,7 +80,7 @@ class Throughput:
         arms = group_arms(results, self.sampling.warmup)
         arm = arms.get(RUN)
         table = make_sweep_table(arms.values(), make_rate_columns(self._unit))
-        sections = [Section(tables=(table,))]
+        sections = [Section(tables=(table,), charts=draw_launches(arm, self._unit))]
         future = self.extrapolate(arm) if arm else None
         if future is not None:
             sections.append(Section(heading="A larger model", tables=(self._make_future_table(future),)))
@@ -181,6 +183,29 @@ def watch_rate(arm: Arm) -> Estimate:
     launches = [steps for steps in arm.clean if len(steps)]
     whole = count_tokens(arm) / statistics.fmean(seconds for steps in launches for seconds in steps)
     return estimate_over_rounds(whole, [count_tokens(arm) / statistics.fmean(steps) for steps in launches])
+
+
+def draw_launches(arm: Arm | None, unit: str) -> tuple[Chart, ...]:
+    """Every launch by the median step and by a stopwatch, and all of them together."""
+    if arm is None or not arm.is_measured:
+        return ()
+    rows: list[Row] = []
+    for number, steps in enumerate(arm.clean, start=1):
+        found = {"median step": statistics.median(steps), "stopwatch": statistics.fmean(steps)} if len(steps) else {}
+        for series in ("median step", "stopwatch"):
+            rate = count_tokens(arm) / found[series] if found else None
+            status = "" if found else "not measured"
+            rows.append({"name": f"launch {number}", "series": series, "rate": rate, "status": status})
+    for series, whole in (("median step", measure_rate(arm)), ("stopwatch", watch_rate(arm))):
+        rows.append({"name": "all launches", "series": series, "rate": whole})
+    chart = plot_amounts(
+        title=f"{unit.capitalize()} per second, launch by launch",
+        x=Axis(field="rate", title=f"{unit}/s", quantity="rate", from_zero=False),
+        rows=rows,
+        caption="Thin lines are 95 % confidence intervals of all launches; the axis need not begin at zero. A stopwatch"
+        " counts long steps in, a median leaves them out.",
+    )
+    return () if chart is None or len(arm.completed) < 2 else (chart,)
 
 
 def _say_count(number: float) -> str:

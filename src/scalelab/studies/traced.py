@@ -6,7 +6,11 @@ cannot say is left out, with the reason.
 
 from __future__ import annotations
 
-from scalelab.report.document import Document, Section, Table
+from dataclasses import replace
+
+from scalelab.report.charts.breakdown import plot_parts
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.studies.traced_charts import MOST_RANKS, draw_timelines
 from scalelab.studies.traced_names import (
     make_gaps_table,
     make_idle_table,
@@ -33,7 +37,7 @@ def describe_traces(view: TraceView) -> Document:
     """All that the traces say."""
     missing = tuple(explain_missing(view))
     sections = (
-        _make_section("Where the time goes", make_parts_table(view), make_steps_table(view)),
+        _add_charts(_make_section("Where the time goes", make_parts_table(view), make_steps_table(view)), view),
         _make_section("Communication", make_kinds_table(view), make_transfers_table(view), make_arrivals_table(view)),
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(
@@ -58,6 +62,33 @@ def describe_traces(view: TraceView) -> Document:
 def _make_section(heading: str, *tables: Table | None) -> Section | None:
     found = tuple(table for table in tables if table is not None and table.rows)
     return Section(heading=heading, tables=found) if found else None
+
+
+def _add_charts(section: Section | None, view: TraceView) -> Section | None:
+    """Every rank's parts, and what it did over time."""
+    if section is None:
+        return None
+    timelines = {rank: counted.timeline for rank, counted in view.counted.items()}
+    charts = (plot_trace_parts(view), draw_timelines(view.job, timelines))
+    return replace(section, charts=tuple(chart for chart in charts if chart is not None))
+
+
+def plot_trace_parts(view: TraceView) -> Chart | None:
+    """A stack for every rank of what is shown: compute, exposed communication, copies, idle."""
+    names = {"compute": "compute", "exposed": "exposed comm", "copy": "copies", "idle": "idle"}
+    rows = []
+    for rank, trace in list(view.ranks.items())[:MOST_RANKS]:
+        parts = view.find_parts(trace)
+        rows += [
+            {"bar": f"rank {rank}", "series": words, "seconds": getattr(parts, f"{name}_ns") * 1e-9}
+            for name, words in names.items()
+            if name != "copy" or view.has_device
+        ]
+    if not any(row["seconds"] for row in rows):
+        return None
+    more = f" {len(view.ranks) - MOST_RANKS} more ranks are in the table." if len(view.ranks) > MOST_RANKS else ""
+    caption = f"The parts of what is shown add up exactly; overlapped communication is in compute.{more}"
+    return plot_parts(title="Every rank's time", rows=rows, name="", caption=caption, x_title="time")
 
 
 def describe_setting(view: TraceView) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from scalelab.errors import UsageError
+from scalelab.studies.traced_charts import Timeline, TimelineCounter
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.collectives import Collective
 from scalelab.trace.kernels import KernelCounter, KernelTime
@@ -31,11 +32,12 @@ class Counted(NamedTuple):
     kernels: Sequence[KernelTime]
     operators: Sequence[OperatorTime]
     lanes: LaneTimes
+    timeline: Timeline
 
 
 def make_counters(steps: Steps) -> list[MakeCounter]:
     """Everything that a trace is asked besides its breakdown and its collectives."""
-    return [partial(kind, steps=steps) for kind in (KernelCounter, OperatorCounter, LaneCounter)]
+    return [partial(kind, steps=steps) for kind in (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from scalelab.settings import Course
 from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
 from scalelab.studies.arms import Arm, group_arms
 from scalelab.studies.cautions import find_cautions
+from scalelab.studies.learning_charts import plot_learning
 from scalelab.studies.study import Job, check_gpus, describe_trial_fields
 from scalelab.trial import Status, Trial, TrialResult
 from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity
@@ -85,7 +86,8 @@ class Train:
         arms = group_arms(results, None)
         sections: list[Section] = []
         if results:
-            sections.append(Section(tables=(make_curve_table(results[0].curve),)))
+            curve = results[0].curve
+            sections.append(Section(tables=(make_curve_table(curve),), charts=plot_learning(curve)))
         sections += [Section(heading="Speed", tables=(make_speed_table(arm),)) for arm in arms.values()]
         summary = tuple(words for arm in arms.values() for words in summarise(arm))
         return Document(

@@ -51,4 +51,5 @@ class WeakScaling:
             job=self.job,
             sampling=self.sampling,
             batch=f"batch {self.batch_per_rank} per rank",
+            ranks=self.ranks,
         )

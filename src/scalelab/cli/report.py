@@ -1,0 +1,133 @@
+"""`scalelab report RUN…`: what others are shown: a page, a typeset report, Markdown with pictures, a bundle.
+
+The document is derived again from the raw samples, so that an old run gets the charts and sentences of this version.
+Several runs become a comparison, each with the first. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from scalelab.cli.compare import read_side
+from scalelab.cli.flags import parse_flags
+from scalelab.cli.output import Output, RunsDir, check_installed, make_page, make_pdf, write_formats, write_target
+from scalelab.errors import UsageError
+from scalelab.experiment import conclude_run
+from scalelab.report.document import Caution, Document
+from scalelab.report.joining import NamedDocument, join_documents
+from scalelab.report.markdown import render_markdown
+from scalelab.store import RUNS_DIR, RunStore, open_run
+from scalelab.studies.comparison import compare_runs
+
+MOST_LETTERS = 100
+"""Of a run's name in that of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A report of one run, or of several as a comparison, for others to look at: HTML unless told otherwise."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ("last",)
+    """Their names, the beginnings of their names, their paths, or last; each is compared with the first."""
+    runs_dir: RunsDir = RUNS_DIR
+    bundle: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """A new directory with the report, the raw data and a script that measures it again."""
+    output: Output = field(default_factory=Output)
+
+
+def main(args: Sequence[str]) -> int:
+    report = parse_flags(Report, args, "report")
+    stores = open_runs(report)
+    output = choose_output(report, stores)
+    output.check()
+    check_pictures(output)
+    if report.bundle is not None:
+        from scalelab.report.bundle import check_bundle
+
+        check_bundle(report.bundle)
+        check_installed("--pdf")
+    document = describe_runs(stores)
+    write_formats(document, replace(output, markdown=None), [store.path for store in stores])
+    if output.markdown is not None:
+        write_markdown(document, output.markdown)
+    if report.bundle is not None:
+        fill_bundle(report.bundle, document, stores)
+    return 0
+
+
+def open_runs(report: Report) -> list[RunStore]:
+    """The runs, none of them twice."""
+    stores = [open_run(name, report.runs_dir) for name in report.runs]
+    places = [store.path.resolve() for store in stores]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UsageError(f"{report.runs[number]} is {place.name}, which is there already: give every run once")
+    if not stores:
+        raise UsageError("give at least one run: scalelab report last")
+    return stores
+
+
+def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
+    """What was asked for; a page in the working directory where nothing was."""
+    if report.output.wanted or report.bundle is not None:
+        return report.output
+    name = stores[0].name if len(stores) == 1 else "comparison"
+    return replace(report.output, html=f"{name[:MOST_LETTERS]}.html")
+
+
+def check_pictures(output: Output) -> None:
+    """Refuse pictures that cannot be drawn; Markdown on standard output has none."""
+    if output.markdown not in (None, "-"):
+        check_installed("--html")
+
+
+def describe_runs(stores: Sequence[RunStore]) -> Document:
+    """The document of one run, or the comparison of several."""
+    if len(stores) == 1:
+        return conclude_run(stores[0])
+    own = [NamedDocument(name=one.name, study=one.record.study, document=conclude_run(one)) for one in stores]
+    return join_documents(own, list(compare_all(stores)))
+
+
+def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
+    """Every later run against the first; what cannot be compared says why."""
+    first = read_side(stores[0])
+    for other in stores[1:]:
+        try:
+            yield compare_runs(first, read_side(other))
+        except UsageError as error:
+            nothing = Caution(message=str(error), next_step="read them one by one: each has its own part below")
+            yield Document(title="", setting=f"A {stores[0].name} · B {other.name}", cautions=(nothing,))
+
+
+def write_markdown(document: Document, target: str) -> None:
+    """A page of Markdown, and its charts as pictures beside it."""
+    if target == "-":
+        sys.stdout.write(render_markdown(document))
+        return
+    from scalelab.report.pictures import draw_pictures
+
+    page = Path(target)
+    pictures = draw_pictures(document, page.stem)
+    for name, picture in pictures.items():
+        write_target(page.with_name(name), picture, "--markdown")
+    write_target(page, render_markdown(document, list(pictures)), "--markdown")
+    beside = f" and {len(pictures)} picture{'s' if len(pictures) > 1 else ''} beside it" if pictures else ""
+    print(f"Wrote {target}{beside}", file=sys.stderr)  # noqa: T201
+
+
+def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:
+    """The raw data and the script, with the page and the typeset report beside them."""
+    from scalelab.report.bundle import write_bundle
+
+    write_bundle(directory, stores, ["report.html", "report.pdf"])
+    runs = [store.path for store in stores]
+    write_target(directory / "report.html", make_page(document, runs), "--bundle")
+    write_target(directory / "report.pdf", make_pdf(document, runs), "--bundle")
+    print(f"Wrote {directory}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,151 @@
+"""Charts that every run with step samples gets, and what they leave out."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scalelab.errors import NothingMeasured
+from scalelab.experiment import conclude_run
+from scalelab.report.charts.steps import OUTLIER, WARM_UP
+from scalelab.report.document import Chart, Document
+from scalelab.report.exports import render_json
+from scalelab.report.markdown import render_markdown
+from scalelab.report.terminal import render_terminal
+from scalelab.store import RunStore
+from scalelab.studies.general_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
+from scalelab.studies.study import Sampling
+from scalelab.trial import Status, TrialResult
+from tests.report.charts.figures import draw, list_values
+from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine
+
+HEADING = "Step by step"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+
+
+def find_charts(document: Document, heading: str = HEADING) -> tuple[Chart, ...]:
+    return next((section.charts for section in document.sections if section.heading == heading), ())
+
+
+def lose_largest(result: TrialResult) -> TrialResult:
+    if result.trial.num_ranks < 4:
+        return result
+    return replace(result, status=Status.OUT_OF_MEMORY, samples=(), reason="too large")
+
+
+def test_every_configuration_has_a_distribution_and_its_steps_in_order(tmp_path: Path) -> None:
+    _, document = answer(make_strong(), tmp_path)
+    spread, *series = find_charts(document)
+    assert [chart.title for chart in series][-1] == "The steps of ddp × 4"
+    assert len(series) == 5
+    assert all("<svg" in draw(chart) for chart in (spread, series[0]))
+
+
+def test_text_is_the_same_with_and_without_figures(tmp_path: Path) -> None:
+    _, document = answer(make_strong(), tmp_path)
+    bare = replace(
+        document,
+        sections=tuple(
+            replace(section, charts=()) for section in document.sections if section.tables or section.paragraphs
+        ),
+    )
+    for one, other in ((document, bare),):
+        assert render_markdown(one) == render_markdown(other)
+        texts = []
+        for each in (one, other):
+            buffer = io.StringIO()
+            render_terminal(each, Console(file=buffer, width=100))
+            texts.append(buffer.getvalue())
+        assert texts[0] == texts[1]
+
+
+def test_what_failed_is_named_in_the_distribution_and_in_every_caption(tmp_path: Path) -> None:
+    _, document = answer(make_strong(), tmp_path, AlteredLauncher(lose_largest))
+    spread = find_charts(document)[0]
+    assert {"name": "ddp × 4", "status": "out of memory"} in [
+        {key: value[key] for key in ("name", "status")} for value in list_values(spread, "text")
+    ]
+    speedup = document.sections[0].charts[0]
+    assert "ddp × 4 (out of memory)" in spread.caption
+    assert "ddp × 4 (out of memory)" in speedup.caption
+
+
+def test_what_was_not_run_yet_has_its_place(tmp_path: Path) -> None:
+    study = make_strong()
+    answer(study, tmp_path)
+    (path,) = tmp_path.iterdir()
+    store = RunStore.open(path)
+    for trial in store.trials():
+        if trial.num_ranks == 4:
+            (store.trial_directory(trial.name) / "result.json").unlink()
+    document = conclude_run(store)
+    assert "ddp × 4 (not run yet)" in find_charts(document)[0].caption
+    assert "ddp × 4 (not run yet)" in document.sections[0].charts[0].caption
+
+
+def test_a_run_without_a_step_has_no_such_section(tmp_path: Path) -> None:
+    lost = AlteredLauncher(lambda result: replace(result, status=Status.CRASHED, samples=()))
+    with pytest.raises(NothingMeasured):
+        answer(make_strong(), tmp_path, lost)
+    (path,) = tmp_path.iterdir()
+    assert find_charts(conclude_run(RunStore.open(path))) == ()
+
+
+def test_long_runs_stay_small_and_say_what_is_left_out(tmp_path: Path) -> None:
+    study = make_strong(sampling=Sampling(rounds=3, steps=1500, phase_steps=2, comm_free_steps=0))
+    _, document = answer(study, tmp_path)
+    charts = find_charts(document)
+    num_points = sum(len(list_values(chart, "point")) for chart in charts)
+    assert num_points <= SERIES_POINTS
+    assert all("evenly chosen" in chart.caption for chart in charts)
+    assert len(json.dumps(json.loads(render_json(document)))) < 1_000_000
+
+
+def test_warm_up_and_outliers_are_marked(tmp_path: Path) -> None:
+    def disturb(result: TrialResult) -> TrialResult:
+        last = max(sample.step for sample in result.samples if sample.kind == "clean")
+        slow = [s._replace(step_seconds=9 * s.step_seconds) if s.step == last else s for s in result.samples]
+        return replace(result, samples=tuple(slow))
+
+    study = make_strong(sampling=Sampling(rounds=4, steps=20, warmup=3))
+    answer(study, tmp_path, AlteredLauncher(disturb))
+    (path,) = tmp_path.iterdir()
+    results, _ = RunStore.open(path).results()
+    arm = list_arms(study, results)[0]
+    chart = plot_arm(arm, arm.label, 1000)
+    kinds = [value["series"] for value in list_values(chart, "point")]
+    assert kinds.count(WARM_UP) == 3 * 4
+    assert kinds.count(OUTLIER) == 4
+    assert "Outliers: 4." in chart.caption
+    assert "first 3 steps" in chart.caption
+
+
+def test_drift_over_launches_is_drawn_and_told(tmp_path: Path) -> None:
+    study = make_strong(sampling=Sampling(rounds=8, steps=12))
+    answer(study, tmp_path, AlteredLauncher(lambda r: r, step_seconds=lambda trial: 0.1 * (1 + trial.round / 10)))
+    (path,) = tmp_path.iterdir()
+    arm = list_arms(study, RunStore.open(path).results()[0])[0]
+    chart = plot_arm(arm, arm.label, 1000)
+    assert any(value["series"] == "trend over launches" for value in list_values(chart, "line"))
+    assert "From the first launch to the last" in chart.caption
+
+
+def test_nothing_measured_draws_nothing() -> None:
+    assert plot_spread([], {}) is None
+    assert list(plot_series([])) == []
+
+
+def test_points_are_left_out_evenly() -> None:
+    kept = thin(list(range(1000)), 100)
+    assert (len(kept), kept[0], kept[-1]) == (100, 0, 999)
+    assert max(b - a for a, b in itertools.pairwise(kept)) <= 11

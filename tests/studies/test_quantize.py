@@ -1,0 +1,261 @@
+"""What int8 costs, by records that a rank might have left: tables, words, warnings, and flags that cannot work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab import Job
+from scalelab.errors import UsageError
+from scalelab.quantized import LayerReport, Quantized, Stage, Timing
+from scalelab.report.document import Document
+from scalelab.settings import Optimization
+from scalelab.studies.quantize import Quantize
+from scalelab.studies.quantize_answer import compare_stages, find_latencies, rank_layers
+from scalelab.trial import Status, TrialResult
+
+LABELS = tuple(number % 10 for number in range(2000))
+
+
+def spoil(predictions: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The same with so many of them wrong."""
+    return tuple((one + 1) % 10 if number < count else one for number, one in enumerate(predictions))
+
+
+def make_layers(**worst: Any) -> tuple[LayerReport, ...]:
+    plain = {"num_tested": 200, "correct_only": 180, "correct_without": 178, "sqnr": 40.0, "sqnr_alone": 42.0}
+    first = LayerReport(
+        name="conv1", op="conv", num_weights=450, multiply_adds=350_000, output_sqnr=50.0, kernel="QLinearConv",
+        seconds=50e-6, float_seconds=20e-6, weight_gap=1.2, **plain,
+    )  # fmt: skip
+    second = LayerReport(
+        name="fc1", op="linear", num_weights=48_000, multiply_adds=48_000, output_sqnr=48.0, kernel="QGemm",
+        seconds=6e-6, float_seconds=8e-6, weight_gap=1.3, **plain,
+    )  # fmt: skip
+    return first, replace(second, **worst)
+
+
+def make_record(**fields: Any) -> Quantized:
+    right = spoil(LABELS, 200)
+    defaults: dict[str, Any] = {
+        "labels": LABELS,
+        "stages": (
+            Stage(name="float", title="float", predictions=right),
+            Stage(name="int8", title="int8", predictions=spoil(LABELS, 204)),
+            Stage(name="onnxruntime", title="int8 by onnxruntime", predictions=spoil(LABELS, 204)),
+        ),
+        "layers": make_layers(),
+        "timings": tuple(
+            Timing(runtime=runtime, batch=batch, seconds=tuple(base * (1 + 0.01 * n) for n in range(15)))
+            for batch, base32, base8 in ((1, 60e-6, 90e-6), (64, 5e-3, 7e-3))
+            for runtime, base in (("onnxruntime-float32", base32), ("onnxruntime-int8", base8))
+        ),
+        "sizes": (("float32.onnx", 248_000), ("int8.onnx", 62_000)),
+        "num_calibrated": 512,
+        "correct_float": 181,
+        "correct_int8": 178,
+    }
+    return Quantized(**(defaults | fields))
+
+
+def conclude(record: Quantized | None, study: Quantize | None = None, **fields: Any) -> Document:
+    study = study or Quantize()
+    (trial,) = study.plan()
+    defaults: dict[str, Any] = {"status": Status.COMPLETED, "quantized": record}
+    return study.conclude([TrialResult(trial=trial, **(defaults | fields))])
+
+
+def find_row(document: Document, heading: str, name: str) -> dict[str, Any]:
+    (table,) = next(section.tables for section in document.sections if section.heading == heading)
+    row = next(row for row in table.rows if row[0].value == name)
+    return {column.key: cell.value for column, cell in zip(table.columns, row, strict=True)}
+
+
+def test_accuracy_is_told_with_what_was_won_and_lost() -> None:
+    document = conclude(make_record())
+    row = find_row(document, "", "int8")
+    assert row["accuracy"] == pytest.approx(1796 / 2000)
+    assert (row["won"], row["lost"]) == (0, 4)
+    assert row["change"] == pytest.approx(-4 / 2000)
+    assert row["agreement"] == pytest.approx(1996 / 2000)
+    assert find_row(document, "", "float")["change"] is None
+    first = document.summary[0]
+    assert first.startswith("int8 loses 0.20 points of accuracy (")
+    assert "of 2000 samples 4 lost and 0 won, no more than chance makes" in first
+    assert "99.80 % of them get the same class as in float" in first
+
+
+def test_many_lost_and_none_won_is_more_than_chance() -> None:
+    stages = (*make_record().stages[:1], Stage(name="int8", title="int8", predictions=spoil(LABELS, 220)))
+    assert "20 lost and 0 won, more than chance makes" in conclude(make_record(stages=stages)).summary[0]
+
+
+def test_a_runtime_that_gives_other_classes_than_the_simulation_is_named() -> None:
+    record = make_record()
+    assert "int8 by onnxruntime puts every sample into the class that the simulation says." in conclude(record).summary
+    other = replace(record.stages[2], predictions=spoil(LABELS, 207))
+    words = conclude(replace(record, stages=(*record.stages[:2], other))).summary
+    assert "int8 by onnxruntime puts 3 samples into another class than the simulation does." in words
+
+
+def test_a_small_net_has_no_gain_and_the_reason_is_told() -> None:
+    words = " ".join(conclude(make_record()).summary)
+    assert "The stored model is 4.00 times smaller: 62 kB instead of 248 kB." in words
+    assert "onnxruntime, int8 against onnxruntime, float32: 0.6" in words
+    assert "No gain in speed: the net is small. A sample is 0.4 million multiply-adds" in words
+    assert "conv1 takes 50.0 µs in int8 and 20.0 µs in float32" in words
+
+
+def test_a_layer_that_fell_back_to_float_is_the_reason_and_a_warning() -> None:
+    document = conclude(make_record(layers=make_layers(kernel="float")))
+    assert any("fc1 fell back to float" in words for words in document.summary)
+    assert any(caution.message == "fc1 runs in float: no int8 kernel took it" for caution in document.cautions)
+
+
+def test_a_net_that_gains_says_so_and_gives_no_excuse() -> None:
+    record = make_record()
+    swapped = {"onnxruntime-float32": "onnxruntime-int8", "onnxruntime-int8": "onnxruntime-float32"}
+    timings = tuple(replace(timing, runtime=swapped[timing.runtime]) for timing in record.timings)
+    words = " ".join(conclude(replace(record, timings=timings)).summary)
+    assert "1.50" in words
+    assert "(faster)" in words
+    assert "No gain" not in words
+
+
+def test_latencies_are_compared_round_by_round() -> None:
+    found = {(one.runtime, one.batch): one for one in find_latencies(make_record())}
+    assert found["onnxruntime-float32", 1].speedup is None
+    speedup = found["onnxruntime-int8", 1].speedup
+    assert speedup is not None
+    assert speedup.value == pytest.approx(60 / 90)
+    assert speedup.half_width == pytest.approx(0, abs=1e-9)
+
+
+def test_layers_are_ranked_by_their_noise_in_the_answer() -> None:
+    blames = rank_layers(make_record())
+    assert [blame.layer.name for blame in blames] == ["fc1", "conv1"]
+    assert sum(blame.noise_share or 0 for blame in blames) == pytest.approx(1)
+    assert blames[0].only == pytest.approx(-1 / 200)
+    assert blames[0].without == pytest.approx(-3 / 200)
+
+
+def test_a_layer_with_most_of_the_noise_is_to_blame_where_something_is_lost() -> None:
+    words = " ".join(conclude(make_record(layers=make_layers(output_sqnr=20.0, clipped_share=0.2))).summary)
+    assert "fc1 is to blame: 100 % of the noise in the logits is its own" in words
+    assert "alone in int8 it changes accuracy by −0.50 points, all others without it by −1.50" in words
+    assert "20 % of fc1's results lie outside of its range" in words
+
+
+def test_an_outlier_among_weights_ranks_first_however_little_noise_it_makes() -> None:
+    layers = make_layers()
+    record = make_record(layers=(replace(layers[0], output_sqnr=62.0, weight_gap=40.0), layers[1]))
+    assert rank_layers(record)[0].layer.name == "conv1"
+    assert any("One weight of conv1 is 40 times as large as the next" in words for words in conclude(record).summary)
+
+
+def test_layers_that_are_alike_are_not_blamed() -> None:
+    words = " ".join(conclude(make_record(layers=make_layers(output_sqnr=50.0))).summary)
+    assert "No layer stands out" in words
+
+
+def test_without_classes_there_is_agreement_and_a_warning() -> None:
+    document = conclude(make_record(labels=(), correct_float=None))
+    assert find_row(document, "", "int8")["accuracy"] is None
+    assert find_row(document, "", "int8")["agreement"] == pytest.approx(1996 / 2000)
+    assert any("only agreement with float is told" in caution.message for caution in document.cautions)
+
+
+def test_layers_kept_in_float_are_named_with_what_that_brought() -> None:
+    record = make_record(kept_float=("fc1",))
+    mixed = Stage(name="mixed", title="int8, mixed", predictions=spoil(LABELS, 200))
+    document = conclude(replace(record, stages=(*record.stages, mixed)))
+    assert document.summary[0].startswith("int8, mixed keeps the accuracy")
+    assert any(words.startswith("Kept in float: fc1. All in int8 loses 0.20 points") for words in document.summary)
+
+
+def test_what_a_crashed_rank_has_left_is_still_told() -> None:
+    record = make_record(layers=(), timings=(), sizes=())
+    document = conclude(record, status=Status.CRASHED, reason="rank 0 was killed by SIGSEGV")
+    assert find_row(document, "", "int8")["lost"] == 4
+    assert any("SIGSEGV" in caution.message for caution in document.cautions)
+
+
+def test_a_trial_that_left_nothing_is_a_warning_and_no_table() -> None:
+    document = conclude(None, status=Status.INVALID, reason="act is nn.SiLU, which has no int8 kernel here")
+    assert document.sections == ()
+    assert any("act is nn.SiLU" in caution.message for caution in document.cautions)
+
+
+def test_remarks_are_a_section_of_their_own() -> None:
+    sections = conclude(make_record(remarks=("a kernel fell back",))).sections
+    assert any(section.paragraphs == ("a kernel fell back",) for section in sections)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"labels": LABELS[:200]}, "200 test samples: one of them is worth 0.50 points"),
+        ({"num_calibrated": 3}, "ranges come from 3 samples only"),
+    ],
+)
+def test_measurements_to_be_careful_with_are_warned_of(fields: dict[str, Any], words: str) -> None:
+    record = make_record(**fields)
+    stages = tuple(replace(stage, predictions=stage.predictions[: len(record.labels)]) for stage in record.stages)
+    assert any(words in caution.message for caution in conclude(replace(record, stages=stages)).cautions)
+
+
+def test_a_model_that_learnt_nothing_is_warned_of() -> None:
+    stage = Stage(name="float", title="float", predictions=spoil(LABELS, 1500))
+    document = conclude(make_record(stages=(stage, replace(stage, name="int8", title="int8"))))
+    assert any("the float model itself is right on 25 % only" in caution.message for caution in document.cautions)
+
+
+def test_a_record_without_a_stage_can_be_compared() -> None:
+    assert compare_stages(Quantized(labels=(), stages=())) == []
+
+
+def test_the_plan_is_one_training_on_the_digits_that_is_quantized() -> None:
+    (trial,) = Quantize().plan()
+    assert trial.options["data"] == "digits"
+    assert trial.course is not None
+    assert trial.course.epochs == 10
+    assert trial.quantization is not None
+    assert trial.optimization.lr == 0.01
+    (small,) = Quantize(global_batch=4).plan()
+    assert small.optimization.lr is None
+    (own,) = Quantize(job=Job(workload="lenet", optimization=Optimization(lr=0.5))).plan()
+    assert own.optimization.lr == 0.5
+
+
+def test_trained_weights_need_no_training(tmp_path: Path) -> None:
+    file = tmp_path / "trained.pt"
+    file.touch()
+    (trial,) = Quantize(weights=str(file)).plan()
+    assert trial.course is None
+    assert trial.quantization is not None
+    assert trial.quantization.weights == str(file)
+    (longer,) = Quantize(weights=str(file), epochs=2).plan()
+    assert longer.course is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"weights": "gone.pt"}, "--weights gone.pt is no file"),
+        ({"epochs": -1}, "--epochs -1 is too small"),
+        ({"samples": 0}, "--samples 0 is too small"),
+        ({"mixed": -0.1}, "--mixed -0.1 cannot be"),
+        ({"tested": 0}, "--tested 0 is too small"),
+        ({"lab_peak": 255}, "--lab-peak is not read without --calibration lab"),
+        ({"calibration": "lab", "mixed": 0.1}, "--mixed is not read with --calibration lab"),
+        ({"calibration": "lab", "lab_peak": 100}, "--lab-peak '100' is not known"),
+        ({"job": Job(workload="lenet", dtype="bfloat16")}, "--dtype bfloat16 cannot be quantized"),
+        ({"job": Job(workload="gpt2")}, "--workload gpt2 has no images"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_flag(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Quantize(**fields).plan()

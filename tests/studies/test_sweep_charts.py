@@ -1,0 +1,159 @@
+"""The figures of studies that vary one thing: what they draw, and that Vega draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.report.document import Chart, Column, Document, Table, make_row
+from scalelab.studies.comparison_charts import draw_comparison
+from scalelab.studies.compile import Compile
+from scalelab.studies.compile_charts import balance_after, draw_payoffs
+from scalelab.studies.compile_cost import Payoff
+from scalelab.studies.dimensions import Dimensions
+from scalelab.studies.dtypes import Dtypes
+from scalelab.studies.loader_workers import LoaderWorkers
+from scalelab.studies.model_size import ModelSize
+from scalelab.studies.optimizers import Optimizers
+from scalelab.studies.study import Job
+from scalelab.studies.sweep_charts import draw_columns
+from scalelab.studies.throughput import Throughput
+from scalelab.trial import Status, Trial, TrialResult
+from tests.report.charts.figures import draw, list_layers, list_texts, list_values
+from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Change, run
+
+MLP = Job(workload="mlp", device="cpu", threads_per_rank=1)
+
+
+def vary(trial: Trial) -> float:
+    """A step that differs from launch to launch."""
+    return 0.1 + 0.01 * (trial.round % 3)
+
+
+def list_charts(document: Document) -> dict[str, Chart]:
+    return {chart.title: chart for section in document.sections for chart in section.charts}
+
+
+def fail(is_failed: Callable[[Trial], bool]) -> Change:
+    """Trials that run out of memory."""
+
+    def change(result: TrialResult) -> TrialResult:
+        if not is_failed(result.trial):
+            return result
+        return TrialResult(trial=result.trial, status=Status.OUT_OF_MEMORY, reason="no room")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("study", "titles"),
+    [
+        (Dtypes(job=SMALL_TRANSFORMER, sampling=FEW), {"Step by data type", "Step over that of float32"}),
+        (Optimizers(job=MLP, sampling=replace(FEW, phase_steps=3)), {"Step and update by optimizer"}),
+        (LoaderWorkers(workers=(0, 1), sampling=replace(FEW, phase_steps=3)), {"Step by number of workers"}),
+        (Throughput(job=MLP, sampling=FEW), {"Samples per second, launch by launch"}),
+        (Compile(job=MLP, sampling=FEW), {"Step, eager and compiled", "From the launch to the end of the first step"}),
+        (ModelSize(sizes=("dim=8", "dim=16"), job=MLP, sampling=FEW), {"Step by size and ranks"}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_study_has_its_figures(study: Any, titles: set[str], tmp_path: Path) -> None:
+    charts = list_charts(run(study, tmp_path, vary))
+    assert titles <= set(charts)
+    for title in titles:
+        assert "<svg" in draw(charts[title])
+
+
+def test_a_data_type_that_failed_keeps_its_place(tmp_path: Path) -> None:
+    study = Dtypes(job=SMALL_TRANSFORMER, sampling=FEW)
+    charts = list_charts(run(study, tmp_path, vary, change=fail(lambda trial: trial.dtype == "float16")))
+    chart = charts["Step by data type"]
+    assert list(list_texts(chart)) == ["out of memory", "out of memory"]
+    assert "float16 cast (out of memory)" in chart.caption
+    assert "control" not in [value["name"] for value in list_values(chart, "bar")]
+    assert "The control is not drawn." in chart.caption
+
+
+def test_a_study_of_which_nothing_ran_has_no_figures(tmp_path: Path) -> None:
+    study = Dtypes(job=SMALL_TRANSFORMER, sampling=FEW)
+    results = [TrialResult(trial=trial, status=Status.CRASHED, reason="x") for trial in study.plan()]
+    assert not list_charts(study.conclude(results))
+    assert not list_charts(study.conclude([]))
+
+
+def test_two_dimensions_that_were_combined_are_a_heat_map(tmp_path: Path) -> None:
+    vary_two = ("features+d_model=16,32", "tgt_length=4,8")
+    study = Dimensions(vary=vary_two, grid=True, job=SMALL_TRANSFORMER, sampling=FEW)
+
+    def is_largest(trial: Trial) -> bool:
+        return trial.options.get("d_model") == 32 and trial.options.get("tgt_length") == 8
+
+    charts = list_charts(run(study, tmp_path, vary, change=fail(is_largest)))
+    chart = charts["Step by features = d_model and tgt_length"]
+    cells = [value for layer in list_layers(chart, "rect") for value in layer["data"]["values"]]
+    assert len(cells) == 4
+    assert [cell["key"] for cell in cells if cell["status"] == "out of memory"] == [
+        "features = d_model = 32, tgt_length = 8"
+    ]
+    assert "base" in [cell["key"] for cell in cells]
+    draw(chart)
+
+
+def test_one_dimension_at_a_time_is_lines_with_their_powers(tmp_path: Path) -> None:
+    study = Dimensions(vary=("features+d_model=32,64", "tgt_length=8"), job=SMALL_TRANSFORMER, sampling=FEW)
+    charts = list_charts(run(study, tmp_path, lambda trial: 0.001 * int(trial.options.get("d_model", 16))))
+    chart = charts["The step against each dimension"]
+    names = {value["series"] for value in list_values(chart, "line")}
+    assert names == {"features = d_model: power", "tgt_length: power"}
+    ends = [value["ratio"] for value in list_values(chart, "line") if value["series"].startswith("features")]
+    assert ends == pytest.approx([1, 4])
+    assert not any("Step by" in title for title in charts)
+
+
+def test_a_balance_has_the_least_favourable_ends() -> None:
+    cost, saving = Estimate(value=10.0, low=8.0, high=12.0), Estimate(value=0.1, low=0.05, high=0.15)
+    payoff = Payoff(label="later launches", cost=cost, saving=saving, steps=Estimate(value=100.0))
+    assert balance_after(payoff, 100) == Estimate(value=0.0, low=-7.0, high=7.0)
+    (chart,) = draw_payoffs([payoff])
+    assert max(value["steps"] for value in list_values(chart, "point")) == 200
+    draw(chart)
+
+
+def test_what_never_pays_is_drawn_all_the_same() -> None:
+    payoff = Payoff(label="first launch", cost=Estimate(value=10.0), saving=Estimate(value=-0.1), steps=None)
+    (chart,) = draw_payoffs([payoff])
+    assert min(value["balance"] for value in list_values(chart, "point")) < 0
+
+
+def test_two_runs_are_ratios_around_one_and_steps_side_by_side() -> None:
+    table = Table(
+        columns=(
+            Column(key="run", header="run", align="left"),
+            Column(key="before_seconds", header="A step", quantity="seconds"),
+            Column(key="after_seconds", header="B step", quantity="seconds"),
+            Column(key="ratio", header="B / A", quantity="ratio"),
+        ),
+        rows=(
+            make_row("ddp × 2", 0.2, 0.1, Estimate(value=0.5, low=0.4, high=0.6)),
+            make_row("ddp × 4", 0.1, 0.1, Estimate(value=1.0, low=0.9, high=1.1)),
+            make_row("ddp × 8", "crashed", 0.1, None),
+        ),
+    )
+    ratio, steps = draw_comparison(table)
+    assert [value["value"] for value in list_values(ratio, "point")] == [0.5, 1.0]
+    assert "ddp × 8 (crashed)" in ratio.caption
+    assert 1.0 in [value["value"] for value in list_values(ratio, "rule") if "name" not in value]
+    assert {value["series"] for value in list_values(steps, "bar")} == {"A", "B"}
+    draw(ratio)
+    draw(steps)
+
+
+def test_a_column_of_which_one_number_is_known_is_not_drawn() -> None:
+    columns = (Column(key="run", header="run"), Column(key="step_seconds", header="step", quantity="seconds"))
+    table = Table(columns=columns, rows=(make_row("a", 1.0), make_row("b", "crashed")))
+    assert draw_columns(table, ["step_seconds"], title="t") is None

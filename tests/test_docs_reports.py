@@ -1,0 +1,65 @@
+"""The reports that pages show are of real runs, of what the page is about, and draw."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from scalelab.recipes.assignments import RECIPES
+from scalelab.report.exports import render_json
+from scalelab.report.html import render_html
+from scalelab.studies.catalogue import STUDIES
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def load_hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = load_hooks()
+NAMED = {page: HOOKS.MARKER.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+STORED = sorted(file.name.removesuffix(".json.gz") for file in (DOCS / "reports").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("name", [*(f"studies/{name}" for name in STUDIES), *(f"recipes/{name}" for name in RECIPES)])
+def test_every_study_and_recipe_shows_a_report_of_its_own(name: str) -> None:
+    assert NAMED[DOCS / f"{name}.md"] == [name.partition("/")[2]]
+
+
+def test_every_report_that_is_named_is_stored_and_the_other_way_round() -> None:
+    assert sorted(name for names in NAMED.values() for name in names) == STORED
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_report_is_measured_and_draws(name: str) -> None:
+    document = HOOKS.read_report(name)
+    told = dict(document.environment)
+    assert told["run"].startswith("20")
+    assert told["torch"] not in ("", "–")
+    assert document.summary
+    assert any(section.charts for section in document.sections), "a report without a chart"
+    assert "<script" in render_html(document)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_report_does_not_speak_of_the_machine_it_was_made_on(name: str) -> None:
+    text = render_json(HOOKS.read_report(name))
+    assert not re.findall(r"/(?:home|root|Users|work|mnt|tmp)/\w+", text)
+
+
+def test_a_frame_leads_to_the_report_from_any_depth() -> None:
+    marker = "<!-- report: delay -->"
+    for url, place in [("", "reports/"), ("train/", "../reports/"), ("studies/delay/", "../../reports/")]:
+        framed = HOOKS.on_page_markdown(f"a\n\n{marker}\n", page=SimpleNamespace(url=url))
+        assert f'src="{place}delay.html"' in framed
