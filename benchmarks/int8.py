@@ -87,8 +87,7 @@ class Subject:
     int8_bytes: int
     num_nodes: dict[str, int]
     """What onnxruntime executes, by runtime, when it has merged what it can."""
-    profiles: dict[str, dict[int, dict[str, float]]]
-    """Seconds of every layer by runtime and batch, as onnxruntime profiles them."""
+    files: dict[str, Path]
     runtimes: dict[str, Predict]
 
     @property
@@ -147,9 +146,7 @@ def make_subject(name: str, model: nn.Module, directory: Path) -> Subject:
         float_bytes=float_bytes,
         int8_bytes=int8_bytes,
         num_nodes={kind: count_nodes(path) for kind, path in files.items()},
-        profiles={
-            kind: {batch: profile(files[kind], images[:batch]) for batch in BATCHES} for kind in (FLOAT, EXPORTED)
-        },
+        files=files,
         runtimes=runtimes,
     )
 
@@ -201,7 +198,7 @@ def count_nodes(path: Path) -> int:
 
 
 def profile(path: Path, images: torch.Tensor) -> dict[str, float]:
-    return {kernel.layer: kernel.seconds for kernel in profile_layers(path, images)}
+    return {kernel.layer: kernel.seconds for kernel in profile_layers(path, images, num_runs=50)}
 
 
 def make_peers(source: Path, model: nn.Module, images: torch.Tensor) -> Iterator[tuple[str, Predict]]:
@@ -238,15 +235,23 @@ def make_torchao(_: Path, model: nn.Module, images: torch.Tensor) -> Predict:
     pt2e = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
     x86 = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
-    batch = torch.export.Dim("batch", min=1, max=1024)
-    program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: batch},)).module()
+    any_batch = torch.export.Dim("batch", min=1, max=1024)
+    program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: any_batch},)).module()
     observed = pt2e.prepare_pt2e(program, quantizer)
     observed(images)
     converted = pt2e.convert_pt2e(observed)
-    lower: Any = importlib.import_module("torchao.quantization.pt2e.lowering").lower_pt2e_quantized_to_x86
-    compiled = lower(converted, (images[:2],))
-    compiled(images[:1])
-    return prepare(compiled)
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.freezing = True
+    compiled: Any = torch.compile(converted, dynamic=False)
+    with torch.no_grad():
+        compiled(images[:1])
+    return lambda batch: lambda: run_without_gradient(compiled, batch)
+
+
+def run_without_gradient(model: Callable[[torch.Tensor], object], images: torch.Tensor) -> object:
+    """Compiled programs refuse tensors of the inference mode that others are timed in."""
+    with torch.inference_mode(False), torch.no_grad():
+        return model(images)
 
 
 PEERS: tuple[tuple[str, tuple[str, ...], Callable[[Path, nn.Module, torch.Tensor], Predict]], ...] = (
@@ -305,7 +310,7 @@ def explain_lenet(lenet: Subject, small: Times, resnet18: Subject, large: Times,
     """Whether int8 gains anything, and what its time goes into instead of arithmetic."""
     gain = small.compare(FLOAT, EXPORTED)
     verdict = "no gain" if gain.value < WORTH_A_WORD else "a gain"
-    layers = {name: lenet.profiles[name][batch] for name in (FLOAT, EXPORTED)}
+    layers = {name: profile(lenet.files[name], lenet.images[:batch]) for name in (FLOAT, EXPORTED)}
     total = sum(layers[EXPORTED].values())
     # What the products alone would take: at the rate of a network of large layers in the same runtime.
     arithmetic = lenet.multiply_adds * large.find_middle(EXPORTED) / resnet18.multiply_adds
@@ -348,15 +353,17 @@ def main() -> int:
             for name, model in (("resnet18", make_resnet18()), ("lenet", make_lenet()))
         }
         times = {name: {batch: measure(subject, batch) for batch in BATCHES} for name, subject in subjects.items()}
-    resnet18, lenet = subjects["resnet18"], subjects["lenet"]
+        resnet18, lenet = subjects["resnet18"], subjects["lenet"]
+        reasons = [
+            explain_lenet(lenet, times["lenet"][batch], resnet18, times["resnet18"][batch], batch) for batch in BATCHES
+        ]
     for name, subject in subjects.items():
         show(subject, times[name])
     for peer, why in SKIPPED.items():
         print(f"skipped: {peer}: {why}")
     for remark in make_eager(resnet18.quantization.quantized).remarks:
         print(f"remark: {remark}")
-    for batch in BATCHES:
-        print(explain_lenet(lenet, times["lenet"][batch], resnet18, times["resnet18"][batch], batch))
+    print(*reasons, sep="\n")
     bars = list_bars(resnet18, lenet, times["resnet18"])
     missed = [bar for bar in bars if (bar[1] < bar[3] if bar[2] == "≥" else bar[1] > bar[3])]
     for words, figure, sign, bar in missed:

@@ -28,6 +28,12 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "picture.png", b"\x89PNG\r\n\x00\xff")
+    assert (tmp_path / "picture.png").read_bytes() == b"\x89PNG\r\n\x00\xff"
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
 def fail_with(number: int) -> Any:
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))

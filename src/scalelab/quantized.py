@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+SMALL_NET = 20_000_000
+"""Multiply-adds of a sample below which calls of kernels, not products, are what a batch of one takes."""
 HistogramKind = Literal["weights", "before", "after"]
 """Of a layer's weights, or of its results before and after its ReLU."""
 

@@ -334,11 +334,13 @@ class Reading:
 class Quantization:
     """A trained model that is taken to int8, after the training or in its place."""
 
-    method: CalibrationMethod = "minmax"
+    method: CalibrationMethod = "mse"
     num_samples: int = 512
     """Training samples that activations are observed on."""
     is_per_tensor: bool = False
     """One scale for all weights of a layer, instead of one for each output channel."""
+    rounds_logits: bool = False
+    """Whether the logits become bytes too, instead of the numbers that their sums stand for."""
     profile: KernelProfile = "onnxruntime"
     mixed_points: float | None = None
     """Layers are kept in float, the worst first, until at most so many points of accuracy are lost; None: none is."""

@@ -49,7 +49,10 @@ def test_a_sweep_has_a_row_for_every_size_and_a_chart(capsys):
     sections, document = read_tables(capsys, *SMALL, "--global-batch", "64", "--sweep-devices", "1", "8", "64")
     section = sections["More and fewer devices"]
     assert find_values(section["tables"][0], "devices") == [1, 8, 64]
-    assert [point["devices"] for point in section["charts"][0]["spec"]["data"]["values"]] == [1, 8, 64]
+    drawn = {layer["mark"]["type"]: layer["data"]["values"] for layer in section["charts"][0]["spec"]["layer"]}
+    assert [point["ranks"] for point in drawn["point"]] == [1, 8, 64]
+    days = find_values(section["tables"][0], "days")
+    assert [point["days"] for point in drawn["point"]] == pytest.approx(days, rel=1e-5)
     assert any("pay" in sentence for sentence in document["summary"])
 
 

@@ -79,7 +79,9 @@ def test_without_test_batches_training_samples_tell_agreement(run: Run) -> None:
     assert result.samples == ()
     assert result.quantized is not None
     assert result.quantized.labels == ()
-    assert result.quantized.tested_on == "512 training samples beside those of the calibration"
+    assert result.quantized.tested_on == (
+        "512 training samples after those of the calibration, 64 of which it has seen too"
+    ), "batches of a short list come again"
 
 
 @pytest.mark.ranks

@@ -180,3 +180,16 @@ def test_calibrations_of_two_networks_do_not_merge(whole: Calibration) -> None:
     other = replace(whole, histograms={"elsewhere": whole.histograms["input"]})
     with pytest.raises(UsageError, match="different networks"):
         merge_calibrations([whole, other])
+
+
+def test_scales_do_not_depend_on_the_number_of_threads(network: Network) -> None:
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            found.append(calibrate(network, [draw_images(4)]))
+            assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].ranges == found[1].ranges

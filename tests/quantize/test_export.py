@@ -18,8 +18,8 @@ from scalelab.quantize.network import Grid, Network, QuantizedNetwork
 from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
 from scalelab.quantize.run_float import run_float
-from scalelab.quantize.sessions import open_session, read_integers, run_session
-from scalelab.quantize.simulate import compute_integers, simulate
+from scalelab.quantize.sessions import open_session, profile_layers, read_integers, run_session
+from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
 from scalelab.workloads.lenet import Lenet
 from scalelab.workloads.resnet18 import Resnet18
 from tests.quantize.integer_nets import make_images, make_network
@@ -97,6 +97,34 @@ def test_no_integer_of_resnet18_differs_from_onnxruntime(
     assert not any(differing.values()), differing
 
 
+@pytest.mark.parametrize("rounds_logits", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_logits_are_those_of_onnxruntime_rounded_or_not(tmp_path: Path, rounds_logits: bool, per_channel: bool) -> None:
+    torch.manual_seed(5)
+    images = torch.randn(40, 3, 32, 32)
+    settings = QuantizeSettings(rounds_logits=rounds_logits, per_channel=per_channel)
+    quantized = quantize_model(Lenet("last").eval(), [images[:8]], settings).quantized
+    ours = simulate(quantized, images)
+    for form, is_optimized in EXECUTED:
+        differing = count_differing(quantized, images, tmp_path / "int8.onnx", form, is_optimized, ours)
+        assert not any(differing.values()), (form, is_optimized, differing)
+    last = quantized.layers[-1]
+    steps = ours["logits"] / last.output.scale
+    assert last.is_unrounded is not rounds_logits
+    assert bool(((steps - steps.round()).abs() < 1e-3).all()) is rounds_logits
+
+
+def test_a_last_layer_in_float_that_is_not_rounded_gives_its_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    images = torch.randn(8, 3, 32, 32)
+    settings = QuantizeSettings(keep_float=("fc3",))
+    quantized = quantize_model(Lenet("all").eval(), [images], settings).quantized
+    export_onnx(quantized, tmp_path / "mixed.onnx")
+    assert not [kernel for kernel in profile_layers(tmp_path / "mixed.onnx", images) if kernel.is_requantized]
+    logits = run_session(open_session(tmp_path / "mixed.onnx"), images)
+    assert torch.allclose(logits, simulate_logits(quantized, images), rtol=1e-5, atol=1e-6)
+
+
 def test_without_rewriting_a_qdq_file_runs_in_float_and_is_a_tie_away_at_most(
     resnet18: Trained, tmp_path: Path
 ) -> None:
@@ -105,7 +133,7 @@ def test_without_rewriting_a_qdq_file_runs_in_float_and_is_a_tie_away_at_most(
     export_onnx(network, tmp_path / "int8.onnx")
     theirs = read_integers(tmp_path / "int8.onnx", images[:1], is_optimized=False)
     num_differing = 0
-    for layer in network.layers[1:]:
+    for layer in network.layers[1:-1]:
         sources = [network.find(name).output for name in layer.layer.inputs]
         inputs = [theirs[name] for name in layer.layer.inputs]
         ours = compute_integers(layer, inputs, sources, find_profile("onnxruntime"))

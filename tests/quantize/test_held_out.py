@@ -56,6 +56,17 @@ def test_nothing_to_test_on_is_an_error() -> None:
         HeldOut([])
 
 
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite numbers")])
+def test_test_samples_that_are_no_numbers_are_refused(value: float, words: str) -> None:
+    with pytest.raises(UsageError, match=f"test batch 1 has {words}"):
+        HeldOut([torch.zeros(3, 2), torch.full((2, 2), value)])
+
+
+def test_classes_of_some_samples_only_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 of 5 test samples have classes"):
+        HeldOut([(torch.zeros(3, 2), torch.arange(3)), torch.zeros(2, 2)])
+
+
 def test_data_that_ends_early_in_a_later_pass_is_refused() -> None:
     held = HeldOut(batches := [torch.zeros(3, 2), torch.zeros(2, 2)])
     batches.pop()

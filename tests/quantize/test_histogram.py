@@ -82,12 +82,20 @@ def test_extreme_float32_numbers_are_counted() -> None:
     values = torch.tensor([3.4e38, -3.4e38, 1.2e-38, 1e-45, -1e-45])
     histogram = count_values(values)
     assert histogram.num_values == 5
-    assert histogram.list_bins().highs.max() >= 3.4e38
+    assert histogram.list_bins().highs.max() == histogram.largest
 
 
 def test_nothing_is_counted_in_nothing() -> None:
     assert count_values(torch.zeros(0)) == Histogram() == merge_histograms([])
     assert Histogram().num_values == 0
+
+
+def test_numbers_at_the_ends_of_the_range_are_counted_there() -> None:
+    """As in images, most of whose numbers are black."""
+    values = torch.cat([torch.full((800,), -1.0), torch.linspace(-0.99, 0.99, 100), torch.full((50,), 1.0)])
+    counts = rebin(count_values(values).list_bins(), np.linspace(-1, 1, 21))
+    assert (round(counts[0]), round(counts[-1])) == (805, 55)
+    assert counts.sum() == pytest.approx(950)
 
 
 def test_rebinning_keeps_all_that_lies_inside() -> None:

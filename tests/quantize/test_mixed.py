@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from scalelab.quantize.capture import capture_network
-from scalelab.quantize.mixed import choose_float_layers, find_readers, put_readers_next, rank_by_noise
+from scalelab.quantize.mixed import choose_float_layers, rank_by_noise
 from scalelab.quantized import LayerReport
-from scalelab.workloads.lenet import Lenet
 
 
 def count_with(costs: dict[str, int], kept: tuple[str, ...]) -> int:
@@ -45,11 +41,3 @@ def test_layers_are_ranked_by_their_noise_in_the_answer_and_only_those_with_weig
         LayerReport(name="dead", op="conv"),
     ]
     assert rank_by_noise(layers) == ["b", "a"]
-
-
-def test_readers_come_after_the_layer_that_they_read() -> None:
-    network = capture_network(Lenet("none").eval(), torch.zeros(1, 3, 32, 32))
-    assert find_readers(network, "conv1") == ["conv2"]
-    assert find_readers(network, "conv2") == ["fc1"]
-    assert find_readers(network, "fc3") == []
-    assert put_readers_next(["conv2", "conv1", "fc1"], network) == ["conv2", "fc1", "conv1"]

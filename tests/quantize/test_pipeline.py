@@ -15,7 +15,7 @@ from scalelab.errors import UsageError
 from scalelab.quantize import pipeline as module
 from scalelab.quantize.held_out import HeldOut
 from scalelab.quantize.pipeline import Pipeline, Task
-from scalelab.quantize.ranges import RangeSettings
+from scalelab.quantize.recipe import QuantizeSettings
 from scalelab.quantize.timing import one_thread
 from scalelab.quantized import Quantized
 from scalelab.settings import Quantization
@@ -84,7 +84,8 @@ def test_counts_of_histograms_add_up_to_all_numbers(tmp_path: Path) -> None:
     after = {histogram.layer: histogram for histogram in record.histograms if histogram.kind == "after"}
     assert sum(after["input"].counts) == 16 * 3 * 16 * 16
     assert after["input"].chosen_high is not None
-    assert after["input"].chosen_high >= after["input"].largest * 0.99
+    assert 0.9 < after["input"].chosen_high / after["input"].largest < 1.01
+    assert (after["head"].chosen_low, after["head"].chosen_high) == (None, None), "logits are not rounded"
 
 
 @pytest.mark.parametrize(
@@ -178,5 +179,37 @@ def test_calibration_on_samples_that_say_nothing_is_refused(tmp_path: Path, valu
         run(make_task(tmp_path, calibration=[torch.full((4, 3, 16, 16), value)]))
 
 
+def test_a_channel_without_weights_is_remarked(tmp_path: Path) -> None:
+    model = make_net(Small)
+    assert isinstance(model, Small)
+    with torch.no_grad():
+        model.conv2.weight[3] = 0
+    record, _ = run(make_task(tmp_path, model=model))
+    assert "conv2: channel 3 has no weight but zero." in record.remarks
+
+
+def test_logits_that_are_rounded_to_a_byte_tie_now_and_then(tmp_path: Path) -> None:
+    """Classes whose weights hardly differ."""
+    model = make_net(Small)
+    assert isinstance(model, Small)
+    with torch.no_grad():
+        model.head.bias.zero_()
+        model.head.weight[1:] = model.head.weight[0] * (1 + 1e-4 * torch.arange(1, len(model.head.weight))[:, None])
+    tied = {
+        rounds: run(make_task(tmp_path, replace(QUICK, rounds_logits=rounds), model))[0].layers[-1].tied_outputs
+        for rounds in (True, False)
+    }
+    assert tied[True] == 48
+    assert tied[False] is not None
+    assert tied[False] < 48
+
+
+def test_the_number_of_threads_is_as_before(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    run(make_task(tmp_path))
+    assert torch.get_num_threads() == 2
+
+
 def test_the_default_method_is_that_of_the_recipe() -> None:
-    assert Quantization().method == RangeSettings().method
+    assert Quantization().method == QuantizeSettings().activations.method
+    assert Quantization().rounds_logits == QuantizeSettings().rounds_logits

@@ -12,7 +12,9 @@ from scalelab.recipes.quantization import make_rows
 from scalelab.recipes.quantization_rows import (
     BIASED,
     PLAIN,
+    answer_stages,
     describe_saturation,
+    describe_ties,
     find_q1,
     find_q3,
     find_q4,
@@ -74,6 +76,17 @@ def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     assert words[0].endswith("gives 99.00 % of images the class of float.")
     assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
     assert words[-1].startswith("int8.onnx, run by onnxruntime, gives no other logits")
+
+
+def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path) -> None:
+    quantized = read_quantized(play(0, tmp_path)[1])
+    assert quantized is not None
+    last = replace(quantized.layers[-1], tied_outputs=3)
+    tied = replace(quantized, layers=(*quantized.layers[:-1], last))
+    words = list(describe_ties(tied, answer_stages(tied)))
+    assert words[0].startswith("The int8 logits of 3 of 200 images have two largest")
+    assert words[1].startswith("int8 gives 2 images another class than float, and 1 of them would have float's")
+    assert list(describe_ties(quantized, answer_stages(quantized))) == []
 
 
 def test_an_unscaled_bias_is_held_against_none(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class Seen:
 
     page: Any
     complaints: list[str] = field(default_factory=list)
-    """Errors in the console, and requests for anything but the file itself."""
+    """Errors and warnings in the console, and requests for anything but the file itself."""
 
     def open(self, file: Path) -> None:
         """Show a file and wait until all its charts are drawn."""
@@ -213,9 +213,9 @@ def is_own(url: str) -> bool:
 
 
 def note_message(seen: Seen, kind: str, text: str) -> None:
-    """Errors only: Vega-Lite warns of what it has no better way for."""
-    if kind == "error":
-        seen.complaints.append(f"error: {text}")
+    """Errors, and what Vega-Lite warns of: a specification that it had to guess the meaning of."""
+    if kind in ("error", "warning"):
+        seen.complaints.append(f"{kind}: {text}")
 
 
 def note_request(seen: Seen, url: str) -> None:

@@ -61,6 +61,58 @@ def test_the_users_own_workload_comes_along_unless_it_has_changed(tmp_path: Path
     assert "has changed since" in (tmp_path / "two" / "README.md").read_text()
 
 
+def test_what_the_command_reads_is_named_and_looked_for_before_anything_is_measured(
+    store: RunStore, tmp_path: Path
+) -> None:
+    data = tmp_path / "my data"
+    command = [
+        "run",
+        "strong-scaling",
+        f"--data_path={data}",
+        "--test-path",
+        "val*.bin",
+        "--checkpoints",
+        "old",
+        "--x=1",
+    ]
+    named = record_command(store, "scalelab", *command)
+    target = tmp_path / "bundle"
+    write_bundle(target, [named], [])
+    page = (target / "README.md").read_text()
+    assert f"`--data-path {data}` is not here: `DATA_PATH=PATH ./reproduce.sh`" in page
+    script = (target / "reproduce.sh").read_text()
+    assert 'run strong-scaling --data-path "$DATA_PATH" --test-path "$TEST_PATH" --x=1 --runs-dir runs-again' in script
+    program = tmp_path / "scalelab"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> called\nexit 3\n')
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([target / "reproduce.sh"], env=paths, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{data} is not here: say where by DATA_PATH=PATH ./reproduce.sh\n")
+    assert not (target / "called").exists()
+    subprocess.run([target / "reproduce.sh"], env=paths | {"DATA_PATH": str(tmp_path)}, check=False)
+    called = (target / "called").read_text().splitlines()
+    assert called[2:6] == ["--data-path", str(tmp_path), "--test-path", "val*.bin"]
+    assert "compare" in called, "trials that failed, exit code 3, are compared as well"
+
+
+def test_two_workloads_of_one_name_are_refused(tmp_path: Path) -> None:
+    stores = []
+    for place in (tmp_path / "a", tmp_path / "b"):
+        place.mkdir()
+        (place / "net.py").write_text(f"def build(batch_size):\n    return {place.name!r}\n")
+        stores.append(make_run(place / "runs", f"{place / 'net.py'}:build"))
+    renamed = stores[1].path.rename(stores[1].path.with_name("other"))
+    with pytest.raises(UsageError, match=r"two different workloads are called net\.py"):
+        write_bundle(tmp_path / "bundle", [stores[0], RunStore.open(renamed)], [])
+
+
+def test_a_workload_is_found_however_it_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("def build(batch_size):\n    raise NotImplementedError\n")
+    made = make_run(tmp_path / "runs", f"{tmp_path / 'net.py'}:build")
+    store = record_command(made, "scalelab", "run", "strong-scaling", "--workload=net.py:build")
+    assert "--workload=workload/net.py:build" in render_script([store])
+
+
 def test_a_run_that_a_program_made_is_named_and_not_guessed_at(store: RunStore) -> None:
     script = render_script([record_command(store, "bench.py", "--fast")])
     assert "# made by: bench.py --fast" in script

@@ -10,7 +10,7 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, make_row, read_document
 from scalelab.report.exports import CSV_HEADER, render_csv, render_json
 from scalelab.report.text import clean_text
 from tests.report.samples import (
@@ -45,6 +45,16 @@ def test_json_keeps_every_digit_and_every_chart() -> None:
     assert data["sections"][0]["tables"][0]["rows"][1][1]["value"] == 0.2147
     assert data["sections"][0]["charts"][0]["spec"] == {"mark": "line"}
     assert data["schema_version"] == 1
+
+
+def test_every_figure_is_one_line_of_the_json_whatever_texts_say() -> None:
+    spec = {"layer": [{"data": {"values": [{"x": 1, "spec": None}]}}], "title": '"spec": null'}
+    chart = Chart(title='"spec": null', spec=spec, caption='\n"spec": null')
+    document = Document(title='"spec": null', sections=(Section(charts=(chart, chart)),))
+    text = render_json(document)
+    assert read_document(text) == document
+    lines = [line.strip().rstrip(",") for line in text.split("\n")]
+    assert sum(line.startswith('"spec": {') and line.endswith("}") for line in lines) == 2
 
 
 def test_csv_has_a_line_for_every_cell_in_base_units() -> None:

@@ -19,6 +19,7 @@ def test_what_the_fonts_have_stays(text: str) -> None:
         ("run 😀", "run <U+1F600>"),
         ("עברית", "<U+05E2><U+05D1><U+05E8><U+05D9><U+05EA>"),
         ("n₁ ✓", "n1 yes"),
+        ("2²⁰ bytes, 10⁶ of 10⁻⁹ m²", "2^20 bytes, 10^6 of 10^-9 m²"),
     ],
 )
 def test_what_they_lack_is_spelled_out_or_has_a_plain_form(text: str, spelled: str) -> None:

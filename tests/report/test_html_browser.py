@@ -186,6 +186,34 @@ def test_a_click_on_the_legend_puts_a_series_away_and_brings_it_back(seen: Seen,
     seen.page.wait_for_function(f"() => ({count})() === {before}", timeout=5_000)
 
 
+def test_what_was_put_away_stays_away_in_other_colours_and_widths(seen: Seen, scaling: Document) -> None:
+    first = seen.page.locator(".plot").nth(0)
+    first.locator(".role-legend-symbol path").nth(0).click(force=True)
+    faded = """() => [...document.querySelectorAll(".plot")[0].querySelectorAll(".role-legend-label text")]
+      .map((text) => Number(getComputedStyle(text).opacity) < 1)"""
+    only_first = f"() => ({faded})().every((one, place) => one === (place === 0))"
+    away = "() => scalelabReport.plots[0].view.data('hidden_store').length === 1"
+    for change in (lambda: None, seen.switch, lambda: seen.resize(700), seen.switch):
+        change()
+        seen.page.wait_for_function(away, timeout=5_000)
+        seen.page.wait_for_function(only_first, timeout=5_000)
+    first.locator(".role-legend-symbol path").nth(0).click(force=True)
+    seen.page.wait_for_function(f"() => ({faded})().every((one) => !one)", timeout=5_000)
+
+
+def test_what_was_put_away_tells_nothing(seen: Seen, scaling: Document) -> None:
+    point = next(one for one in seen.list_points(0) if one["datum"].get("key"))
+    assert seen.point_at(point)
+    names = seen.page.locator(".plot").nth(0).locator(".role-legend-label text").all_text_contents()
+    symbols = seen.page.locator(".plot").nth(0).locator(".role-legend-symbol path")
+    for number in range(len(names)):
+        symbols.nth(number).click(force=True)
+    seen.page.mouse.move(2, 2)
+    seen.page.mouse.move(point["x"], point["y"], steps=3)
+    seen.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)))")
+    assert seen.page.locator(".tip.shown").count() == 0
+
+
 def test_what_is_pointed_at_stands_out_in_every_chart(seen: Seen, scaling: Document) -> None:
     point = next(one for one in seen.list_points(0) if one["datum"].get("key"))
     key = point["datum"]["key"]
@@ -334,6 +362,8 @@ def test_a_timeline_is_zoomed_by_its_buttons(seen: Seen, tmp_path: Path) -> None
     shown = "() => { const [low, high] = scalelabReport.plots[0].view.scale('x').domain(); return high - low; }"
     whole = seen.page.evaluate(shown)
     seen.page.get_by_text("Zoom in").click()
+    seen.page.wait_for_function(f"() => Math.abs(({shown})() - {whole / 2}) < 1e-6", timeout=5_000)
+    seen.switch()
     seen.page.wait_for_function(f"() => Math.abs(({shown})() - {whole / 2}) < 1e-6", timeout=5_000)
     seen.page.get_by_text("All", exact=True).click()
     seen.page.wait_for_function(f"() => Math.abs(({shown})() - {whole}) < 1e-6", timeout=5_000)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from scalelab.report.charts.exchanges import plot_rates
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
+from scalelab.report.charts.scaling import plot_speedup
+from scalelab.report.charts.steps import plot_steps
 from scalelab.report.document import Caution, Chart, Document, Section
 from scalelab.report.joining import NamedDocument, join_documents, letter_runs
 from scalelab.report.overlaid import overlay_charts
@@ -57,7 +60,38 @@ def test_figures_with_other_axes_or_of_bars_are_not_laid_over_each_other() -> No
     sized = {**draw().spec["layer"][-1], "encoding": {"size": {"field": "series"}}}
     parts = replace(draw(), spec={**draw().spec, "layer": [*draw().spec["layer"], sized]})
     assert overlay_charts({"A": parts, "B": parts}) is None
+    steps = [{"series": "step", "place": n, "seconds": 0.1, "launch": 1, "step": n, "key": "a"} for n in range(3)]
+    one = plot_steps(title="t", points=steps, medians=[{**row, "series": "median of a launch"} for row in steps])
+    assert overlay_charts({"A": one, "B": one}) is None
     assert overlay_charts({"A": draw()}) is None
+
+
+def read_ticks(chart: Chart, channel: str = "x") -> list[tuple[list[float], str]]:
+    axes = [layer["encoding"][channel].get("axis", {}) for layer in chart.spec["layer"]]
+    return [(axis["values"], axis.get("labelExpr", "")) for axis in axes if "values" in axis]
+
+
+def test_ticks_of_joined_axes_have_the_labels_that_were_written_for_them() -> None:
+    few, many = (
+        plot_speedup(rows=[{"series": "a", "ranks": n, "speedup": 1.0 * n, "key": "a"} for n in ranks], laws={})
+        for ranks in ((1, 2, 8), (1, 4, 16))
+    )
+    for charts in ({"A": few, "B": many}, {"A": many, "B": few}):
+        overlaid = overlay_charts(charts)
+        assert overlaid is not None
+        assert all(found == read_ticks(many)[0] for found in read_ticks(overlaid))
+
+
+def test_numbers_in_different_units_are_not_laid_over_each_other_though_axes_have_no_unit() -> None:
+    small, large = (
+        plot_rates(
+            title="t",
+            rows=[{"series": "a", "payload_bytes": size, "bandwidth": 1e9, "key": "a"} for size in sizes],
+        )
+        for sizes in ((4, 64, 2**20), (4, 2**24, 2**30))
+    )
+    assert overlay_charts({"A": small, "B": small}) is not None
+    assert overlay_charts({"A": small, "B": large}) is None
 
 
 def test_two_runs_are_compared_first_then_overlaid_then_shown_one_by_one() -> None:

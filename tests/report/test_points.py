@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.observations import CurvePoint
+from scalelab.observations import CurvePoint, Fetch, Transfer
 from scalelab.report.document import Document
 from scalelab.report.mlflow_run import check_uri, write_run
 from scalelab.report.points import list_answers, list_points, make_name
@@ -49,8 +49,43 @@ def test_the_lines_of_a_training_are_told_apart_from_its_evaluations() -> None:
     )
     points = {point.tag: point for point in list_points(make_measured(curve=curve)) if "/" in point.tag}
     assert (points["train/loss"].value, points["test/accuracy"].value) == (2.0, 0.25)
-    assert points["test/accuracy"].seconds == 3.0
+    assert points["train/loss"].seconds == pytest.approx(0.6), "when the step had ended on every rank"
+    assert points["test/accuracy"].seconds == pytest.approx(2.6), "the evaluation came after it"
     assert "test/loss" not in points
+
+
+def test_every_number_of_a_step_has_the_time_at_which_the_step_ended_also_with_clocks_apart() -> None:
+    result = make_measured(first_step_seconds=2.0)
+    apart = tuple(sample._replace(start_seconds=sample.start_seconds + 9e5 * sample.rank) for sample in result.samples)
+    for one in (result, replace(result, samples=apart)):
+        times = {(point.tag, point.step): point.seconds for point in list_points(one)}
+        assert times["step_seconds/clean", 1] == times["loss", 1] == pytest.approx(2.0 + 1.0 + 1.6)
+
+
+def test_exchanges_and_readings_are_series_too() -> None:
+    transfers = tuple(
+        Transfer(
+            rank=rank, operation="all_reduce", payload_bytes=8, repeat=repeat, num_calls=10,
+            start_seconds=100.0 * rank + repeat, seconds=0.1 + 0.1 * rank,
+        )
+        for rank in range(2)
+        for repeat in range(3)
+    )  # fmt: skip
+    points = list(list_points(make_measured(samples=(), transfers=transfers)))
+    assert [(point.tag, point.step) for point in points] == [("call_seconds/8 bytes", repeat) for repeat in range(3)]
+    assert [point.value for point in points] == pytest.approx([0.02] * 3)
+    assert [point.seconds for point in points] == pytest.approx([0.2, 1.2, 2.2])
+    fetches = tuple(
+        Fetch(
+            rank=0, order="shuffled", access="batch", cache="warm", epoch=epoch, batch=batch, num_samples=4,
+            start_seconds=2.0 * epoch + batch, fetch_seconds=0.5, copy_seconds=0.0,
+        )
+        for epoch in range(2)
+        for batch in range(2)
+    )  # fmt: skip
+    points = list(list_points(make_measured(samples=(), fetches=fetches)))
+    assert {point.tag for point in points} == {"fetch_seconds/shuffled batch warm"}
+    assert [point.step for point in points] == [0, 1, 2, 3]
 
 
 def test_answers_are_every_number_of_the_tables_with_their_intervals() -> None:
@@ -85,6 +120,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     assert [event.step for event in steps] == [0, 1, 2]
     answer = EventAccumulator(str(tmp_path / "run" / "answer")).Reload()
     (text,) = answer.Tensors("report")
+    assert text.wall_time == steps[0].wall_time - 0.6 > 1.7e9, "an answer is as old as its run"
     assert "1.92 ± 0.02" in text.tensor_proto.string_val[0].decode()
     crashed = EventAccumulator(str(tmp_path / "run" / failed.trial.name)).Reload()
     assert crashed.Tensors("report")[0].tensor_proto.string_val[0].decode().startswith("crashed: <script>")
@@ -95,7 +131,9 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own database code
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_mlflow_reads_back_what_was_written_and_takes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_reads_back_what_was_written_and_takes_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -112,6 +150,8 @@ def test_mlflow_reads_back_what_was_written_and_takes_it_once(tmp_path: Path, mo
     assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlartifacts"}
     below = client.search_runs([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
     assert {child.info.status for child in below} == {"FINISHED", "FAILED"}
+    assert found.info.end_time - found.info.start_time == round(1000 * result.wall_seconds)
+    assert capsys.readouterr().out == ""
     (whole,) = (child for child in below if child.info.status == "FINISHED")
     assert [m.value for m in client.get_metric_history(whole.info.run_id, "step_seconds/clean")] == [0.6, 1.6, 2.6]
     with pytest.raises(UsageError, match="already"):

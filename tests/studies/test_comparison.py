@@ -118,6 +118,18 @@ def test_a_configuration_that_failed_on_one_side_is_a_row_without_verdict() -> N
     assert any("ddp × 4: there is no verdict" in sentence for sentence in document.summary)
 
 
+def move_workload(side: RunSide, workload: str, checksum: str | None) -> RunSide:
+    arms = {name: replace(arm, trial=replace(arm.trial, workload=workload)) for name, arm in side.arms.items()}
+    return replace(side, arms=arms, environment=dict(side.environment) | {"workload sha256": checksum})
+
+
+@pytest.mark.parametrize(("checksum", "verdict"), [("same", "slower"), ("other", "–"), (None, "–")])
+def test_one_file_in_two_places_is_the_same_work(checksum: str | None, verdict: str) -> None:
+    before = move_workload(make_side("before"), "/here/net.py:build", "same")
+    after = move_workload(make_side("after", scale(1.5)), "/there/net.py:build", checksum)
+    assert set(find_verdicts(compare_runs(before, after)).values()) == {verdict}
+
+
 def list_differences(document: Document) -> dict[str, tuple[str, str]]:
     if len(document.tables) < 2:
         return {}

@@ -168,6 +168,18 @@ def test_without_classes_there_is_agreement_and_a_warning() -> None:
     assert any("only agreement with float is told" in caution.message for caution in document.cautions)
 
 
+def test_training_samples_that_stand_in_for_test_samples_are_told() -> None:
+    stages = tuple(replace(stage, predictions=(1, 2, 3)) for stage in make_record().stages)
+    record = make_record(labels=(), stages=stages, tested_on="3 training samples after those of the calibration")
+    cautions = conclude(record).cautions
+    assert any("on 3 training samples after those of the calibration" in caution.message for caution in cautions)
+
+
+def test_a_file_that_is_not_smaller_is_not_called_smaller() -> None:
+    words = " ".join(conclude(make_record(sizes=(("float32.onnx", 1390), ("int8.onnx", 1480)))).summary)
+    assert "The stored model is not smaller: 1.48 kB instead of 1.39 kB." in words
+
+
 def test_layers_kept_in_float_are_named_with_what_that_brought() -> None:
     record = make_record(kept_float=("fc1",))
     mixed = Stage(name="mixed", title="int8, mixed", predictions=spoil(LABELS, 200))

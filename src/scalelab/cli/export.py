@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,18 @@ def main(args: Sequence[str]) -> int:
         if export.tensorboard is not None:
             place = export.tensorboard / store.name
             count = write_events(place, document, results)
-            print(f"Wrote {count} numbers to {place}  ·  tensorboard --logdir {export.tensorboard}")  # noqa: T201
+            print(f"Wrote {count} numbers to {place}  ·  tensorboard --logdir {shlex.quote(str(export.tensorboard))}")  # noqa: T201
         if export.mlflow is not None:
             fields = flatten_fields(store)
             run = write_run(export.mlflow, export.experiment, store.name, document, results, fields)
-            print(f"Wrote {store.name} to {export.mlflow} as {run}  ·  mlflow ui --backend-store-uri URI")  # noqa: T201
+            print(f"Wrote {store.name} to {export.mlflow} as {run}  ·  {say_how_to_look(export.mlflow)}")  # noqa: T201
     return 0
+
+
+def say_how_to_look(uri: str) -> str:
+    """What shows a run of MLflow's: the server in a browser, a database by MLflow's own page."""
+    is_server = uri.startswith(("http://", "https://"))
+    return f"open {uri}" if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def check_export(export: Export) -> None:

@@ -131,21 +131,8 @@ def write_target(path: Path, made: str | bytes, flag: str) -> None:
         if place.exists() and not place.is_file():
             with place.open("wb") as stream:
                 stream.write(made.encode("utf-8", "replace") if isinstance(made, str) else made)
-        elif isinstance(made, str):
-            write_atomically(place, made)
         else:
-            write_bytes_atomically(place, made)
-
-
-def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write beside the file, then take its place: readers see all of it or none."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(content)
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+            write_atomically(place, made)
 
 
 def check_writable(path: Path, flag: str) -> None:

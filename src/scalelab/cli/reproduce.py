@@ -92,5 +92,5 @@ def is_alike(study: Study, reproduce: Reproduce) -> bool:
 
 
 def print_recipes() -> None:
-    lines = ["Recipes:", *(f"  {name:<10}{recipe.title}" for name, recipe in RECIPES.items()), ""]
+    lines = ["Recipes:", *(f"  {name:<14}{recipe.title}" for name, recipe in RECIPES.items()), ""]
     print("\n".join(lines))  # noqa: T201

@@ -2,8 +2,8 @@
 
 Built-in workloads of images are calibrated on the first training images as they are stored, without augmentation, so
 that ranges depend neither on how long was trained nor on the batch. A workload of the user's own is calibrated on the
-batches that come next. It is tested on its test batches; without any, on training batches that calibration has not
-seen, and then there is agreement to be told and no accuracy.
+batches that come next. It is tested on its test batches; without any, on the training batches that come after those of
+the calibration, and then there is agreement to be told and no accuracy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def quantize_training(trial: Trial, training: Training, directory: Path) -> None
     task = Task(
         model=model,
         calibration=calibration,
-        test=find_test(training),
+        test=find_test(training, calibration),
         settings=settings,
         directory=directory,
         seed=trial.seed,
@@ -112,14 +112,22 @@ def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.
             return
 
 
-def find_test(training: Training) -> HeldOut:
+def find_test(training: Training, calibration: Iterable[torch.Tensor]) -> HeldOut:
     """The test batches; without any, training batches that come after those of the calibration."""
     if training.test_batches is not None:
         return HeldOut(training.test_batches)
     following = (split_batch(batch)[0].detach().cpu() for batch in training.batches)
     images = list(take_samples(following, WITHOUT_TEST))
-    told = f"{sum(map(len, images))} training samples beside those of the calibration"
-    return HeldOut(images, told=told)
+    # Training batches have no end: a short list begins again.
+    seen = set(list_contents(calibration))
+    num_seen = sum(content in seen for content in list_contents(images))
+    told = f"{sum(map(len, images))} training samples after those of the calibration"
+    return HeldOut(images, told=told + (f", {num_seen} of which it has seen too" if num_seen else ""))
+
+
+def list_contents(batches: Iterable[torch.Tensor]) -> Iterator[bytes]:
+    """The numbers of every sample, to tell whether two are the same."""
+    return (sample.contiguous().numpy().tobytes() for images in batches for sample in images)
 
 
 def list_pairs(training: Training) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -36,7 +36,8 @@ def _list_layer(layer: QuantizedLayer, calibration: Calibration) -> Iterator[His
         yield draw(layer.name, "weights", count_values(weight), None if limit is None else -limit, limit)
     counted = calibration.histograms.get(layer.name)
     if counted is not None:
-        yield draw(layer.name, "after", counted, *layer.output.range)
+        chosen = (None, None) if layer.is_unrounded else layer.output.range
+        yield draw(layer.name, "after", counted, *chosen)
 
 
 def draw(

@@ -3,9 +3,10 @@
 Kernels add up in another order for another batch size, and the last bits of a result then differ. So every sample is
 run by itself, in a batch of one and in memory of its own: what is counted for it depends on nothing but the sample,
 and the histograms, and with them the scales, are the same bit for bit whatever the batch size, the order of the
-samples or their split over ranks, on one kind of machine and number of threads. Counting is done for many samples at
-once, which changes nothing. Memory is bounded by the histograms (about half a megabyte per layer) and a buffer of four
-megabytes per layer.
+samples or their split over ranks, on one kind of machine. All of it is on one thread: a kernel that is shared out over
+several adds up in another order too, and a batch of one is too little work to share (on a machine with other work to
+do, lenet took 20 times as long on two threads as on one). Counting is done for many samples at once, which changes
+nothing. Memory is bounded by the histograms (about half a megabyte per layer) and a buffer of four megabytes per layer.
 
 Counted are the layers with a grid of their own; max pooling, flattening and a ReLU by itself share that of their input.
 Ranks must share out the samples without overlap (a sampler that repeats samples to fill up the last batch counts those
@@ -27,6 +28,7 @@ from scalelab.quantize.histogram import Histogram, count_values, merge_histogram
 from scalelab.quantize.network import PASSING, Network
 from scalelab.quantize.ranges import Range, RangeSettings, choose_range
 from scalelab.quantize.run_float import run_float
+from scalelab.quantize.timing import one_thread
 
 BUFFER_VALUES = 1 << 20
 """How many numbers of a layer are counted at once."""
@@ -58,11 +60,12 @@ def calibrate(network: Network, batches: Iterable[Any], settings: RangeSettings 
     recorder = Recorder(names=[layer.name for layer in network.layers if layer.op not in PASSING])
     num_samples = 0
     for number, images in number_batches(network, batches):
-        for sample in images:
-            results = run_float(network, sample.unsqueeze(0).clone(memory_format=torch.contiguous_format))
-            check_finite(number, results)
-            recorder.record(results)
-            num_samples += 1
+        with one_thread():
+            for sample in images:
+                results = run_float(network, sample.unsqueeze(0).clone(memory_format=torch.contiguous_format))
+                check_finite(number, results)
+                recorder.record(results)
+        num_samples += len(images)
     histograms = recorder.finish()
     check_counted(network, histograms, num_samples)
     return Calibration(histograms=histograms, num_samples=num_samples, settings=settings or ACTIVATION_RANGES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,15 +11,7 @@ import torch
 
 from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.network import Network, QuantizedNetwork
-from scalelab.quantize.sessions import (
-    LayerKernel,
-    list_fallbacks,
-    load_graph,
-    open_session,
-    profile_layers,
-    read_kernels,
-    run_session,
-)
+from scalelab.quantize.sessions import LayerKernel, list_fallbacks, open_session, profile_layers, run_session
 from scalelab.quantized import LayerReport
 
 FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
@@ -47,7 +37,7 @@ def name_kernels(
     """The layers with the kernel that ran in int8 and the times of both models, and what fell back to float."""
     found = profile_layers(directory / INT8_FILE, images)
     int8 = {kernel.layer: kernel for kernel in found}
-    floats = {kernel.layer: kernel for kernel in profile_float(directory / FLOAT_FILE, images)}
+    floats = {kernel.layer: kernel for kernel in profile_layers(directory / FLOAT_FILE, images)}
     told = tuple(_add_kernel(layer, int8.get(layer.name), floats.get(layer.name)) for layer in layers)
     return told, list_fallbacks(found)
 
@@ -60,14 +50,3 @@ def _add_kernel(layer: LayerReport, int8: LayerKernel | None, before: LayerKerne
         seconds=None if int8 is None or not int8.kernel else int8.seconds,
         float_seconds=before.seconds or None if before is not None else None,
     )
-
-
-def profile_float(model: Path, images: torch.Tensor, num_runs: int = 10) -> tuple[LayerKernel, ...]:
-    """The times of the float model; a layer that was merged with its ReLU has `fused` before its name there."""
-    with tempfile.TemporaryDirectory(prefix="scalelab-") as directory:
-        session = open_session(model, profile=Path(directory) / "profile")
-        for _ in range(num_runs + 1):
-            run_session(session, images)
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    plain = [event | {"name": str(event.get("name", "")).removeprefix("fused ")} for event in events]
-    return read_kernels(plain, load_graph(model), num_runs)

@@ -12,9 +12,9 @@ float32 here, so that any set of layers can be in int8 and the others in float, 
 
 SQNR of a layer's own result can mislead: a channel with a large range hides the rounding of the others in its own
 signal. What counts is the noise in the logits with only this layer in int8 (`output_sqnr`), and how many samples are
-still right. The rounding of the logits themselves is left out of it: every int8 network has that, and in a sound one it
-is the largest part, which would make the last layer the worst of all. Layers that only pass integers on (pooling by
-maximum, flattening) round nothing and are not looked at.
+still right. Where logits are rounded too (`rounds_logits`), that is left out of it: in a sound network it is the
+largest part, which would make the last layer the worst of all. Layers that only pass integers on (pooling by maximum,
+flattening) round nothing and are not looked at.
 
 All layers before the one that is changed are taken from a run that was made anyway: a trial costs the layers after it.
 """
@@ -74,7 +74,8 @@ class Rounding:
 
     network: Network
     rounded: Mapping[str, Layer]
-    grids: Mapping[str, Grid]
+    grids: Mapping[str, Grid | None]
+    """None where the result is not rounded."""
     places: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,13 +92,16 @@ class Rounding:
         inputs = [results[IMAGES]] if layer.op == "input" else [results[name] for name in layer.inputs]
         if not is_rounded:
             return compute_layer(layer, inputs)
-        return round_to_grid(compute_layer(self.rounded[layer.name], inputs), self.grids[layer.name])
+        grid = self.grids[layer.name]
+        numbers = compute_layer(self.rounded[layer.name], inputs)
+        return numbers if grid is None else round_to_grid(numbers, grid)
 
     def clip_output(self, results: Results) -> torch.Tensor:
         """The answer from rounded weights, held to its range but not rounded."""
         last = self.rounded[self.network.output]
-        low, high = self.grids[last.name].range
-        return compute_layer(last, [results[name] for name in last.inputs or (IMAGES,)]).clamp(low, high)
+        answer = compute_layer(last, [results[name] for name in last.inputs or (IMAGES,)])
+        grid = self.grids[last.name]
+        return answer if grid is None else answer.clamp(*grid.range)
 
 
 def make_rounding(network: Network, quantized: QuantizedNetwork) -> Rounding:
@@ -107,7 +111,7 @@ def make_rounding(network: Network, quantized: QuantizedNetwork) -> Rounding:
     return Rounding(
         network=network,
         rounded={layer.name: dequantize_layer(layer, named) for layer in rounding},
-        grids={layer.name: layer.output for layer in rounding},
+        grids={layer.name: None if layer.is_unrounded else layer.output for layer in rounding},
     )
 
 
@@ -168,13 +172,13 @@ def split_samples(
         yield images[start : start + CHUNK], None if labels is None else labels[start : start + CHUNK]
 
 
-def look_at_result(tally: Tally, exact: torch.Tensor, noisy: torch.Tensor, grid: Grid) -> None:
+def look_at_result(tally: Tally, exact: torch.Tensor, noisy: torch.Tensor, grid: Grid | None) -> None:
     """How far the layer's result is from float with everything in int8, what is clipped, which channels never move."""
     tally.signal += sum_squares(exact)
     tally.noise += sum_squares(noisy - exact)
-    low, high = grid.range
-    half = grid.scale / 2
-    tally.num_clipped += int(((exact < low - half) | (exact > high + half)).sum())
+    if grid is not None:
+        (low, high), half = grid.range, grid.scale / 2
+        tally.num_clipped += int(((exact < low - half) | (exact > high + half)).sum())
     tally.num_results += exact.numel()
     channels = noisy.transpose(0, 1).flatten(1)
     least, largest = channels.amin(dim=1), channels.amax(dim=1)
@@ -205,6 +209,11 @@ def count_right(logits: torch.Tensor, labels: torch.Tensor | None) -> int:
     return 0 if labels is None else int((logits.argmax(-1) == labels).sum())
 
 
+def count_tied(logits: torch.Tensor) -> int:
+    """Samples whose largest logit two classes share."""
+    return int(((logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1).sum())
+
+
 def sum_squares(numbers: torch.Tensor) -> float:
     return float(numbers.double().square().sum())
 
@@ -226,7 +235,7 @@ def make_report(
         name=quantized.name,
         op=layer.op,
         num_weights=0 if layer.weight is None else layer.weight.numel(),
-        scale=quantized.output.scale,
+        scale=None if quantized.is_unrounded else quantized.output.scale,
         weight_scales=() if scales is None else tuple(scales.reshape(-1).tolist()),
         weight_gap=measure_gap(layer.weight),
         sqnr=measure_sqnr(tally.signal, tally.noise),

@@ -1,9 +1,10 @@
 """A quantized network as a torch module that computes with bytes: for those who stay in torch.
 
 `make_eager(quantized)` gives a module that takes float32 images and gives float32 logits, like the model that it was
-made from. In between everything is uint8, channels last, on torch's own int8 kernels (`eager_kernels.py`), on as many
-threads as torch has. Its integers are those of the profile `onednn` (`eager_rounding.py`), which is not onnxruntime's:
-about one in a million lies so near a tie that the two round it apart, and what follows may then differ by a step.
+made from. In between everything is uint8, channels last, on torch's own int8 kernels (`eager_kernels.py`), called by a
+program that torch compiles from text and runs without Python, on as many threads as torch has. Its integers are those
+of the profile `onednn` (`eager_rounding.py`), which is not onnxruntime's: about three in a million lie so near a tie
+that the two round them apart, and what follows may then differ by a step.
 
 The module is made for images of the network's size and batches of any. It has no parameters and cannot be trained.
 Packed weights are in a layout of this processor's, so what is pickled, copied or saved is the quantized network, and
@@ -15,55 +16,44 @@ Without VNNI, int8 on x86 is slow or inexact, and a layer that is kept in float 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from scalelab.errors import UsageError
+from scalelab.quantize.eager_float import write_float
 from scalelab.quantize.eager_kernels import (
-    Kernel,
+    Program,
     Shape,
-    make_add,
-    make_average,
-    make_conv,
-    make_flatten,
-    make_float,
-    make_input,
-    make_linear,
-    make_max,
-    make_output,
-    make_relu,
     probe_kernels,
+    write_add,
+    write_average,
+    write_conv,
+    write_flatten,
+    write_linear,
+    write_max,
+    write_numbers,
+    write_relu,
+    write_rounding,
 )
 from scalelab.quantize.network import Grid, Op, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.run_float import compute_layer
 
-MAKERS: dict[Op, Callable[[QuantizedLayer, Grid, Shape], Kernel]] = {
-    "conv": make_conv,
-    "linear": make_linear,
-    "average_pool": make_average,
-    "max_pool": make_max,
-    "flatten": make_flatten,
-    "relu": make_relu,
+WRITERS: dict[Op, Callable[[Program, QuantizedLayer, Grid, Shape, str], str]] = {
+    "conv": write_conv,
+    "linear": write_linear,
+    "average_pool": write_average,
+    "max_pool": write_max,
+    "flatten": write_flatten,
+    "relu": write_relu,
 }
 
 
 def make_eager(quantized: QuantizedNetwork) -> EagerNetwork:
     """The network on torch's own integer kernels."""
     return EagerNetwork(quantized)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One layer on its way: where its inputs are, and which of them nobody needs after it."""
-
-    name: str
-    run: Kernel
-    inputs: tuple[int, ...]
-    released: tuple[int, ...]
 
 
 class EagerNetwork(nn.Module):
@@ -75,31 +65,28 @@ class EagerNetwork(nn.Module):
             check_grid(layer)
         self.remarks = (*probe_kernels(), *remark_on_float(quantized))
         self._quantized = quantized
-        self._finish = make_output(quantized.layers[-1].output)
-        self._steps = tuple(make_steps(quantized))
+        program, results = write_layers(quantized, reuses_memory=True)
+        last = quantized.layers[-1]
+        logits = results[-1] if last.is_unrounded else write_numbers(program, last.output, results[-1])
+        self.text = program.finish(logits, "Tensor")
+        self._run, self._tensors = compile_text(self.text), program.tensors
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Float32 logits of a batch of images."""
         self._check(images)
-        values: list[Any] = [None] * len(self._steps)
         with torch.no_grad():
-            values[0] = self._steps[0].run(images)
-            for number, step in enumerate(self._steps[1:], 1):
-                values[number] = step.run(*[values[source] for source in step.inputs])
-                for source in step.released:
-                    values[source] = None
-            return self._finish(values[-1])
+            logits: torch.Tensor = self._run(images.to(torch.float32), self._tensors)
+            return logits
 
     def run_integers(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The integers of every layer by name, for comparisons: the same kernels, but nothing is overwritten."""
         self._check(images)
-        found: list[torch.Tensor] = []
+        program, results = write_layers(self._quantized, reuses_memory=False)
+        run = compile_text(program.finish(f"[{', '.join(results)}]", "List[Tensor]"))
         with torch.no_grad():
-            for step in self._steps:
-                inputs = [found[source].clone() for source in step.inputs] if step.inputs else [images]
-                found.append(step.run(*inputs))
-        return {step.name: integers for step, integers in zip(self._steps, found, strict=True)}
+            found = run(images.to(torch.float32), program.tensors)
+        return {layer.name: integers for layer, integers in zip(self._quantized.layers, found, strict=True)}
 
     def _check(self, images: torch.Tensor) -> None:
         if tuple(images.shape[1:]) != self._quantized.input_shape:
@@ -113,37 +100,34 @@ class EagerNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         num_float = sum(layer.is_float for layer in self._quantized.layers)
-        return f"{len(self._steps)} layers, {num_float} in float"
+        return f"{len(self._quantized.layers)} layers, {num_float} in float"
 
 
-def make_steps(quantized: QuantizedNetwork) -> Iterator[Step]:
-    places = {layer.name: place for place, layer in enumerate(quantized.layers)}
-    last_uses = find_last_uses(quantized)
-    shapes = find_shapes(quantized)
+def compile_text(text: str) -> Callable[[torch.Tensor, list[torch.Tensor]], Any]:
+    run: Callable[[torch.Tensor, list[torch.Tensor]], Any] = torch.jit.CompilationUnit(text).run
+    return run
+
+
+def write_layers(quantized: QuantizedNetwork, *, reuses_memory: bool) -> tuple[Program, list[str]]:
+    """All layers as lines of a program, and what it calls their results."""
+    program, names = Program(), dict[str, str]()
+    shapes, last_uses = find_shapes(quantized), find_last_uses(quantized)
     for place, layer in enumerate(quantized.layers):
-        names = layer.layer.inputs
-        released = tuple(places[name] for name in set(names) if last_uses[name] == place)
-        kernel = choose_kernel(quantized, layer, shapes, is_overwritten=can_overwrite(names, released, places))
-        yield Step(name=layer.name, run=kernel, inputs=tuple(places[name] for name in names), released=released)
-
-
-def can_overwrite(names: tuple[str, ...], released: tuple[int, ...], places: dict[str, int]) -> bool:
-    """Whether a layer may put its result where its first input was."""
-    return len(set(names)) == 2 and places[names[0]] in released
-
-
-def choose_kernel(
-    quantized: QuantizedNetwork, layer: QuantizedLayer, shapes: dict[str, Shape], is_overwritten: bool
-) -> Kernel:
-    what = layer.layer
-    if what.op == "input":
-        return make_input(layer.output)
-    sources = [quantized.find(name).output for name in what.inputs]
-    if layer.is_float:
-        return make_float(layer, sources)
-    if what.op == "add":
-        return make_add(layer, sources, shapes[what.inputs[0]], is_overwritten)
-    return MAKERS[what.op](layer, sources[0], shapes[what.inputs[0]])
+        what = layer.layer
+        inputs = [names[name] for name in what.inputs]
+        sources = [quantized.find(name).output for name in what.inputs]
+        if what.op == "input":
+            result = write_rounding(program, layer.output, "images", 1 + len(quantized.input_shape))
+        elif layer.is_float:
+            result = write_float(program, layer, sources, inputs, shapes[layer.name])
+        elif what.op == "add":
+            is_last_use = len(set(what.inputs)) == 2 and last_uses[what.inputs[0]] == place
+            shape = shapes[layer.name]
+            result = write_add(program, layer, sources, shape, inputs, is_overwritten=reuses_memory and is_last_use)
+        else:
+            result = WRITERS[what.op](program, layer, sources[0], shapes[what.inputs[0]], inputs[0])
+        names[layer.name] = result
+    return program, list(names.values())
 
 
 def find_last_uses(quantized: QuantizedNetwork) -> dict[str, int]:

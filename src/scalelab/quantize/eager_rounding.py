@@ -18,25 +18,26 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from scalelab.quantize.integer_ops import finish, to_numbers
+from scalelab.quantize.integer_ops import finish
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.profiles import Profile
 from scalelab.quantize.rounding import fuse_multiply_add, make_channels, make_scalar
-from scalelab.quantize.simulate import LOGITS, run_layers
+from scalelab.quantize.simulate import LOGITS, read_logits, run_layers
 
 
 def simulate_eager(quantized: QuantizedNetwork, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """The integers of every layer by name as the eager runtime must give them, and float32 logits."""
     results = dict(run_layers(quantized, images, ONEDNN, "float64"))
-    results[LOGITS] = to_numbers(results[quantized.output], quantized.layers[-1].output)
+    results[LOGITS] = read_logits(quantized.layers[-1], results[quantized.output])
     return results
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
-    """(s_x · s_w) / s_y of every output channel."""
+    """(s_x · s_w) / s_y of every output channel; s_y is 1 where the result is not rounded."""
     assert layer.weight is not None
     assert layer.weight_scale is not None
-    multiplier = (make_scalar(source.scale) * layer.weight_scale) / make_scalar(layer.output.scale)
+    step = make_scalar(1.0 if layer.is_unrounded else layer.output.scale)
+    multiplier = (make_scalar(source.scale) * layer.weight_scale) / step
     return multiplier.reshape(-1).expand(len(layer.weight)).contiguous()
 
 
@@ -53,12 +54,15 @@ def make_average_multiplier(source: Grid, grid: Grid, count: int) -> torch.Tenso
 
 
 def scale_then_add_bias(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    return round_with_zero_point(scale_to_steps(sums, layer, source), layer.output)
+
+
+def scale_to_steps(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """Before rounding; of a layer that is not rounded, the numbers that sums stand for."""
     multiplier = make_multiplier(layer, source)
     bias = make_bias(layer, multiplier)
     result = sums.to(torch.float32) * make_channels(multiplier, sums.dim())
-    if bias is not None:
-        result = result + make_channels(bias, sums.dim())
-    return round_with_zero_point(result, layer.output)
+    return result if bias is None else result + make_channels(bias, sums.dim())
 
 
 def add_accumulated(integers: list[torch.Tensor], sources: list[Grid], grid: Grid, has_relu: bool) -> torch.Tensor:
@@ -95,4 +99,5 @@ ONEDNN = Profile(
     scale=scale_then_add_bias,
     add=add_accumulated,
     average=average_by_ones,
+    to_logits=scale_to_steps,
 )

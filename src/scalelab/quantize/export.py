@@ -16,6 +16,7 @@ Choices that both share:
 - A ReLU costs nothing where the zero point is the least integer: saturation is the ReLU, and no node is written. With
   another zero point it is a Clip of bytes behind the layer. A float Relu in between would keep onnxruntime from
   merging, and the layer would silently run in float.
+- A last layer that is not rounded has no QuantizeLinear behind it: onnxruntime has a QGemm whose result is float32.
 - Max pooling and flattening are written on bytes. They compute nothing that has to be rounded.
 - A layer that is kept in float has a Max between it and its QuantizeLinear: with 0 for a ReLU, otherwise with the least
   number of its grid, which changes nothing. Without it onnxruntime would quantize the float weights itself, with one
@@ -63,7 +64,8 @@ def export_onnx(quantized: QuantizedNetwork, path: Path | str, *, form: Form = "
     for layer in quantized.layers:
         grids = [sources[name].output for name in layer.layer.inputs]
         add_quantized_layer(parts, layer, grids, form)
-    add_numbers(parts, quantized.layers[-1], OUTPUT)
+    if not quantized.layers[-1].is_unrounded:
+        add_numbers(parts, quantized.layers[-1], OUTPUT)
     return write_model(parts, quantized.input_shape, Path(path))
 
 
@@ -102,7 +104,7 @@ def add_quantized_layer(parts: GraphParts, layer: QuantizedLayer, sources: list[
             add_operation(parts, what, integers, f"{name}/q")
         return
     clips = what.has_relu and not layer.is_float and layer.output.zero_point != layer.output.low
-    result = f"{name}/sum" if clips else f"{name}/q"
+    result = OUTPUT if layer.is_unrounded else f"{name}/sum" if clips else f"{name}/q"
     if form == "operators" and not layer.is_float:
         add_integer_operator(parts, layer, sources, result)
     else:
@@ -112,7 +114,7 @@ def add_quantized_layer(parts: GraphParts, layer: QuantizedLayer, sources: list[
 
 
 def add_rounded_operation(parts: GraphParts, layer: QuantizedLayer, sources: list[Grid], result: str) -> None:
-    """Numbers in, the operation, rounded to the layer's grid."""
+    """Numbers in, the operation, rounded to the layer's grid if there is one."""
     what, name = layer.layer, layer.name
     inputs = []
     for source, grid in zip(what.inputs, sources, strict=True):
@@ -122,6 +124,9 @@ def add_rounded_operation(parts: GraphParts, layer: QuantizedLayer, sources: lis
             parts.add_node("DequantizeLinear", quantized, f"{source}/f", f"{source}/f")
     if what.is_weighted:
         inputs += add_float_weight(parts, what) if layer.is_float else add_weight_numbers(parts, layer, sources[0])
+    if layer.is_unrounded:
+        add_operation(parts, what, inputs, result)
+        return
     numbers = add_operation(parts, what, inputs, f"{name}/y")
     if layer.is_float:
         least = np.float32(0 if what.has_relu else layer.output.range[0])
@@ -135,7 +140,7 @@ def add_integer_operator(parts: GraphParts, layer: QuantizedLayer, sources: list
     inputs: list[str] = []
     for source, grid in zip(what.inputs, sources, strict=True):
         inputs += [f"{source}/q", *add_grid(parts, source, grid)]
-    own = add_grid(parts, layer.name, layer.output)
+    own = [] if layer.is_unrounded else add_grid(parts, layer.name, layer.output)
     bias = [] if layer.bias is None else [parts.add_constant(f"{layer.name}/b", layer.bias.numpy())]
     attributes = list_attributes(what)
     if what.op == "conv":

@@ -26,8 +26,18 @@ class HeldOut:
         """`told`: which samples these are, in words, where they are not the test data."""
         self._batches = batches
         self.told = told
-        self.labels: tuple[int, ...] = tuple(label for _, labels in self._split() for label in labels)
-        self.num_samples = sum(len(images) for images, _ in self._split()) if not self.labels else len(self.labels)
+        labels: list[int] = []
+        self.num_samples = 0
+        for number, (images, classes) in enumerate(self._split()):
+            check_finite(images, f"test batch {number}")
+            labels += classes
+            self.num_samples += len(images)
+        self.labels = tuple(labels)
+        if self.labels and len(self.labels) != self.num_samples:
+            raise UsageError(
+                f"{len(self.labels)} of {self.num_samples} test samples have classes: let all test_batches be pairs, or"
+                " none"
+            )
         if not self.num_samples:
             raise UsageError("there is no sample to test on: let build() return a list or a DataLoader as test_batches")
 
@@ -71,6 +81,13 @@ def _pick(batches: Iterable[torch.Tensor], wanted: Sequence[int]) -> Iterator[to
         start += len(images)
         if inside:
             yield images[inside]
+
+
+def check_finite(images: torch.Tensor, what: str) -> None:
+    """Numbers, or everything after them is none."""
+    if not torch.isfinite(images).all():
+        kind = "NaN" if torch.isnan(images).any() else "infinite numbers"
+        raise UsageError(f"{what} has {kind}: look at how its images are read and normalised")
 
 
 def split_batch(batch: Any, number: int = 0) -> tuple[torch.Tensor, list[int]]:

@@ -84,6 +84,8 @@ class Histogram:
         far[magnitudes == 0] = 0.0
         is_negative = keys >= NUM_BINS // 2
         lows, highs = np.where(is_negative, -far, near), np.where(is_negative, -near, far)
+        # Images are often full of their least or largest number, and none lies beyond it in the same bin.
+        lows, highs = (np.clip(ends, self.least, self.largest) for ends in (lows, highs))
         order = np.argsort(lows + highs, kind="stable")
         return Bins(lows=lows[order], highs=highs[order], counts=counts[order])
 

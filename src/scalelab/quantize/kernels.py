@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -82,6 +83,7 @@ def count_differences(quantized: QuantizedNetwork, images: torch.Tensor, engine:
         if layer.layer.is_weighted and not layer.is_float:
             name = layer.layer.inputs[0]
             source = quantized.find(name).output
-            ours = compute_integers(layer, [results[name]], [source], find_profile(engine))
-            differences[layer.name] = int((run_kernel(engine, layer, results[name], source) != ours).sum())
+            rounded = replace(layer, is_unrounded=False)
+            ours = compute_integers(rounded, [results[name]], [source], find_profile(engine))
+            differences[layer.name] = int((run_kernel(engine, rounded, results[name], source) != ours).sum())
     return differences

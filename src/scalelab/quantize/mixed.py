@@ -5,9 +5,8 @@ kept in float until the samples that are lost, less those that are won, are with
 nothing is given back at the end, so that what stays in float is needed. That is greedy: a smaller set may exist, and
 finding it would take as many runs as there are sets.
 
-A layer in float still has its result rounded where the next one is in int8, because that one takes integers. Where a
-range is what is wrong, its layer and the ones that read it must both be in float; so layers that read the result of one
-that was kept come next in line if keeping it alone did not help.
+A layer in float still has its result rounded, because the layers that read it take integers: weights are what is
+saved. A range that clips is none of that, and needs another way to choose ranges.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scalelab.quantize.network import WEIGHTED, Network
+from scalelab.quantize.network import WEIGHTED
 from scalelab.quantized import LayerReport
 
 CountRight = Callable[[tuple[str, ...]], int]
@@ -59,27 +58,3 @@ def choose_float_layers(ranked: Sequence[str], correct_float: int, most_lost: fl
         if left <= most_lost:
             kept, lost = fewer, left
     return Choice(names=tuple(kept), num_lost=lost, is_within=True, num_tried=num_tried)
-
-
-def put_readers_next(ranked: Sequence[str], network: Network) -> list[str]:
-    """The worst first, each followed by the layers with weights that read its result."""
-    readers = {name: find_readers(network, name) for name in ranked}
-    order: list[str] = []
-    for name in ranked:
-        order += [found for found in (name, *readers[name]) if found not in order and found in ranked]
-    return order
-
-
-def find_readers(network: Network, name: str) -> list[str]:
-    """The layers with weights that take the result of one, through whatever passes it on."""
-    found: list[str] = []
-    waiting = [name]
-    while waiting:
-        source = waiting.pop()
-        for layer in network.layers:
-            if source in layer.inputs:
-                if layer.is_weighted:
-                    found.append(layer.name)
-                else:
-                    waiting.append(layer.name)
-    return list(dict.fromkeys(found))

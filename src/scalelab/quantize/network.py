@@ -99,6 +99,9 @@ class QuantizedLayer:
     """int32, in units of s_x · s_w."""
     is_float: bool = False
     """Whether it is kept in float: its inputs are turned back into numbers, its result is rounded to its grid."""
+    is_unrounded: bool = False
+    """Whether its result stays the float32 numbers that its sums stand for, float32(acc + bias) · (s_x · s_w), and no
+    grid is used: the logits, which no layer reads."""
 
     @property
     def name(self) -> str:
@@ -107,7 +110,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedNetwork:
-    """The same layers in the same order; the result of the last one is turned back into float32."""
+    """The same layers in the same order; the result of the last one is float32, or is turned back into it."""
 
     layers: tuple[QuantizedLayer, ...]
     input_shape: tuple[int, ...]

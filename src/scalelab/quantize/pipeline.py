@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,17 +34,26 @@ from scalelab.quantize.binning import list_histograms
 from scalelab.quantize.calibrate import Calibration, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.deployment import export_models, list_sizes, name_kernels
-from scalelab.quantize.diagnosis import IMAGES, Diagnosis, choose_num_tested, count_right, diagnose, make_rounding
+from scalelab.quantize.diagnosis import (
+    IMAGES,
+    Diagnosis,
+    choose_num_tested,
+    count_multiply_adds,
+    count_right,
+    count_tied,
+    diagnose,
+    make_rounding,
+)
 from scalelab.quantize.eager import make_eager
-from scalelab.quantize.held_out import HeldOut
-from scalelab.quantize.mixed import Choice, choose_float_layers, put_readers_next, rank_by_noise
+from scalelab.quantize.held_out import HeldOut, check_finite
+from scalelab.quantize.mixed import Choice, choose_float_layers, rank_by_noise
 from scalelab.quantize.network import Network, QuantizedNetwork
 from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.run_float import run_float
-from scalelab.quantize.scales import quantize_network
+from scalelab.quantize.scales import list_remarks, quantize_network
 from scalelab.quantize.simulate import simulate_logits
 from scalelab.quantize.timing import Call, one_thread, time_runtimes
-from scalelab.quantized import Quantized, Stage
+from scalelab.quantized import SMALL_NET, Quantized, Stage
 from scalelab.settings import Quantization
 
 NUM_CHECKED_FOR_TIES = 256
@@ -82,6 +91,12 @@ class Pipeline:
         example = task.calibration[0][:2]
         network = capture_network(task.model, example)
         check_logits(network, example)
+        with one_thread() if is_small(network) else nullcontext():
+            self._go_through(network)
+        return self.record
+
+    def _go_through(self, network: Network) -> None:
+        task = self._task
         calibration = self._calibrate(network)
         quantized = self._quantize(network, calibration, ())
         self._predict("float", "float", task.model)
@@ -101,7 +116,6 @@ class Pipeline:
         if self.record.sizes:
             with self._optional("the table of kernels"):
                 self._look_at_kernels()
-        return self.record
 
     def _add(self, **fields: Any) -> None:
         self.record = replace(self.record, **fields)
@@ -136,11 +150,19 @@ class Pipeline:
         scales = "layer" if settings.is_per_tensor else "output channel"
         told = f"{settings.method} over {calibration.num_samples} training samples, one scale of weights per {scales}"
         self._add(calibration=told, num_calibrated=calibration.num_samples)
+        for remark in list_remarks(network, calibration):
+            self._remark(f"{remark}.")
         return calibration
 
     def _quantize(self, network: Network, calibration: Calibration, kept: tuple[str, ...]) -> QuantizedNetwork:
-        is_per_channel = not self._task.settings.is_per_tensor
-        return quantize_network(network, calibration, per_channel=is_per_channel, keep_float=kept)
+        settings = self._task.settings
+        return quantize_network(
+            network,
+            calibration,
+            per_channel=not settings.is_per_tensor,
+            keep_float=kept,
+            rounds_logits=settings.rounds_logits,
+        )
 
     def _simulate(self, quantized: QuantizedNetwork, images: torch.Tensor) -> torch.Tensor:
         return simulate_logits(quantized, images, profile=self._task.settings.profile)
@@ -164,7 +186,7 @@ class Pipeline:
     def _count_ties(self, quantized: QuantizedNetwork) -> int:
         """Samples whose largest logit two classes share, of some of the test samples."""
         logits = self._simulate(quantized, self._task.test.choose(NUM_CHECKED_FOR_TIES)[0])
-        return int(((logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1).sum())
+        return count_tied(logits)
 
     def _remark_on_layers(self) -> None:
         dead = [f"{layer.name} {layer.dead_outputs}" for layer in self.record.layers if layer.dead_outputs]
@@ -196,8 +218,9 @@ class Pipeline:
                 num_right += count_right(logits, None if labels is None else labels[part])
             return num_right
 
-        ranked = put_readers_next(rank_by_noise(diagnosis.layers), network)
-        choice = choose_float_layers(ranked, diagnosis.correct_float, points / 100 * num_tested, count)
+        choice = choose_float_layers(
+            rank_by_noise(diagnosis.layers), diagnosis.correct_float, points / 100 * num_tested, count
+        )
         return self._keep(network, calibration, choice)
 
     def _keep(self, network: Network, calibration: Calibration, choice: Choice) -> QuantizedNetwork:
@@ -251,12 +274,15 @@ class Pipeline:
             self._remark(remark)
 
 
+def is_small(network: Network) -> bool:
+    """Whether threads would wait for each other longer than they compute."""
+    return sum(count_multiply_adds(network, network.input_shape).values()) < SMALL_NET
+
+
 def check_samples(batches: Sequence[torch.Tensor]) -> None:
-    """Numbers, or everything after them is none."""
+    """Refuse what is no number before anything is computed from it."""
     for number, images in enumerate(batches):
-        if not torch.isfinite(images).all():
-            kind = "NaN" if torch.isnan(images).any() else "infinite numbers"
-            raise UsageError(f"calibration batch {number} has {kind}: look at how its images are read and normalised")
+        check_finite(images, f"calibration batch {number}")
 
 
 def check_logits(network: Network, example: torch.Tensor) -> None:

@@ -25,6 +25,7 @@ import torch
 from scalelab.errors import UnknownName
 from scalelab.quantize import rounding
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer
+from scalelab.quantize.rounding import scale_to_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class Profile:
     add: Callable[[list[torch.Tensor], list[Grid], Grid, bool], torch.Tensor]
     """Two tensors of integers, their grids, the grid of the result, and whether there is a ReLU."""
     average: Callable[[Layer, torch.Tensor, Grid, Grid], torch.Tensor]
+    to_logits: Callable[[torch.Tensor, QuantizedLayer, Grid], torch.Tensor] = scale_to_numbers
+    """From the sums of a last layer that is not rounded to the numbers that they stand for."""
 
 
 HALF_TO_EVEN = "half to even, after the result was held to the range of its grid"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from scalelab.quantize.integer_ops import find_size, finish, to_numbers
+from scalelab.quantize.integer_ops import choose_dtype, find_size, finish, to_numbers
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer
 
 
@@ -47,6 +47,13 @@ def scale_by_quotient(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -
     assert layer.weight_scale is not None
     multiplier = (make_scalar(source.scale) * layer.weight_scale) / make_scalar(layer.output.scale)
     return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+
+
+def scale_to_numbers(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """float32(acc + bias) · (s_x · s_w): what a QGemm without a grid for its result gives."""
+    assert layer.weight_scale is not None
+    unit = make_scalar(source.scale) * layer.weight_scale
+    return add_bias(sums, layer).to(torch.float32) * make_channels(unit, sums.dim())
 
 
 def scale_by_inverse(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
@@ -110,7 +117,7 @@ def add_by_inverse(integers: list[torch.Tensor], sources: list[Grid], grid: Grid
 def finish_with_zero_point(steps: torch.Tensor, grid: Grid, has_relu: bool = False) -> torch.Tensor:
     """Steps that have the zero point in them already, rounded half to even and held to the range."""
     low = grid.zero_point if has_relu else grid.low
-    return torch.round(steps).clamp(low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
+    return torch.round(steps).clamp(low, grid.high).to(choose_dtype(grid))
 
 
 def average_sums(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid) -> torch.Tensor:

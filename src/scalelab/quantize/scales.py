@@ -12,6 +12,9 @@ without any weight but zero has the scale of the layer's largest.
 bias that would leave less room than these sums need below 2³¹ (a channel with weights of 10⁻⁸ and a bias of 1) makes
 the weight scale of its channel larger until it fits: those weights lose digits that the bias had drowned before.
 
+**Logits** are read by no layer, so a linear layer at the end leaves its sums as the float32 numbers they stand for.
+Rounded to a byte, the two largest of a sample become equal now and then (`rounds_logits`, as the other layers).
+
 **Kept in float**: a layer of `keep_float` has no integers; its result is rounded to its grid all the same.
 
 Kernels for x86 processors without VNNI add pairs of products of a uint8 and an int8 in 16 bits, which saturate at
@@ -22,6 +25,7 @@ one bit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +59,7 @@ def quantize_network(
     keep_float: Collection[str] = (),
     weights: RangeSettings | None = None,
     reduce_range: bool = False,
+    rounds_logits: bool = False,
 ) -> QuantizedNetwork:
     """The network in int8, by what was counted. `weights`: how their ranges are chosen; min–max unless given."""
     check_names(network, calibration, keep_float)
@@ -63,15 +68,19 @@ def quantize_network(
     limit = REDUCED_WEIGHT_LIMIT if reduce_range else WEIGHT_LIMIT
     for layer in network.layers:
         grids[layer.name] = grid = choose_grid(layer, calibration, grids)
-        if not layer.is_weighted or layer.name in keep_float:
-            layers.append(QuantizedLayer(layer=layer, output=grid, is_float=layer.name in keep_float))
-            continue
-        limits = choose_weight_limits(layer, per_channel, weights or RangeSettings())
-        parts = quantize_weights(layer, limits, grids[layer.inputs[0]].scale, limit)
-        layers.append(
-            QuantizedLayer(layer=layer, output=grid, weight=parts.weight, weight_scale=parts.scale, bias=parts.bias)
-        )
+        is_float, is_unrounded = layer.name in keep_float, not rounds_logits and gives_logits(layer, network)
+        made = QuantizedLayer(layer=layer, output=grid, is_float=is_float, is_unrounded=is_unrounded)
+        if layer.is_weighted and not is_float:
+            limits = choose_weight_limits(layer, per_channel, weights or RangeSettings())
+            parts = quantize_weights(layer, limits, grids[layer.inputs[0]].scale, limit)
+            made = replace(made, weight=parts.weight, weight_scale=parts.scale, bias=parts.bias)
+        layers.append(made)
     return QuantizedNetwork(layers=tuple(layers), input_shape=network.input_shape)
+
+
+def gives_logits(layer: Layer, network: Network) -> bool:
+    """Whether its sums are the network's result, as they are: of kernels, only that of a linear layer gives numbers."""
+    return layer.op == "linear" and layer.name == network.output and not layer.has_relu
 
 
 def list_remarks(network: Network, calibration: Calibration) -> tuple[str, ...]:
@@ -80,8 +89,9 @@ def list_remarks(network: Network, calibration: Calibration) -> tuple[str, ...]:
     for layer in network.layers:
         dead = list_dead_channels(layer)
         if dead:
-            few = ", ".join(map(str, dead[:5])) + (" …" if len(dead) > 5 else "")
-            remarks.append(f"{layer.name}: {len(dead)} of its channels have no weight but zero ({few})")
+            few = ", ".join(map(str, dead[:5])) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
+            which = f"channel {few} has" if len(dead) == 1 else f"channels {few} have"
+            remarks.append(f"{layer.name}: {which} no weight but zero")
         histogram = calibration.histograms.get(layer.name)
         if histogram is not None and histogram.is_constant:
             remarks.append(f"{layer.name} gives {histogram.least:g} for every sample of the calibration")

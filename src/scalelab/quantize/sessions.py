@@ -20,6 +20,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -89,14 +90,16 @@ def read_integers(
 ) -> dict[str, torch.Tensor]:
     """The integers of every layer by name, and the logits: what `simulate` gives, by onnxruntime's kernels."""
     graph = load_graph(model)
-    names = list_layers(graph)
     make_info = load_package("onnx.helper").make_tensor_value_info
     types = find_types(graph)
-    graph.graph.output.extend(make_info(f"{name}/q", types[f"{name}/q"], None) for name in names)
+    outputs = {name: f"{name}/q" if f"{name}/q" in types else "logits" for name in list_layers(graph)}
+    integers = [output for output in outputs.values() if output != "logits"]
+    graph.graph.output.extend(make_info(output, types[output], None) for output in integers)
     session = open_session(graph.SerializeToString(), num_threads=num_threads, is_optimized=is_optimized)
-    outputs = [f"{name}/q" for name in names]
-    arrays = session.run([*outputs, "logits"], {"images": images.to(torch.float32).contiguous().numpy()})
-    return {name: torch.from_numpy(array) for name, array in zip([*names, "logits"], arrays, strict=True)}
+    names = [*integers, "logits"]
+    arrays = session.run(names, {"images": images.to(torch.float32).contiguous().numpy()})
+    found = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+    return {name: found[output] for name, output in outputs.items()} | {"logits": found["logits"]}
 
 
 def profile_layers(
@@ -199,9 +202,3 @@ def find_types(graph: Any) -> dict[str, int]:
 def load_graph(model: Model) -> Any:
     onnx = load_package("onnx")
     return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))
-
-
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

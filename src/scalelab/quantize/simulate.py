@@ -29,10 +29,16 @@ def simulate(
     *,
     accumulate: Accumulator = "float64",
 ) -> dict[str, torch.Tensor]:
-    """The integers of every layer by name, and the result in float32 under `logits`."""
+    """The integers of every layer by name, and the result in float32 under `logits`, and under the name of a last layer
+    that is not rounded."""
     results = dict(run_layers(quantized, images, find_profile(profile), accumulate))
-    results[LOGITS] = to_numbers(results[quantized.output], quantized.layers[-1].output)
+    results[LOGITS] = read_logits(quantized.layers[-1], results[quantized.output])
     return results
+
+
+def read_logits(last: QuantizedLayer, result: torch.Tensor) -> torch.Tensor:
+    """The result of the last layer in float32."""
+    return result if last.is_unrounded else to_numbers(result, last.output)
 
 
 def simulate_logits(
@@ -49,7 +55,7 @@ def simulate_logits(
     for start in range(0, len(images), batch):
         for name, integers in run_layers(quantized, images[start : start + batch], rules, accumulate):
             if name == last.name:
-                results.append(to_numbers(integers, last.output))
+                results.append(read_logits(last, integers))
     return torch.cat(results)
 
 
@@ -87,9 +93,12 @@ def compute_integers(
     what, grid = layer.layer, layer.output
     if layer.is_float:
         numbers = [to_numbers(tensor, source) for tensor, source in zip(inputs, sources, strict=True)]
-        return round_to_grid(compute_layer(what, numbers), grid)
+        result = compute_layer(what, numbers)
+        return result if layer.is_unrounded else round_to_grid(result, grid)
     if what.is_weighted:
         sums = sum_products(layer, inputs[0], sources[0], accumulator)
+        if layer.is_unrounded:
+            return profile.to_logits(sums, layer, sources[0])
         return finish(profile.scale(sums, layer, sources[0]), grid, what.has_relu)
     if what.op == "add":
         return profile.add(inputs, sources, grid, what.has_relu)

@@ -54,7 +54,7 @@ def _count_calls(call: Call) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch's own kernels on one thread, as the sessions beside them have."""
+    """torch's own kernels on one thread: as the sessions beside them have, or where work is too little to share."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

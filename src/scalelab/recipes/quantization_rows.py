@@ -284,11 +284,19 @@ def find_share_beyond(histogram: Histogram, peak: int) -> float:
 
 def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Iterator[str]:
     tied = next((layer.tied_outputs for layer in quantized.layers if layer.tied_outputs is not None), None)
-    if tied is not None and "int8-accumulators" in found:
+    if tied is None or "int8-accumulators" not in found:
+        return
+    yield (
+        f"The int8 logits of {tied:,} of {len(quantized.labels):,} images have two largest, of which the first is"
+        f" taken. With the int32 sums of the last layer as logits, the network {describe(found['int8-accumulators'])}."
+    )
+    stages = (found[name].stage.predictions for name in ("float", "int8", "int8-accumulators"))
+    other = [(true, sums) for true, rounded, sums in zip(*stages, strict=True) if rounded != true]
+    if other:
+        num_repaired = sum(sums == true for true, sums in other)
         yield (
-            f"The int8 logits of {tied:,} of {len(quantized.labels):,} images have two largest, of which the first is"
-            f" taken. With the int32 sums of the last layer as logits, the network"
-            f" {describe(found['int8-accumulators'])}."
+            f"int8 gives {len(other):,} image{'s'[: len(other) != 1]} another class than float, and {num_repaired:,} of"
+            " them would have float's with those sums: that much is the rounding of logits to a byte, and its ties."
         )
 
 

@@ -7,14 +7,15 @@
       workload/          the user's own file, as it was measured
 
 Whoever gets it can render the report again from the samples, with scalelab and without torch, or measure again. What is
-large and can be made again, checkpoints and models, is left out and named.
+large and can be made again, checkpoints and models, is left out and named. So is what the command reads, such as data:
+the script looks for it where it was, or where a variable says, and tells what is missing before it measures.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scalelab.errors import UsageError
@@ -26,6 +27,12 @@ LEFT_OUT = ("checkpoints",)
 """Directories of a trial that are large and can be made again."""
 LEFT_OUT_ENDINGS = (".onnx", ".pt")
 SCRIPT = "reproduce.sh"
+WRITTEN = ("--runs-dir", "--markdown", "--json", "--csv", "--html", "--pdf", "--checkpoints")
+"""Flags that name what a command writes: going on from old checkpoints would measure nothing."""
+READ = ("--data-path", "--test-path", "--weights", "--site")
+"""Flags that name what it reads besides the workload."""
+SOME_FAILED = 3
+"""The exit code of a run in which some trials failed, as they may have before."""
 
 
 def check_bundle(directory: Path) -> None:
@@ -56,11 +63,24 @@ def check_names(stores: Sequence[RunStore]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"--bundle: two runs are called {twice[0]}: rename the directory of one, or bundle them apart")
+    sums: dict[str, str | None] = {}
+    for store in stores:
+        file = find_own_workload(store)
+        if (
+            file is not None
+            and sums.setdefault(file.name, store.record.workload_sha256) != store.record.workload_sha256
+        ):
+            raise UsageError(f"--bundle: two different workloads are called {file.name}: bundle their runs apart")
 
 
 def copy_run(store: RunStore, target: Path) -> None:
     """The files of a run but those that are left out."""
-    shutil.copytree(store.path, target, ignore=lambda _, names: [name for name in names if is_left_out(name)])
+    shutil.copytree(
+        store.path,
+        target,
+        ignore=lambda _, names: [name for name in names if is_left_out(name)],
+        ignore_dangling_symlinks=True,
+    )
 
 
 def is_left_out(name: str) -> bool:
@@ -106,34 +126,84 @@ def render_script(stores: Sequence[RunStore]) -> str:
         'cd "$(dirname "$0")"',
         'command -v scalelab >/dev/null || { echo "please install scalelab[torch,report] first" >&2; exit 1; }',
     ]
-    for store in stores:
-        lines += ["", f"# {clean_text(store.name)}", *list_commands(store)]
+    for number, store in enumerate(stores, start=1):
+        lines += ["", f"# {clean_text(store.name)}", *list_commands(store, number)]
     return "\n".join(lines) + "\n"
 
 
-def list_commands(store: RunStore) -> Iterator[str]:
+def list_commands(store: RunStore, number: int = 1) -> Iterator[str]:
     """The commands for one run; those of a run that a script of the user's made are only named."""
     command = store.record.command
     if not command or Path(command[0]).name != "scalelab":
         yield f"# made by: {describe_command(store) or 'a Python program'}"
         return
-    arguments = place_runs(move_workload(store, command[1:]))
-    yield shlex.join(["scalelab", *arguments])
+    launcher = store.trials()[0].launcher
+    if launcher not in ("local", "hosts"):
+        yield f"# its ranks were started by {launcher}: run this where that can start them"
+    variables = {}
+    for name, path in find_inputs(store).items():
+        variables[name] = name_variable(name, number)
+        yield from list_checks(variables[name], path)
+    yield f"{join_words(place_runs(move_workload(store, command[1:])), variables)} || [ $? -eq {SOME_FAILED} ]"
     yield shlex.join(["scalelab", "compare", f"runs/{store.name}", "last", "--runs-dir", "runs-again"])
 
 
-def place_runs(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with a directory of runs of their own, and no files to write."""
-    kept: list[str] = []
+def list_checks(variable: str, path: str) -> Iterator[str]:
+    """Lines that choose a path, and end the script where nothing is there; a pattern is left to the command."""
+    yield f'[ -n "${{{variable}:-}}" ] || {variable}={shlex.quote(path)}'
+    if "*" not in path:
+        told = f"is not here: say where by {variable}=PATH ./{SCRIPT}"
+        yield f'[ -e "${variable}" ] || {{ echo "${variable} {told}" >&2; exit 1; }}'
+
+
+def name_variable(flag: str, number: int) -> str:
+    name = flag.strip("-").replace("-", "_").upper()
+    return name if number == 1 else f"{name}_{number}"
+
+
+def join_words(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """A command line in which what it reads is named by variables."""
+    words = ["scalelab"]
+    for flag, value in pair_flags(arguments):
+        if flag in variables:
+            words += [flag, f'"${variables[flag]}"']
+        elif value is None:
+            words.append(shlex.quote(flag))
+        else:
+            words += [flag, shlex.quote(value)]
+    return " ".join(words)
+
+
+def pair_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Words one by one, and with its value every flag that names a path, however it was typed."""
     rest = list(arguments)
     while rest:
-        argument = rest.pop(0)
-        name, equals, _ = argument.partition("=")
-        if name in ("--runs-dir", "--markdown", "--json", "--csv", "--html", "--pdf"):
-            rest = rest if equals else rest[1:]
-        else:
-            kept.append(argument)
-    return [*kept, "--runs-dir", "runs-again"]
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name not in (*WRITTEN, *READ):
+            yield word, None
+        elif equals:
+            yield name, value
+        elif rest:
+            yield name, rest.pop(0)
+
+
+def find_inputs(store: RunStore) -> dict[str, str]:
+    """What a command reads by flag, by its whole path where the run knows that."""
+    command = store.record.command
+    if not command or Path(command[0]).name != "scalelab":
+        return {}
+    typed = {flag: value for flag, value in pair_flags(command[1:]) if flag in READ and value is not None}
+    options = store.trials()[0].options
+    return {flag: str(options.get(flag.strip("-").replace("-", "_")) or value) for flag, value in typed.items()}
+
+
+def place_runs(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with a directory of runs of their own, and no other files to write."""
+    kept = [pair for pair in pair_flags(arguments) if pair[0] not in WRITTEN]
+    words = [word for pair in kept for word in pair if word is not None]
+    return [*words, "--runs-dir", "runs-again"]
 
 
 def move_workload(store: RunStore, arguments: Sequence[str]) -> list[str]:
@@ -143,9 +213,10 @@ def move_workload(store: RunStore, arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     moved = []
     for argument in arguments:
-        path, colon, function = argument.rpartition(":")
+        before = "--workload=" if argument.startswith("--workload=") else ""
+        path, colon, function = argument.removeprefix(before).rpartition(":")
         is_it = bool(colon) and Path(path).name == file.name
-        moved.append(f"workload/{file.name}:{function}" if is_it else argument)
+        moved.append(f"{before}workload/{file.name}:{function}" if is_it else argument)
     return moved
 
 
@@ -154,14 +225,17 @@ def render_page(stores: Sequence[RunStore], reports: Sequence[str]) -> str:
     lines = ["# Report and raw data", ""]
     lines += [f"- `{name}`: the report" for name in reports]
     lines += [f"- `{SCRIPT}`: measures the same again into `runs-again`, and compares"]
-    for store in stores:
+    for number, store in enumerate(stores, start=1):
         command = describe_command(store) or "a Python program"
         lines.append(f"- `runs/{store.name}`: measured {store.record.created_at[:10]} by `{command}`")
         file = find_own_workload(store)
         if file is not None and not is_unchanged(store):
             lines.append(f"  - its workload, `{file.name}`, is gone or has changed since: it is not here")
         elif file is not None:
-            lines.append(f"  - `workload/{file.name}`: what was trained")
+            lines.append(f"  - `workload/{file.name}`: what was trained; modules of yours that it imports are not here")
+        for flag, path in find_inputs(store).items():
+            place = name_variable(flag, number)
+            lines.append(f"  - `{flag} {path}` is not here: `{place}=PATH ./{SCRIPT}` takes it from elsewhere")
     first = stores[0].name
     lines += [
         "",

@@ -12,13 +12,16 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from scalelab.report.document import Cell, Document, Value
 from scalelab.report.text import clean_text
 from scalelab.trial import to_builtins
 from scalelab.units import Quantity
 
+STRICT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
 
 _UNITS: Mapping[Quantity, str] = {
@@ -28,9 +31,14 @@ _UNITS: Mapping[Quantity, str] = {
 
 
 def render_json(document: Document) -> str:
-    """The document as strict JSON."""
-    data = _replace_non_finite(to_builtins(document))
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    """The document as strict JSON, indented but for the figures: those are for programs, each on one line."""
+    data: Any = _replace_non_finite(to_builtins(document))
+    charts = [chart for section in data["sections"] for chart in section["charts"]]
+    specs = iter([json.dumps(chart["spec"], **STRICT, separators=(",", ":")) for chart in charts])
+    for chart in charts:
+        chart["spec"] = None
+    # No text can hold this key: its quotes would be escaped.
+    text = re.sub('"spec": null', lambda _: f'"spec": {next(specs)}', json.dumps(data, **STRICT, indent=2))
     # Halves of characters, from file names that could not be decoded, fit no file.
     return text.encode("utf-8", "replace").decode("utf-8") + "\n"
 

@@ -7,6 +7,8 @@ and its status; MLflow shows a trial that failed as failed. A run that is there 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Document
 from scalelab.report.exports import render_csv, render_json
 from scalelab.report.markdown import render_markdown
-from scalelab.report.points import Point, list_answers, list_points, read_start
+from scalelab.report.points import Point, find_first_start, list_answers, list_points, read_start
 from scalelab.trial import Status, TrialResult
 
 NO_MLFLOW = "--mlflow needs mlflow, which is not installed: pip install 'scalelab[mlflow]'"
@@ -48,7 +50,8 @@ def write_run(
     client, failures = make_client(uri)
     try:
         number = find_experiment(client, uri, experiment)
-        return _write(client, number, name, document, results, fields)
+        with contextlib.redirect_stdout(io.StringIO()):  # of every run, MLflow prints where it can be seen
+            return _write(client, number, name, document, results, fields)
     except failures as error:
         raise UsageError(f"--mlflow {uri} failed: {error}: is the server there, and may you write to it?") from error
 
@@ -90,15 +93,15 @@ def _write(
     known = client.search_runs([number], f"tags.`{NAME_TAG}` = '{name.replace(chr(39), '')}'", max_results=1)
     if known:
         raise UsageError(f"{name} is there already, as run {known[0].info.run_id}: delete that first")
-    starts = [start for result in results if (start := read_start(result))]
+    begun = find_first_start(results)
     run = client.create_run(
         number,
-        start_time=round(1000 * min(starts)) if starts else None,
+        start_time=round(1000 * begun) if begun else None,
         run_name=name,
         tags={NAME_TAG: name, "mlflow.note.content": "\n\n".join(document.summary)},
     )
     parent: str = run.info.run_id
-    log_all(client, parent, (Point(tag, 0, value, 0.0) for tag, value in list_answers(document)), 0.0, fields)
+    log_all(client, parent, (Point(tag, 0, value, 0.0) for tag, value in list_answers(document)), begun, fields)
     with tempfile.TemporaryDirectory(prefix="scalelab-mlflow-") as place:
         rendered = {"report.md": render_markdown, "document.json": render_json, "tables.csv": render_csv}
         for file, render in rendered.items():
@@ -106,8 +109,15 @@ def _write(
             client.log_artifact(parent, str(Path(place) / file))
     for result in results:
         _write_trial(client, number, parent, result)
-    client.set_terminated(parent)
+    ended = max((read_end(result) for result in results), default=0.0)
+    client.set_terminated(parent, end_time=round(1000 * ended) if ended else None)
     return parent
+
+
+def read_end(result: TrialResult) -> float:
+    """When a trial ended, in seconds since 1970; 0 where that is unknown."""
+    start = read_start(result)
+    return start + result.wall_seconds if start else 0.0
 
 
 def _write_trial(client: Any, experiment: str, parent: str, result: TrialResult) -> None:
@@ -126,8 +136,7 @@ def _write_trial(client: Any, experiment: str, parent: str, result: TrialResult)
     }
     log_all(client, run.info.run_id, list_points(result), start, told)
     status = "FINISHED" if result.status is Status.COMPLETED else "FAILED"
-    ended = round(1000 * (start + result.wall_seconds)) if start else None
-    client.set_terminated(run.info.run_id, status, ended)
+    client.set_terminated(run.info.run_id, status, round(1000 * read_end(result)) if start else None)
 
 
 def log_all(client: Any, run: str, points: Iterable[Point], start: float, parameters: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalelab.report.charts.plot import DASHES, MOST_SERIES, SHAPES
+from scalelab.report.charts.plot import DASHES, LEGEND, MOST_SERIES, SHAPES
 from scalelab.report.document import Chart
 
 IDEAL = "ideal"
@@ -53,10 +53,11 @@ def is_of_lines(spec: Spec) -> bool:
 
 
 def tells_series_apart(layer: Spec) -> bool:
-    """Whether series differ only in what can be given anew; where they differ in size, they are parts of one run."""
-    encoded = layer.get("encoding", {}).items()
-    by_series = [name for name, place in encoded if isinstance(place, Mapping) and place.get("field") == "series"]
-    return set(by_series) <= {"color", "shape", "strokeDash", "detail"}
+    """Whether series differ only in what can be given anew; where it asks for names, they are parts of one run."""
+    encoded = [(name, place) for name, place in layer.get("encoding", {}).items() if isinstance(place, Mapping)]
+    by_series = {name for name, place in encoded if place.get("field") == "series"}
+    asks_names = any("datum.series" in str(place.get("condition", "")) for _, place in encoded)
+    return not asks_names and by_series <= {"color", "shape", "strokeDash", "detail"}
 
 
 def kind_of(layer: Spec) -> str:
@@ -66,8 +67,15 @@ def kind_of(layer: Spec) -> str:
 
 def list_titles(spec: Spec) -> list[tuple[str, str]]:
     """What the axes of a figure are called, units and all."""
-    found = {(channel, str(place.get("title"))) for channel, place in list_places(spec)}
+    found = {
+        (channel, f"{place.get('title')} {read_axis(place).get('description')}") for channel, place in list_places(spec)
+    }
     return sorted(found)
+
+
+def read_axis(place: Spec) -> Spec:
+    axis = place.get("axis")
+    return axis if isinstance(axis, Mapping) else {}
 
 
 def list_places(spec: Spec) -> Iterator[tuple[str, Spec]]:
@@ -80,16 +88,19 @@ def list_places(spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def join_places(specs: Sequence[Spec], channel: str) -> dict[str, Any]:
-    """Ticks and ends of an axis that hold for all figures."""
+    """Ticks and ends of an axis that hold for all figures.
+
+    Labels that were written for the ticks of one figure do not fit those of another: then the axis that reaches
+    furthest is taken as it is.
+    """
     places = [place for spec in specs for name, place in list_places(spec) if name == channel]
     joined: dict[str, Any] = {}
-    ticks = [
-        place["axis"]["values"]
-        for place in places
-        if isinstance(place.get("axis"), Mapping) and "values" in place["axis"]
-    ]
-    if ticks:
-        joined["values"] = sorted({value for values in ticks for value in values})
+    axes = [axis for place in places if "values" in (axis := read_axis(place))]
+    if len({str(axis.get("labelExpr")) for axis in axes}) > 1:
+        widest = max(axes, key=lambda axis: (max(axis["values"]), -min(axis["values"])))
+        joined["axis"] = {name: widest[name] for name in ("values", "labelExpr") if name in widest}
+    elif axes:
+        joined["axis"] = {"values": sorted({value for axis in axes for value in axis["values"]})}
     domains = [place["scale"]["domain"] for place in places if "domain" in place.get("scale", {})]
     if domains and all(isinstance(value, int | float) for domain in domains for value in domain):
         joined["domain"] = [min(map(min, domains)), max(map(max, domains))]
@@ -118,14 +129,14 @@ def dress_layer(layer: Spec, places: Mapping[str, Spec], names: Sequence[str]) -
             made = set_place(made, places[channel])
         elif isinstance(made, dict) and made.get("field") == "series":
             made |= {"scale": make_scale(channel, names)}
-            made |= {} if channel == "detail" else {"legend": {"title": None, "symbolOpacity": 1}}
+            made |= {} if channel == "detail" else {"legend": LEGEND}
         encoding[channel] = made
     return {**layer, "encoding": encoding}
 
 
 def set_place(place: dict[str, Any], joined: Spec) -> dict[str, Any]:
-    if "values" in joined and isinstance(place.get("axis"), Mapping):
-        place["axis"] = {**place["axis"], "values": joined["values"]}
+    if "axis" in joined and isinstance(place.get("axis"), Mapping):
+        place["axis"] = {**place["axis"], **joined["axis"]}
     if "domain" in joined and "scale" in place:
         place["scale"] = {**place["scale"], "domain": joined["domain"]}
     return place

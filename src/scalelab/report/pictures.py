@@ -13,10 +13,12 @@ from typing import Any
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Document
 from scalelab.report.glyphs import spell_out
-from scalelab.report.theme import apply_theme
+from scalelab.report.theme import FONT, apply_theme
 
 PICTURE_WIDTH = 620
 """Pixels: a page's text is about as wide."""
+PICTURE_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+"""vl-convert has the first with it, so that a picture is the same on every machine; the second is just as wide."""
 NO_PICTURES = "charts are drawn by vl-convert, which is not installed: pip install 'scalelab[report]'"
 
 
@@ -60,9 +62,9 @@ def load_converter() -> Any:
 
 
 def _spell_all(value: Any) -> Any:
-    """Every text in a specification in characters that can be drawn; keys and numbers stay."""
+    """Every text in a specification in characters that can be drawn, in a font that has them; numbers stay."""
     if isinstance(value, str):
-        return spell_out(value)
+        return PICTURE_FONT if value == FONT else spell_out(value)
     if isinstance(value, Mapping):
         return {key: _spell_all(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ from scalelab.errors import UsageError
 from scalelab.files import storage_errors
 from scalelab.report.document import Document
 from scalelab.report.markdown import render_markdown
-from scalelab.report.points import Point, list_answers, list_points, read_start
+from scalelab.report.points import Point, find_first_start, list_answers, list_points, read_start
 from scalelab.trial import TrialResult
 
 NO_TENSORBOARD = "--tensorboard needs tensorboard, which is not installed: pip install 'scalelab[tensorboard]'"
@@ -32,7 +32,8 @@ def write_events(directory: Path, document: Document, results: Sequence[TrialRes
         )
     with storage_errors(directory, "--tensorboard"):
         directory.mkdir(parents=True, exist_ok=True)
-        count = _write(writers, directory / ANSWER, 0.0, _list_answers(document), render_markdown(document))
+        begun = find_first_start(results)
+        count = _write(writers, directory / ANSWER, begun, _list_answers(document), render_markdown(document))
         for result in results:
             points = list_points(result)
             text = f"{result.status.words}{': ' if result.reason else ''}{result.reason}"

@@ -144,7 +144,7 @@ def make_config(palette: Palette) -> dict[str, Any]:
     first = palette.series[0]
     return {
         "font": FONT,
-        "padding": 4,
+        "padding": {"left": 4, "right": 14, "top": 4, "bottom": 4},  # the last label of an axis reaches beyond it
         "view": {"stroke": None},
         "axis": {
             **labels,
@@ -156,7 +156,7 @@ def make_config(palette: Palette) -> dict[str, Any]:
             "labelPadding": 5,
             "tickSize": 4,
         },
-        "axisX": {"grid": False, "labelFlush": False},
+        "axisX": {"grid": False, "labelFlush": False, "tickCount": {"expr": "ceil(width / 70)"}},
         "axisY": {"domain": False, "ticks": False},
         "axisBand": {"grid": False},
         "legend": {

@@ -91,8 +91,13 @@ class Index:
     _kept: dict[Path, tuple[tuple[int, ...], RunLine]] = field(default_factory=dict)
 
     def list_lines(self) -> list[RunLine]:
-        """Every run, newest first."""
-        return [self._describe(path) for path in reversed(find_runs(self.runs_dir))]
+        """Every run, newest first, but those that cannot be shown: links that lead out, names that are no text."""
+        return [self._describe(path) for path in reversed(find_runs(self.runs_dir)) if self._can_show(path)]
+
+    def _can_show(self, path: Path) -> bool:
+        return is_run_name(path.name) and (
+            not path.is_symlink() or path.resolve().is_relative_to(self.runs_dir.resolve())
+        )
 
     def search(self, words: str) -> list[RunLine]:
         """The runs whose name, study, workload or state has every word."""
@@ -126,4 +131,4 @@ def _read_marks(path: Path) -> tuple[int, ...]:
 
 def is_run_name(name: str) -> bool:
     """Whether a text can be the name of a directory of a run, and of nothing else."""
-    return bool(name) and not re.search(r"[/\\\x00]", name) and name not in (".", "..")
+    return bool(name) and not re.search(r"[/\\\x00\ud800-\udfff]", name) and name not in (".", "..")

@@ -36,6 +36,10 @@ from scalelab.store import RunStore
 from scalelab.trial import to_builtins
 
 LOOPBACK = "127.0.0.1"
+NAMES = {LOOPBACK, "localhost", "[::1]"}
+"""What this machine calls itself."""
+HTTP_PORT = 80
+"""The port that browsers leave out of a Host header."""
 PAGE_SIZE = 200
 """Runs, or trials, in one answer."""
 MOST_FILE_BYTES = 64 * 1024 * 1024
@@ -118,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
         """Refuse a request that was meant for another name than this server's."""
         host = self.headers.get("Host", "")
         port = self.server.server_address[1]
-        if host.lower() not in {f"{name}:{port}" for name in (LOOPBACK, "localhost", "[::1]")}:
+        own = {f"{name}:{port}" for name in NAMES} | (NAMES if port == HTTP_PORT else set())
+        if host.lower() not in own:
             raise Refused(HTTPStatus.FORBIDDEN, "this page is only for this machine: open it by its own address")
 
     def answer(self) -> None:
@@ -221,7 +226,8 @@ def answer_api(library: Library, names: Sequence[str], asked: dict[str, str]) ->
     if len(names) == 2 and names[0] == "trials":
         return answer_trials(library.find(names[1]), first)
     if len(names) == 3 and names[0] == "files" and is_run_name(names[2]):
-        return {"files": list_files(library.find(names[1]) / "trials" / names[2])}
+        place = library.find(names[1]) / "trials" / names[2]
+        return {"files": list_files(place) if library.is_inside(place) else ()}
     raise Refused(HTTPStatus.NOT_FOUND, "there is no such answer")
 
 

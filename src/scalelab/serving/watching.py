@@ -1,14 +1,15 @@
 """How far a run is: trials done, the answer so far, the time that is left.
 
 The answer is the study's own, from whatever has been measured: nothing is told that a report would not tell. The time
-left is the mean of the trials that were measured, times those that are missing; a search may plan more.
+left is the mean of the latest trials, times those that are missing; a search may plan more.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from scalelab.errors import ScalelabError
@@ -16,10 +17,12 @@ from scalelab.experiment import conclude_run
 from scalelab.report.document import Document
 from scalelab.report.text import clean_text
 from scalelab.serving.listing import RunLine, describe_run
-from scalelab.store import RunStore, glance_at_status
+from scalelab.store import RUNNING, RunStore, find_holder, glance_at_status
 from scalelab.trial import Status
 
 MOST_FINDINGS = 6
+MOST_TIMED = 50
+"""Trials whose times tell how long the rest will take: a page asks every other second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,11 @@ class Watch:
     cautions: tuple[str, ...] = ()
     problem: str = ""
     """Why there is no answer yet, in words."""
+    is_newest: bool = True
+    """Whether the answer is of all results that there are now; otherwise it is being derived again."""
 
 
-def watch_run(path: Path, document: Document | None, problem: str) -> Watch:
+def watch_run(path: Path, document: Document | None, problem: str, is_newest: bool = True) -> Watch:
     """How far the run is, with the answer that was derived from its results."""
     line = describe_run(path)
     if line.state == "damaged":
@@ -68,6 +73,7 @@ def watch_run(path: Path, document: Document | None, problem: str) -> Watch:
         findings=tuple(map(clean_text, document.summary[:MOST_FINDINGS])) if document else (),
         cautions=tuple(clean_text(f"{one.message} → {one.next_step}") for one in document.cautions) if document else (),
         problem=problem,
+        is_newest=is_newest,
     )
 
 
@@ -108,15 +114,23 @@ def list_files(directory: Path) -> tuple[str, ...]:
 
 
 def measure_elapsed(store: RunStore) -> float | None:
-    try:
-        begun = datetime.fromisoformat(store.record.created_at)
-    except ValueError:
-        return None
-    return max(0.0, (datetime.now(UTC) - begun).total_seconds())
+    """Since the process began that executes the run; a run that was resumed is not as old as its directory."""
+    holder = find_holder(store.path / RUNNING)
+    started = holder.get("started") if holder else None
+    return max(0.0, time.time() - started) if isinstance(started, int | float) else None
 
 
 def estimate_left(store: RunStore, num_missing: int) -> float | None:
-    """The mean wall time of what was measured, for every trial that is missing; None before the first."""
-    results, _ = store.results()
-    measured = [result.wall_seconds for result in results if result.wall_seconds > 0]
+    """The mean wall time of the latest trials, for every trial that is missing; None before the first."""
+    done = [name for name in store.record.trials if store.has_result(name)]
+    measured = [seconds for name in done[-MOST_TIMED:] if (seconds := read_wall_seconds(store, name))]
     return statistics.fmean(measured) * num_missing if measured else None
+
+
+def read_wall_seconds(store: RunStore, name: str) -> float | None:
+    """How long a trial took, without its samples; None where that cannot be read."""
+    try:
+        seconds = json.loads((store.trial_directory(name) / "result.json").read_bytes())["wall_seconds"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return seconds if isinstance(seconds, int | float) and seconds > 0 else None

@@ -40,7 +40,7 @@ class RunSide:
 
 def compare_runs(before: RunSide, after: RunSide) -> Document:
     """Every common configuration with its ratio and verdict, and what else differs between the runs."""
-    after = _match_single(before, after)
+    after = _match_workload(before, _match_single(before, after))
     common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
     if not common:
         raise UsageError(
@@ -76,6 +76,19 @@ def _match_single(before: RunSide, after: RunSide) -> RunSide:
     if len(before.arms) != 1 or len(after.arms) != 1:
         return after
     return replace(after, arms=dict(zip(before.arms, after.arms.values(), strict=True)))
+
+
+def _match_workload(before: RunSide, after: RunSide) -> RunSide:
+    """The second run, its workload called as the first run's where both are one file that lies in two places."""
+    shared = before.environment.get("workload sha256")
+    if shared is None or after.environment.get("workload sha256") != shared:
+        return after
+    names = {arm.trial.workload.rpartition(":")[2]: arm.trial.workload for arm in before.arms.values()}
+    arms = {}
+    for name, arm in after.arms.items():
+        workload = names.get(arm.trial.workload.rpartition(":")[2], arm.trial.workload)
+        arms[name] = replace(arm, trial=replace(arm.trial, workload=workload))
+    return replace(after, arms=arms)
 
 
 def _name_pair(before: Arm, after: Arm) -> str:
@@ -182,7 +195,15 @@ def _describe_environment(side: RunSide) -> dict[str, Any]:
 
 def _describe_trial(trial: Trial) -> dict[str, Any]:
     data: dict[str, Any] = to_builtins(trial)
-    return {key: value for key, value in data.items() if key not in IGNORED_FIELDS}
+    return _flatten({key: value for key, value in data.items() if key not in IGNORED_FIELDS})
+
+
+def _flatten(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Records within records by their paths: `shape.autocast`."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flatten(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
 
 
 def _show(value: object) -> str:

@@ -46,7 +46,7 @@ def draw_payoffs(payoffs: Sequence[Payoff]) -> tuple[Chart, ...]:
     chart = plot_lines(
         title="Time won by compiling, after so many steps",
         x=Axis(field="steps", title="steps", quantity="number"),
-        y=Axis(field="balance", title="won", quantity="seconds"),
+        y=Axis(field="balance", title="won", quantity="seconds", is_signed=True),
         rows=rows,
         guides=zero,
         caption="Steps times the saving, less the cost: where a line passes zero, compiling has paid. Vertical lines"

@@ -19,6 +19,11 @@ def _name(num_ranks: int) -> str:
     return f"{num_ranks} rank{'s'[: num_ranks > 1]}"
 
 
+def _say_rest(answer: DelayAnswer, most: int) -> str:
+    left_out = [str(num_ranks) for num_ranks in answer.ranks[most:]]
+    return f"In the table only: {', '.join(left_out)} ranks." if left_out else ""
+
+
 def _make_axis(answer: DelayAnswer) -> Axis:
     return Axis(field="delay", title="delay in every step", quantity="seconds", ticks=answer.delays)
 
@@ -54,6 +59,7 @@ def plot_delayed_steps(answer: DelayAnswer) -> Chart | None:
         failed=failed,
         caption=join_words(
             "Bars are 95 % confidence intervals; dashed is the step without a delay plus the delay.",
+            _say_rest(answer, MOST_RANKS),
             *describe_failures((row["key"], row["status"]) for row in failed),
         ),
         extra={"key": "configuration"},
@@ -88,6 +94,9 @@ def plot_delayed_speedups(answer: DelayAnswer) -> Chart | None:
         y=Axis(field="speedup", title="speedup over one rank", quantity="ratio"),
         rows=rows,
         guides=guides,
-        caption="Bars are 95 % confidence intervals. Amdahl's law takes the delay as serial part: once with the time"
-        " that was measured without a delay, once with an N-th of one rank's.",
+        caption=join_words(
+            "Bars are 95 % confidence intervals. Amdahl's law takes the delay as serial part: once with the time"
+            " that was measured without a delay, once with an N-th of one rank's.",
+            _say_rest(answer, MOST_RANKS - 1),
+        ),
     )

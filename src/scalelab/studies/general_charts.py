@@ -148,7 +148,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         medians += mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1)
     kept = thin_marked(points, most)
     trend, words = find_trend(arm, len(points))
-    said = [f"The first {arm.num_dropped} steps of a launch are left out as warm-up." if arm.num_dropped else ""]
+    said = [f"The {name_first_steps(arm.num_dropped)} left out as warm-up." if arm.num_dropped else ""]
     said += [f"Outliers: {len(outliers)}." if outliers else "No outlier.", words]
     if len(kept) < len(points):
         said.append(f"{len(kept)} of {len(points)} steps are drawn, evenly chosen.")
@@ -159,6 +159,10 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         trend=trend,
         caption=join_words(*said),
     )
+
+
+def name_first_steps(number: int) -> str:
+    return "first step of a launch is" if number == 1 else f"first {number} steps of a launch are"
 
 
 def mark_median(times: Sequence[float], launch: int, first: int, last: int) -> list[Made]:

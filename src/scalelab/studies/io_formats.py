@@ -311,7 +311,7 @@ class IoFormats:
         cores = [f"{trial.threads_per_rank} core{'s'[: trial.threads_per_rank != 1]} per rank"] if trial else []
         ranks = f"{', '.join(map(str, self.ranks))} rank{'s'[: self.ranks != (1,)]}"
         words = [*source, samples, f"batch {self.batch_per_rank} per rank", ranks, *cores]
-        return " · ".join([*words, f"{self.sampling.rounds} launches × {self.epochs} epochs"])
+        return " · ".join([*words, f"{self.sampling.launches} × {self.epochs} epochs"])
 
 
 def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[Pass]:

@@ -17,16 +17,18 @@ def draw_split(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
     """The step, and its two parts on top of each other."""
     keys = list_keys(arms)
     parts = {"load_seconds": "load", "train_seconds": "train"}
-    rows = [
-        row for row in read_columns(table, parts, keys, leaving_out=(CONTROL,)) if read_number(row, "value") is not None
-    ]
+    every = read_columns(table, parts, keys, leaving_out=(CONTROL,))
+    rows = [row for row in every if read_number(row, "value") is not None]
+    names = {row["name"] for row in rows}
+    failed = {row["name"]: row for row in every if row["name"] not in names}
     stacked = None
-    if len({row["name"] for row in rows}) > 1:
+    if len(names) > 1:
         stacked = plot_bars(
             title="A step in two parts",
             x=make_value_axis(table, "load_seconds", "median of each part"),
-            y=Axis(field="name", title="run", quantity="text"),
+            y=Axis(field="name", title="", quantity="text"),
             rows=rows,
+            failed=list(failed.values()),
             has_labels=True,
             caption="load: waiting for the batch; train: forward, backward and optimizer. Medians of steps whose phases"
             " were timed, so they need not add up to a clean step; intervals are in the table.",

@@ -51,7 +51,7 @@ def draw_kinds(arms: Sequence[Arm]) -> tuple[Chart, ...]:
     chart = plot_bars(
         title="Payload of one step by kind",
         x=Axis(field="payload_bytes", title="payload", quantity="bytes"),
-        y=Axis(field="name", title="run", quantity="text"),
+        y=Axis(field="name", title="", quantity="text"),
         rows=rows,
         has_labels=True,
         extra={"phase": "in", "count": "messages"},

@@ -66,19 +66,24 @@ def _draw_speedups(answer: SizeAnswer) -> Chart | None:
 def draw_parts(table: Table, answer: SizeAnswer) -> tuple[Chart, ...]:
     """The parts of a step, as shares of it."""
     columns = {f"{part}_share": HEADERS.get(part, part) for part in PARTS}
-    rows = [
-        row
-        for row in read_columns(table, columns, [arm.label for arm in answer.spread])
-        if read_number(row, "value") is not None
-    ]
-    if len({row["name"] for row in rows}) < 2:
+    every: list[Row] = [*read_columns(table, columns, [arm.label for arm in answer.spread])]
+    rows = [row for row in every if read_number(row, "value") is not None]
+    names = list(dict.fromkeys(str(row["name"]) for row in rows))
+    if len(names) < 2:
         return ()
+    for name in names:
+        own = [row for row in rows if row["name"] == name]
+        rest = 1.0 - sum(read_number(row, "value") or 0.0 for row in own)
+        rows.append({"name": name, "key": own[0]["key"], "series": "rest", "value": rest})
+    failed = {str(row["name"]): row for row in every if row["name"] not in names and row["status"]}
     chart = plot_bars(
         title="What a step is made of",
         x=make_value_axis(table, next(iter(columns)), "share of the step"),
-        y=Axis(field="name", title="run", quantity="text"),
+        y=Axis(field="name", title="", quantity="text"),
         rows=rows,
+        failed=list(failed.values()),
         has_labels=True,
-        caption="Means over ranks; pieces are in the order of the legend.",
+        caption="Means over ranks; pieces are in the order of the legend. Each is measured by itself: a rest below"
+        " zero, to the left, is by how much they exceed the step.",
     )
     return (chart,)

@@ -130,7 +130,8 @@ def describe_sweep(sweep: Sweep) -> str:
     last, largest = find_last_paying(sweep.plans), sweep.plans[-1].num_devices
     if last == largest:
         return f"Up to {largest} devices, more of them pay: each row brings more than half of what its devices promise."
-    return f"Beyond {last} devices more stop paying: the next row brings less than half of what its devices promise."
+    devices = "1 device" if last == 1 else f"{last} devices"
+    return f"Beyond {devices} more stop paying: the next row brings less than half of what its devices promise."
 
 
 def find_cautions(plan: Plan, totals: Totals) -> Iterator[Caution]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
@@ -189,11 +188,11 @@ def make_sweep_chart(plans: Sequence[Plan], refused: Mapping[int, str], num_toke
         rows.append({"series": "predicted", "ranks": plan.num_devices, "days": estimate})
     failed: list[dict[str, Any]] = [{"series": "predicted", "ranks": size, "status": "none fits"} for size in refused]
     paying = (
-        f" Beyond {last} devices, more of them stop paying."
+        f" Beyond {last} device{'s' if last > 1 else ''}, more of them stop paying."
         if last is not None and last < plans[-1].num_devices
         else ""
     )
-    chart = plot_fan(
+    return plot_fan(
         title="Days by number of devices",
         y=Axis(field="days", title="days", quantity="number", is_log=True),
         rows=rows,
@@ -201,8 +200,3 @@ def make_sweep_chart(plans: Sequence[Plan], refused: Mapping[int, str], num_toke
         x_title="devices",
         caption=f"The band is the 80 % interval of the prediction.{paying}",
     )
-    points = [
-        {"devices": row["ranks"], "days": row["days"].value, "low": row["days"].low, "high": row["days"].high}
-        for row in rows
-    ]
-    return replace(chart, spec={**chart.spec, "data": {"values": points}})

@@ -40,6 +40,8 @@ from scalelab.studies.study import Job, check_gpus, describe_trial_fields
 from scalelab.trial import Trial, TrialResult
 
 LAB = "lab"
+ONLY_WITH_LAB = ("lab_peak", "lab_bias", "lab_range")
+ONLY_WITHOUT_LAB = ("mixed", "profile", "per_tensor", "round_logits", "tested")
 DEFAULT_EPOCHS = 10
 LENET_LR = 0.01
 LENET_OWN_BATCH = 8
@@ -62,7 +64,7 @@ class Quantize:
     """Samples of a training step."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Trained weights: a state_dict that torch.save wrote."""
-    calibration: CalibrationMethod = "minmax"
+    calibration: CalibrationMethod = "mse"
     """How the range of every layer's result is found: the largest number seen, so many deviations, a percentile, the
     least squared error, the least entropy lost; lab: the chained scales of the laboratory, rounded without a zero
     point."""
@@ -70,6 +72,8 @@ class Quantize:
     """Training samples that ranges are found on."""
     per_tensor: bool = False
     """One scale for all weights of a layer. Otherwise each output channel has its own."""
+    round_logits: bool = False
+    """Round the logits to a byte as well, as other tools do: now and then two classes then have the same."""
     profile: KernelProfile = "onnxruntime"
     """Whose kernels are simulated: they round in different ways."""
     mixed: MaybeFloat = None
@@ -97,7 +101,7 @@ class Quantize:
     def _check_lab(self) -> None:
         """Refuse what is not read with the chosen calibration."""
         is_lab = self.calibration == LAB
-        unread = ("mixed", "profile", "per_tensor", "tested") if is_lab else ("lab_peak", "lab_bias", "lab_range")
+        unread = ONLY_WITHOUT_LAB if is_lab else ONLY_WITH_LAB
         with_or_not = "with" if is_lab else "without"
         for name in unread:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -114,6 +118,7 @@ class Quantize:
             method=self.calibration,
             num_samples=self.samples,
             is_per_tensor=self.per_tensor,
+            rounds_logits=self.round_logits,
             profile=self.profile,
             mixed_points=self.mixed,
             num_tested=self.tested,
@@ -145,7 +150,7 @@ class Quantize:
                 strategy="single",
                 num_ranks=1,
                 global_batch=self.global_batch,
-                threads_per_rank=job.threads_per_rank or default_threads_per_rank(1, count_cores()),
+                threads_per_rank=job.threads_per_rank or choose_threads(job),
                 course=Course(epochs=epochs, log_every=LINES, keep=0) if epochs else None,
                 quantization=self.quantization,
                 **describe_trial_fields(job, "single"),
@@ -174,3 +179,8 @@ class Quantize:
         scales = "per tensor" if self.per_tensor or self.calibration == LAB else "per channel"
         ranges = f"int8 by {self.calibration} of {self.samples} samples, weights {scales}"
         return " · ".join([job.label, name_images(job), trained, ranges])
+
+
+def choose_threads(job: Job) -> int:
+    """lenet is so small that threads wait for each other: on a busy machine, two took six times as long as one."""
+    return 1 if job.workload == "lenet" else default_threads_per_rank(1, count_cores())

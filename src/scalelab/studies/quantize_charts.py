@@ -20,6 +20,8 @@ MOST_LAYERS = 24
 MOST_HISTOGRAMS = 6
 ROUNDS = "Lines at the points are 95 % intervals over rounds of one process, on one thread."
 KIND_WORDS = {"before": "before ReLU", "after": "after ReLU"}
+RESULTS = "results"
+"""What is after a layer where nothing is known of before its ReLU, or it has none."""
 
 
 def add_charts(
@@ -59,7 +61,7 @@ def draw_stages(answers: Sequence[StageAnswer]) -> tuple[Chart, ...]:
         ),
         plot_amounts(
             title="Change against float",
-            x=Axis(field="change", title="change in accuracy", quantity="accuracy", from_zero=False),
+            x=Axis(field="change", title="change in accuracy", quantity="accuracy", from_zero=False, is_signed=True),
             rows=changes,
             reference=0.0,
             caption="Points of accuracy, with 95 % intervals for pairs (Newcombe's); an interval that crosses the"
@@ -160,7 +162,9 @@ def draw_histograms(quantized: Quantized, blames: Sequence[LayerBlame]) -> tuple
 def _draw_layer(name: str, kinds: dict[str, Histogram], left_out: str) -> list[Chart | None]:
     charts = []
     results = {KIND_WORDS[kind]: kinds[kind] for kind in KIND_WORDS if kind in kinds}
-    for what, group in (("weights", {"weights": kinds["weights"]} if "weights" in kinds else {}), ("results", results)):
+    if "after" in kinds and "before" not in kinds:
+        results = {RESULTS: kinds["after"]}
+    for what, group in (("weights", {"weights": kinds["weights"]} if "weights" in kinds else {}), (RESULTS, results)):
         if group:
             last = list(group.values())[-1]
             charts.append(
@@ -186,7 +190,7 @@ def _list_ranges(histogram: Histogram) -> list[Row]:
 
 
 def _describe_range(histogram: Histogram, word: str) -> str:
-    of = f" of the {word}" if word == "weights" else f" of what is {word}"
+    of = f" of what is {word}" if word in KIND_WORDS.values() else f" of the {word}"
     if histogram.chosen_low is None and histogram.chosen_high is None:
-        return f"Counts on a logarithmic axis; dashed: mean ± 3 standard deviations{of}. No single range was chosen."
+        return f"Counts on a logarithmic axis; dashed: mean ± 3 standard deviations{of}. Not rounded, so no range."
     return f"Counts on a logarithmic axis; whole lines: the chosen range{of}; dashed: mean ± 3 standard deviations."

@@ -8,7 +8,7 @@ from itertools import chain
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import find_chance
 from scalelab.analysis.stats import Verdict, judge
-from scalelab.quantized import Quantized
+from scalelab.quantized import SMALL_NET, Quantized
 from scalelab.report.document import Caution
 from scalelab.settings import Quantization
 from scalelab.studies.cautions import warn_of_load
@@ -34,8 +34,6 @@ from scalelab.units import format_bytes, format_quantity, format_seconds, format
 STANDS_OUT = 0.5
 """The share of the noise from which on a layer is to blame, and not merely the worst of many; if it is also twice that
 of the next."""
-SMALL_NET = 20_000_000
-"""Multiply-adds of a sample below which calls of kernels, not products, are what a batch of one takes."""
 MUCH_CLIPPED = 0.01
 FEW_SAMPLES = 1000
 LITTLE_LEARNT = 0.5
@@ -103,7 +101,10 @@ def _describe_size(quantized: Quantized) -> Iterator[str]:
     before, after = find_size(quantized, "float32.onnx"), find_size(quantized, "int8.onnx")
     if before and after:
         sizes = f"{format_bytes(after)} instead of {format_bytes(before)}"
-        yield f"The stored model is {before / after:.2f} times smaller: {sizes}."
+        if after < before:
+            yield f"The stored model is {before / after:.2f} times smaller: {sizes}."
+        else:
+            yield f"The stored model is not smaller: {sizes}. So few weights are less than what describes the graph."
 
 
 def _describe_speed(quantized: Quantized, latencies: Sequence[Latency]) -> Iterator[str]:
@@ -218,7 +219,8 @@ def _look_at_samples(quantized: Quantized, settings: Quantization) -> Iterator[C
     num_samples = len(quantized.stages[0].predictions)
     if not quantized.labels:
         yield Caution(
-            message="there are no test samples with classes, so that only agreement with float is told",
+            message="there are no test samples with classes, so that only agreement with float is told"
+            + (f", on {quantized.tested_on}" if quantized.tested_on else ""),
             next_step="let build() return test_batches of pairs: inputs and classes",
         )
     elif num_samples < FEW_SAMPLES:

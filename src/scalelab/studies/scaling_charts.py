@@ -106,4 +106,6 @@ def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
         )
     if any(arm.trial.is_oversubscribed for arm in answer.spread):
         said.append("Ranks that share cores are another regime: no line leads to them.")
-    return " ".join([*said, *describe_failures((row["key"], row["status"]) for row in failed)])
+    bases = [arm for arm in answer.arms.values() if arm.trial.strategy != answer.strategy and not arm.is_measured]
+    missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, find_status(arm)) for arm in bases)]
+    return " ".join([*said, *describe_failures(missing)])

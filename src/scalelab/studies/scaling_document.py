@@ -82,7 +82,7 @@ def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch:
     dropped = arms[0].num_dropped if arms else "–"
     how = "as told" if sampling.warmup is not None else "as found"
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
-    launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
+    launches = f"{sampling.launches} × {sampling.steps} steps, the first {dropped} dropped {how}"
     return " · ".join([job.label, answer.strategy, job.dtype, backend, batch, cores, launches])
 
 

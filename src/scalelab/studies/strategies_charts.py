@@ -9,7 +9,7 @@ from scalelab.report.charts.plot import MOST_SERIES, plot_bars, plot_lines
 from scalelab.report.document import Chart
 from scalelab.studies.arms import Arm
 from scalelab.studies.breakdown_charts import plot_phases
-from scalelab.studies.status import describe_failures, find_status, join_words
+from scalelab.studies.status import count_rest, describe_failures, find_status, join_words
 from scalelab.studies.sweep import CONTROL
 
 BARS = "Thin lines are 95 % confidence intervals."
@@ -41,7 +41,8 @@ def plot_step_times(arms: Sequence[Arm], title: str = "Step time") -> Chart | No
 
 def _plot_memory(arms: Sequence[Arm]) -> Chart | None:
     """Memory against time, a point for each: down and to the left is better in both."""
-    known = [arm for arm in arms if arm.is_measured and arm.peak_memory_bytes is not None][:MOST_SERIES]
+    every = [arm for arm in arms if arm.is_measured and arm.peak_memory_bytes is not None]
+    known, num_left = every[:MOST_SERIES], len(every[MOST_SERIES:])
     if len(known) < 2:
         return None
     rows = [
@@ -53,5 +54,9 @@ def _plot_memory(arms: Sequence[Arm]) -> Chart | None:
         y=Axis(field="bytes", title="peak memory of the fullest rank", quantity="bytes"),
         rows=rows,
         is_joined=False,
-        caption="Down and to the left is better in both. Memory is the highest of any rank in any round.",
+        caption=join_words(
+            "Down and to the left is better in both. Memory is the highest of any rank in any round.",
+            count_rest(num_left, "configuration", "in the table only") if num_left else "",
+            *describe_failures((arm.label, find_status(arm)) for arm in arms if not arm.is_measured),
+        ),
     )

@@ -246,6 +246,11 @@ class Sampling:
                 )
 
     @property
+    def launches(self) -> str:
+        """How often every configuration is launched, in words."""
+        return f"{self.rounds} launch{'es' if self.rounds > 1 else ''}"
+
+    @property
     def plan(self) -> StepPlan:
         """The steps of one launch: a third of the clean ones lead in, the rest is interleaved with the other kinds."""
         lead_in = min(self.steps - 1, max(self.warmup or 0, self.steps // 3))

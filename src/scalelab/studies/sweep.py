@@ -160,5 +160,5 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     dropped = every[0].num_dropped if every else "–"
     how = "as told" if sampling.warmup is not None else "as found"
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
-    launches = f"{sampling.rounds} launches × {sampling.steps} steps, the first {dropped} dropped {how}"
+    launches = f"{sampling.launches} × {sampling.steps} steps, the first {dropped} dropped {how}"
     return " · ".join([job.label, *words, cores, launches])

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.charts.amounts import (
-    CUT_NOTE,
-    MOST_LINES,
-    cut_intervals,
-    measure_height,
-    plot_amounts,
-    spans_decades,
-    wrap_name,
-)
+from scalelab.report.charts.amounts import measure_height, plot_amounts, spans_decades
+from scalelab.report.charts.axes import CUT_NOTE, MOST_LINES, wrap_name
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
@@ -99,7 +92,7 @@ def test_an_interval_below_zero_is_cut_and_the_caption_says_so() -> None:
     (rule,) = list_values(chart, "rule")
     assert (rule["seconds_low"], rule["seconds_high"]) == (0, 5)
     assert "± 9" in rule["seconds_text"]
-    assert chart.caption == f"Intervals.{CUT_NOTE}"
+    assert chart.caption == f"Intervals. {CUT_NOTE}"
 
 
 def test_an_interval_that_crosses_the_reference_is_seen_to_cross_it() -> None:
@@ -109,12 +102,6 @@ def test_an_interval_that_crosses_the_reference_is_seen_to_cross_it() -> None:
     (rule,) = [value for value in list_values(chart, "rule") if "name" in value]
     assert rule["seconds_high"] == 1.1
     assert rule["seconds_low"] == 0
-
-
-def test_a_change_may_be_below_zero() -> None:
-    change = Axis(field="seconds", title="change", quantity="accuracy", from_zero=False)
-    values: list[dict[str, Any]] = [{"seconds": -2.0, "seconds_low": -3.0, "seconds_high": -1.0}]
-    assert cut_intervals(values, change) == values
 
 
 @pytest.mark.parametrize("name", ["short", "features = d_model = 64, tgt_length = 16", "x" * 300])

@@ -18,7 +18,7 @@ from scalelab.report.charts.axes import (
     choose_count_ticks,
     choose_log_ticks,
     convert_rows,
-    cut_ends,
+    cut_intervals,
     encode_axis,
     write_choice,
 )
@@ -81,7 +81,7 @@ def test_a_logarithmic_axis_has_ticks_to_read_it_by(low: float, factor: float) -
 
 def test_an_interval_that_leaves_no_room_is_cut_and_said_so() -> None:
     rows = [{"seconds": Estimate(value=0.01, low=-0.5, high=0.9)}, {"seconds": 0.02}]
-    values, words = cut_ends(convert_rows(rows, (SECONDS,)).values, SECONDS)
+    values, words = cut_intervals(convert_rows(rows, (SECONDS,)).values, SECONDS)
     assert words == CUT_NOTE
     assert values[0]["seconds_low"] == 0
     assert values[0]["seconds_high"] == pytest.approx(50)
@@ -90,13 +90,37 @@ def test_an_interval_that_leaves_no_room_is_cut_and_said_so() -> None:
 
 def test_usual_intervals_stay_as_they_are() -> None:
     values = convert_rows([{"seconds": Estimate(value=0.01, low=0.009, high=0.011)}], (SECONDS,)).values
-    assert cut_ends(values, SECONDS) == (values, "")
+    assert cut_intervals(values, SECONDS) == (values, "")
+
+
+def test_an_interval_that_reaches_an_ideal_is_seen_to_reach_it() -> None:
+    speedup = Axis(field="speedup", title="speedup", quantity="ratio")
+    values = convert_rows([{"speedup": Estimate(value=0.9, low=-0.5, high=9.0)}], (speedup,)).values
+    ((cut,), _) = cut_intervals(values, speedup, [1.0, 8.0])
+    assert (cut["speedup_low"], cut["speedup_high"]) == (0, 9)
+    ((cut,), _) = cut_intervals(values, speedup)
+    assert cut["speedup_high"] == pytest.approx(2.25)
+
+
+@pytest.mark.parametrize("change", [-0.02, 0.0, 0.001])
+def test_intervals_of_changes_are_whole_on_both_sides_of_zero(change: float) -> None:
+    axis = Axis(field="change", title="change", quantity="accuracy", is_signed=True)
+    values = convert_rows([{"change": Estimate(value=change, low=-0.08, high=0.07)}], (axis,)).values
+    assert cut_intervals(values, axis) == (values, "")
+
+
+def test_an_interval_ends_above_zero_where_an_axis_has_none() -> None:
+    axis = Axis(field="seconds", title="step", quantity="seconds", is_log=True)
+    values = convert_rows([{"seconds": Estimate(value=0.01, low=-0.5, high=0.02)}, {"seconds": 2.0}], (axis,)).values
+    (cut, _), words = cut_intervals(values, axis)
+    assert 0 < cut["seconds_low"] < cut["seconds"]
+    assert words == CUT_NOTE
 
 
 def test_no_accuracy_is_drawn_above_all_or_below_nothing() -> None:
     axis = Axis(field="accuracy", title="accuracy", quantity="accuracy")
     rows = [{"accuracy": Estimate(value=0.9, low=-0.2, high=1.7)}]
-    ((value,), _) = cut_ends(convert_rows(rows, (axis,)).values, axis)
+    ((value,), _) = cut_intervals(convert_rows(rows, (axis,)).values, axis)
     assert (value["accuracy_low"], value["accuracy_high"]) == (0, 100)
 
 

@@ -74,3 +74,8 @@ def test_luminance_is_that_of_black_and_of_white() -> None:
     known: list[tuple[tuple[float, float, float], float]] = [((0, 0, 0), 0.0), ((255, 255, 255), 1.0)]
     found: list[Any] = [measure_luminance(colour) for colour, _ in known]
     assert found == pytest.approx([luminance for _, luminance in known])
+
+
+def test_small_numbers_beside_large_ones_are_not_written_as_nothing() -> None:
+    rows = [make_row("16", "4", 0.0004), make_row("32", "4", 0.03), make_row("16", "8", 0.2), make_row("32", "8", 0.3)]
+    assert set(list_texts(plot(*rows))) == {"0.40", "30.0", "200.0", "300.0"}

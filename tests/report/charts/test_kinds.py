@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.axes import CUT_NOTE, Axis
 from scalelab.report.charts.curves import MOST_SHOWN, plot_curves
 from scalelab.report.charts.distribution import plot_distribution
 from scalelab.report.charts.exchanges import plot_rates
@@ -105,3 +105,31 @@ def test_a_fan_has_a_band_for_what_is_predicted_and_none_for_what_was_measured()
 def test_bandwidth_is_drawn_over_many_sizes() -> None:
     rows = [{"series": "all-reduce", "payload_bytes": 4**n, "bandwidth": 1e3 * 3.0**n} for n in range(1, 14)]
     assert "1 MB/s" in draw(plot_rates(title="", rows=rows))
+
+
+def test_names_with_controls_keep_their_rows_in_a_distribution() -> None:
+    hostile = "a\u202eb\x07"
+    rows = [{"name": hostile, "seconds": Estimate(value=0.1), "quarter": 0.09, "three_quarters": 0.2, "key": "k"}]
+    points = [{"name": hostile, "seconds": 0.1, "launch": 1, "step": 0, "key": "k"}]
+    chart = plot_distribution(title="", rows=rows, points=points, failed=[{"name": "c\x00", "status": "crashed"}])
+    assert "<svg" in draw(chart)
+
+
+def test_an_interval_of_a_median_ends_where_steps_still_show() -> None:
+    wide = Estimate(value=0.1, low=0.0001, high=40.0)
+    rows = [{"name": "a", "seconds": wide, "quarter": 0.09, "three_quarters": 0.2, "key": "k"}]
+    points = [{"name": "a", "seconds": seconds, "launch": 1, "step": 0, "key": "k"} for seconds in (0.09, 0.3)]
+    chart = plot_distribution(title="", rows=rows, points=points)
+    reach = next(layer for layer in list_layers(chart, "rule") if layer["encoding"]["x"]["field"] == "seconds_low")
+    assert reach["data"]["values"][0]["seconds_high"] == pytest.approx(750)
+    assert CUT_NOTE in chart.caption
+
+
+def test_numbers_that_lie_decades_apart_are_told_in_units_of_their_own() -> None:
+    rows = [
+        {"series": "a", "payload_bytes": size, "bandwidth": rate, "key": "a"}
+        for size, rate in ((4, 927.0), (2**26, 2e8))
+    ]
+    first, last = list_values(plot_rates(title="", rows=rows), "point")
+    assert (first["payload_bytes_text"], first["bandwidth_text"]) == ("4 B", "927 B/s")
+    assert (last["payload_bytes_text"], last["bandwidth_text"]) == ("67.1 MB", "200 MB/s")

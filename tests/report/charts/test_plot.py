@@ -87,3 +87,21 @@ def test_raw_points_and_guides_lie_behind_what_was_estimated() -> None:
     kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
     assert kinds == ["circle", "line", "line", "rule", "point"]
     assert [value["speedup"] for value in list_values(chart, "circle")] == [1.7]
+
+
+def test_legends_name_series_as_their_rows_do_whatever_was_in_the_names() -> None:
+    hostile = "a\u202e\x1b[31mb\n"
+    lines = plot_lines(title="", x=RANKS, y=SPEEDUP, rows=[dict(row) | {"series": hostile} for row in ROWS])
+    bars = plot_bars(title="", x=SECONDS, y=NAME, rows=[{"name": "n", "series": hostile, "seconds": 1.0}])
+    for chart in (lines, bars):
+        for layer in chart.spec["layer"]:
+            domain = layer["encoding"]["color"]["scale"]["domain"] if "color" in layer["encoding"] else []
+            assert {row["series"] for row in layer["data"]["values"]} == {"ab"}
+            assert set(domain) <= {"ab"}
+
+
+def test_bars_without_a_title_of_their_names_still_say_in_tooltips_what_a_name_is() -> None:
+    chart = plot_bars(title="", x=SECONDS, y=NAME, rows=[{"name": "ddp", "series": "a", "seconds": 1.0}])
+    (bar,) = list_layers(chart, "bar")
+    assert bar["encoding"]["y"]["title"] is None
+    assert {"field": "name_text", "type": "nominal", "title": "run"} in bar["encoding"]["tooltip"]

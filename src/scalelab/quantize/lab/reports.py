@@ -6,12 +6,12 @@ of scale n. A record holds steps, as everywhere in scalelab: the number that one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from scalelab.quantize.diagnosis import count_tied, measure_sqnr
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork, find_weight_limit, round_to_int8
 from scalelab.quantize.lab.observe import Observed, make_histogram
 from scalelab.quantize.lab.settings import HIGH, LOW, LabSettings
@@ -64,11 +64,6 @@ class LayerTally:
         return int((self.least == self.largest).sum())
 
 
-def measure_sqnr(signal: float, noise: float) -> float | None:
-    """In decibels; None where there is no signal, or nothing was lost."""
-    return 10 * math.log10(signal / noise) if signal and noise else None
-
-
 def run_alone(network: Network, one: LabLayer, images: torch.Tensor) -> torch.Tensor:
     """The logits with only this layer's weights and results rounded."""
     assert one.weight is not None
@@ -101,7 +96,7 @@ class Tallies:
                 tally.count_answer(exact, run_alone(network, one, images))
 
     def count_ties(self, logits: torch.Tensor) -> None:
-        self.num_tied += int(((logits == logits.amax(1, keepdim=True)).sum(1) > 1).sum())
+        self.num_tied += count_tied(logits)
 
 
 def report_layers(network: LabNetwork, tallies: Tallies) -> tuple[LayerReport, ...]:

@@ -27,6 +27,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network, unwrap
+from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE
 from scalelab.quantize.export import export_float_onnx
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, scale_network
 from scalelab.quantize.lab.export import export_lab
@@ -41,7 +42,6 @@ from scalelab.quantized import Quantized, Stage
 
 BATCH = 250
 """Test images that go through all stages at once."""
-FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 """From images to logits."""

@@ -61,9 +61,11 @@
     const found = event && document.elementFromPoint(event.clientX, event.clientY);
     return (found && found.closest(".plot") && found.__data__) || null;
   }
+  // What was put away is still there, unseen.
+  const isSeen = (item) => item?.opacity !== 0;
   function showTip(_, event, item, value) {
-    if (value === null || value === undefined || value === "") {
-      if (!findItem(event)?.tooltip) {
+    if (value === null || value === undefined || value === "" || !isSeen(item)) {
+      if (!findItem(event)?.tooltip || !isSeen(item)) {
         tip.className = "tip";
       }
       return;
@@ -108,6 +110,40 @@
     }
   }
 
+  // Vega-Lite takes what is selected for what is shown, and would fade all entries of a legend but the hidden ones.
+  const isHidden = "isArray(hidden.series) && indexof(hidden.series, datum.value) >= 0";
+  function fadeHidden(made) {
+    const isTold = (made.signals ?? []).some((one) => one.name === "hidden");
+    for (const legend of isTold ? made.legends ?? [] : []) {
+      for (const part of [legend.encode?.symbols, legend.encode?.labels]) {
+        if (part?.update) {
+          part.update.opacity = [{ test: isHidden, value: 0.3 }, { value: 1 }];
+        }
+      }
+    }
+    return made;
+  }
+
+  // What a reader has put away or zoomed into, which outlives the colours and the width it was drawn for.
+  function readState(plot) {
+    const has = (name) => plot.view && name in plot.view.getState().signals;
+    return {
+      hidden: has("hidden") ? plot.view.data("hidden_store") : [],
+      shown: plot.zoom && plot.view ? plot.view.signal(plot.zoom) : null,
+    };
+  }
+  async function restoreState(plot, view, { hidden, shown }) {
+    if (hidden.length) {
+      view.data("hidden_store", hidden.map(({ fields, values }) => ({ fields, values })));
+    }
+    if (shown) {
+      view.signal(plot.zoom, shown);
+    }
+    if (hidden.length || shown) {
+      await view.runAsync();
+    }
+  }
+
   const refuse = () => Promise.reject(new Error("a report loads nothing"));
   async function draw(plot, name = mode) {
     const width = plot.box.clientWidth;
@@ -116,6 +152,7 @@
     }
     plot.width = width;
     const number = (plot.number = (plot.number ?? 0) + 1);
+    const state = readState(plot);
     try {
       let made = await embed(plot, name, width);
       const over = Math.ceil(plot.box.querySelector("svg, canvas").getBoundingClientRect().width - width);
@@ -123,6 +160,7 @@
         made.finalize();
         made = await embed(plot, name, width - over);
       }
+      await restoreState(plot, made.view, state);
       if (number !== plot.number) {
         made.finalize();
         return;
@@ -131,7 +169,7 @@
       plot.finalize = () => made.finalize();
       plot.view = made.view;
       plot.hasFocus = takesFocus(made.view);
-      const point = (item) => setFocus(item?.datum?.key ?? null);
+      const point = (item) => setFocus((isSeen(item) && item?.datum?.key) || null);
       made.view.addEventListener("pointermove", (_, item) => point(item));
       made.view.addEventListener("pointerdown", (_, item) => point(item));
       made.view.addEventListener("pointerout", (event) => point(findItem(event)));
@@ -148,7 +186,7 @@
   function embed(plot, name, width) {
     return vegaEmbed(plot.box, applyTheme(plot.spec, plot.entry, name, width), {
       mode: "vega-lite", actions: false, ast: true, renderer: plot.isLarge ? "canvas" : "svg", defaultStyle: false,
-      tooltip: showTip, loader: { load: refuse, sanitize: refuse }, logLevel: 1,
+      tooltip: showTip, patch: fadeHidden, loader: { load: refuse, sanitize: refuse }, logLevel: 1,
     });
   }
 

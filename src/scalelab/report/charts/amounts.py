@@ -11,12 +11,12 @@ A row has `name` and the field of its number; `series` where a name has several,
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.report.charts.axes import LINE_HEIGHT, NAME_LABELS, wrap_names
 from scalelab.report.charts.plot import (
     HIDDEN,
     UNLESS_HIDDEN,
@@ -24,11 +24,13 @@ from scalelab.report.charts.plot import (
     Plotted,
     Rows,
     convert_rows,
+    cut_intervals,
     encode_axis,
     encode_series,
     encode_tooltip,
     list_series,
     make_spec,
+    name_axes,
     stress,
 )
 from scalelab.report.document import Chart
@@ -38,25 +40,12 @@ DECADES = 50
 """The largest number over the smallest from which on an axis is logarithmic."""
 BAR_HEIGHT = 26
 SUB_BAR_HEIGHT = 17
-LABEL_LIMIT = 200
-LINE_LETTERS = 26
-MOST_LINES = 3
-LINE_HEIGHT = 14
-NAME_LABELS: Mapping[str, Any] = {
-    "labelLimit": LABEL_LIMIT, "labelOverlap": False, "labelExpr": "split(datum.label, '\\n')",
-    "labelLineHeight": LINE_HEIGHT,
-}  # fmt: skip
-"""Of an axis of names."""
 LETTER_PIXELS = 5.6
 """How wide a letter at the end of a bar is, about."""
 ROOM = 1.22
 """How far an axis reaches, over its longest bar, where words stand at the ends of bars."""
 NAME = "name"
 STATUS_FIELDS = {"name_text": "run", "series": "series", "status": "status", "reason": "reason"}
-REACH = 2.5
-"""How far intervals are drawn, over the largest number."""
-POSITIVE = ("seconds", "bytes", "rate", "latency", "bandwidth", "count", "ratio")
-CUT_NOTE = " Intervals that reach far beyond all numbers, or below what can be, are cut; tooltips have them whole."
 
 
 def plot_amounts(
@@ -81,8 +70,8 @@ def plot_amounts(
     plotted = convert_rows(rows, (x, y))
     series = list_series(plotted.values)
     kept = [] if reference is None else [reference / plotted.units[x.field].factor]
-    plotted = replace(plotted, values=wrap_names(cut_intervals(plotted.values, x, kept)))
-    caption += CUT_NOTE if any(value.get("is_cut") for value in plotted.values) else ""
+    shown, cut = cut_intervals(plotted.values, x, kept)
+    plotted = name_axes(plotted, (x, y), wrap_names(shown, NAME))
     places = encode_places(x, y, plotted, series)
     tooltip = encode_tooltip((replace(y, title=name_title or "run"), x), extra or {})
     tooltip = tooltip if len(series) > 1 else tooltip[1:]
@@ -93,18 +82,7 @@ def plot_amounts(
         *mark_statuses(plotted.values, places, x.field),
     ]
     height = measure_height({str(value[NAME]) for value in plotted.values}, len(series))
-    return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
-
-
-def wrap_names(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Long names in several lines: one that is cut short does not say what it is the name of."""
-    return [{**value, NAME: "\n".join(wrap_name(str(value[NAME])))} for value in values]
-
-
-def wrap_name(name: str) -> list[str]:
-    """A name in lines; words that are longer than a line are broken, and what is beyond the last line is left out."""
-    lines = textwrap.wrap(name, LINE_LETTERS) or [name]
-    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1][:-1]}…"]
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
 
 
 def measure_height(names: Iterable[str], num_series: int) -> int:
@@ -128,24 +106,6 @@ def spans_decades(rows: Rows, field: str) -> bool:
     """Whether the numbers are so different that the small ones could not be seen beside the large ones."""
     found = [number for row in rows if (number := read_number(row, field)) is not None]
     return bool(found) and min(found) > 0 and max(found) / min(found) >= DECADES
-
-
-def cut_intervals(values: Sequence[Mapping[str, Any]], x: Axis, kept: Sequence[float] = ()) -> list[dict[str, Any]]:
-    """Intervals as far as they can be drawn beside the numbers; `is_cut` says where one goes on.
-
-    Two launches that differ have intervals many times as wide as what they are of, and no time is below zero. None is
-    cut before the numbers in `kept`, or it would seem to decide what it does not.
-    """
-    low, high = f"{x.field}_low", f"{x.field}_high"
-    found = [value[x.field] for value in values if value.get(x.field) is not None]
-    widest = REACH * max(map(abs, [*found, *kept]))
-    least = 0.0 if x.quantity in POSITIVE else -widest
-    cut = []
-    for value in map(dict, values):
-        if low in value and (value[low] < least or value[high] > widest):
-            value |= {low: max(value[low], least), high: min(value[high], widest), "is_cut": True}
-        cut.append(value)
-    return cut
 
 
 def encode_places(x: Axis, y: Axis, plotted: Plotted, series: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -211,9 +171,6 @@ def _mark_points(
 def _mark_intervals(known: list[dict[str, Any]], places: dict[str, Any], x: Axis) -> list[dict[str, Any]]:
     low, high = f"{x.field}_low", f"{x.field}_high"
     values = [value for value in known if low in value]
-    if x.is_log:  # zero is nowhere on such an axis
-        least = min(value[x.field] for value in known)
-        values = [value | {low: max(value[low], least / 2)} for value in values]
     if not values:
         return []
     ends = {"x": places["x"] | {"field": low}, "x2": {"field": high}, "opacity": UNLESS_HIDDEN | {"value": 1}}

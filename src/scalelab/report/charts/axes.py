@@ -3,7 +3,8 @@
 A row is a mapping with raw numbers in base units, or estimates, as tables have them. Beside every number of an axis a
 figure holds its text, made by the same functions as the cells of tables. Logarithmic axes get ticks of their own: the
 places that were measured where they are told, else 1, 2 and 5 or powers of ten, few enough that no label meets another.
-Where such an axis spans more than a thousandfold of seconds or bytes, every label has its own unit, and the title none.
+Where such an axis spans more than a thousandfold of seconds or bytes, every label and every text has its own unit, and
+the title none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.document import Value
 from scalelab.report.text import clean_text
-from scalelab.units import UNKNOWN, Quantity, Unit, choose_unit, format_estimate
+from scalelab.units import GROUP_SEPARATOR, UNKNOWN, Quantity, Unit, choose_unit, format_estimate, format_quantity
 
 Row = Mapping[str, "Value | Estimate"]
 Rows = Sequence[Row]
@@ -31,11 +33,22 @@ OWN_UNITS: Mapping[Quantity, tuple[Quantity, str]] = {
     "bandwidth": ("bytes", "/s"),
 }
 """Quantities whose labels may have units of their own, and where these come from."""
+GROUPED = f"join(split(datum.label, ','), '{GROUP_SEPARATOR}')"
+"""Thousands are set apart as in tables."""
 MOST_TICKS = 9
 FEWEST_TICKS = 3
 REACH = 2.5
 """How far intervals are drawn, over the largest number."""
 CUT_NOTE = "Intervals that reach far beyond all numbers, or below what can be, are cut; tooltips have them whole."
+LABEL_LIMIT = 200
+LINE_LETTERS = 26
+MOST_LINES = 3
+LINE_HEIGHT = 14
+NAME_LABELS: Mapping[str, Any] = {
+    "labelLimit": LABEL_LIMIT, "labelOverlap": False, "labelExpr": "split(datum.label, '\\n')",
+    "labelLineHeight": LINE_HEIGHT,
+}  # fmt: skip
+"""Of an axis of names."""
 PADDING = 14
 """Pixels between the ends of an axis and the outermost marks, where it does not begin at zero."""
 DIGITS = 6
@@ -55,6 +68,8 @@ class Axis:
     is_log: bool = False
     from_zero: bool = True
     """Whether a linear axis begins at zero."""
+    is_signed: bool = False
+    """Whether it is a change or a balance, of which either sign is as possible."""
     ticks: tuple[float, ...] = ()
     """Where the ticks are, in base units, such as the numbers of ranks that were measured; empty: where they fit."""
 
@@ -84,8 +99,26 @@ def convert_rows(
     chosen, scales = unit_rows if unit_rows is not None else rows, list(scaled_as)
     units = {axis.field: choose_axis_unit(axis, chosen, scales) for axis in axes}
     values = [_convert_row(row, units) for row in rows]
-    titles = {axis.field: _name_axis(axis, units[axis.field], values) for axis in axes}
-    return Plotted(values=values, titles=titles, units=units)
+    for axis in axes:
+        if _labels_alone(axis, *_find_reach(axis, [_convert_row(row, units) for row in chosen])):
+            for row, made in zip(rows, values, strict=True):
+                made |= _write_alone(axis, row)
+    return name_axes(Plotted(values=values, titles={}, units=units), axes, values)
+
+
+def name_axes(plotted: Plotted, axes: Iterable[Axis], values: Sequence[dict[str, Any]]) -> Plotted:
+    """These values in the units of others, with titles that go with the labels they give their axes."""
+    titles = {axis.field: _name_axis(axis, plotted.units[axis.field], values) for axis in axes}
+    return Plotted(values=list(values), titles=titles, units=plotted.units)
+
+
+def _write_alone(axis: Axis, row: Row) -> dict[str, str]:
+    """The text of a number in the unit that suits it, whatever the others have."""
+    value, (base, per) = row.get(axis.field), OWN_UNITS[axis.quantity]
+    if value is None or isinstance(value, str):
+        return {}
+    text = format_quantity(base, value)
+    return {f"{axis.field}_text": text if text == UNKNOWN else f"{text}{per}"}
 
 
 def choose_axis_unit(axis: Axis, rows: Rows, scaled_as: Iterable[float] = ()) -> Unit:
@@ -154,7 +187,20 @@ def encode_axis(axis: Axis, plotted: Plotted, *, field: str | None = None) -> di
         base = 2 if axis.quantity == "count" else 10
         scale = {"type": "log", "base": base, "nice": False, "padding": PADDING}
         return encoded | {"scale": scale, "axis": encode_log_ticks(axis, unit, low, high)}
+    if max(map(abs, _list_numbers(axis, plotted.values)), default=0.0) >= 1000:
+        marks |= {"labelExpr": GROUPED}
     return encoded | {"scale": scale} | ({"axis": marks} if marks else {})
+
+
+def wrap_names(values: Sequence[Mapping[str, Any]], field: str) -> list[dict[str, Any]]:
+    """Long names in several lines: one that is cut short does not say what it is the name of."""
+    return [{**value, field: "\n".join(wrap_name(str(value[field])))} for value in values]
+
+
+def wrap_name(name: str) -> list[str]:
+    """A name in lines; words that are longer than a line are broken, and what is beyond the last line is left out."""
+    lines = textwrap.wrap(name, LINE_LETTERS) or [name]
+    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1][:-1]}…"]
 
 
 def choose_count_ticks(numbers: Iterable[float]) -> list[int]:
@@ -174,19 +220,25 @@ def _list_numbers(axis: Axis, values: Iterable[Mapping[str, Any]]) -> Iterator[f
                 yield number
 
 
-def cut_ends(values: Sequence[Mapping[str, Any]], axis: Axis) -> tuple[list[dict[str, Any]], str]:
+def cut_intervals(
+    values: Sequence[Mapping[str, Any]], axis: Axis, kept: Iterable[float] = ()
+) -> tuple[list[dict[str, Any]], str]:
     """Intervals as far as they can be drawn beside the numbers, and a sentence where one goes on.
 
     Two launches that differ have intervals many times as wide as what they are of; they would leave no room for it.
+    None is cut before the numbers in `kept`, in the axis's unit: what it is held against, or it would seem to decide
+    what it does not. For the same reason those of changes are never cut, which are wide beside numbers near zero.
     """
     low, high = f"{axis.field}_low", f"{axis.field}_high"
-    found = [one[axis.field] for one in values if one.get(axis.field)]
+    found = [one[axis.field] for one in values if one.get(axis.field) is not None] + list(kept)
     top = REACH * max(map(abs, found), default=0.0)
+    if axis.is_signed or not top:
+        return list(map(dict, values)), ""
+    foot = 0.0 if min(found) >= 0 else -top
     if axis.quantity == "accuracy":
         top = min(top, 100.0)
-    foot = 0.0 if min(found, default=0.0) >= 0 else -top
     if axis.is_log:
-        foot = min(found, default=0.0) / REACH
+        foot = min((number for number in found if number > 0), default=0.0) / REACH
     made, is_cut = [], False
     for one in map(dict, values):
         if low in one and (one[low] < foot or one[high] > top):
@@ -211,11 +263,13 @@ def encode_log_ticks(axis: Axis, unit: Unit, low: float, high: float) -> dict[st
     ticks = [tick / unit.factor for tick in axis.ticks] or choose_log_ticks(low, high, axis.quantity == "count")
     while len(ticks) > MOST_TICKS:
         ticks = ticks[::2]
+    told: dict[str, str] = {}
     if _labels_alone(axis, low, high):
         labels = [format_tick(axis.quantity, tick * unit.factor) for tick in ticks]
+        told = {"description": f"{axis.title} [{unit.symbol}]"}  # the title has no unit, but the numbers have
     else:
-        labels = [f"{tick:,.12f}".rstrip("0").rstrip(".").replace(",", " ") for tick in ticks]
-    return {"values": ticks, "labelExpr": write_labels(ticks, labels), "labelOverlap": True}
+        labels = [f"{tick:,.12f}".rstrip("0").rstrip(".").replace(",", GROUP_SEPARATOR) for tick in ticks]
+    return {"values": ticks, "labelExpr": write_labels(ticks, labels), "labelOverlap": True} | told
 
 
 def choose_log_ticks(low: float, high: float, is_count: bool = False) -> list[float]:

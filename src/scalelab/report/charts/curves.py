@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalelab.report.charts.axes import Axis, Plotted, Rows, convert_rows, cut_ends, encode_axis
+from scalelab.report.charts.axes import Axis, Rows, convert_rows, cut_intervals, encode_axis, name_axes
 from scalelab.report.charts.plot import (
     HIDDEN,
     UNLESS_HIDDEN,
@@ -30,14 +30,14 @@ MOST_SHOWN = 60
 def plot_curves(*, title: str, x: Axis, y: Axis, rows: Rows, singles: Rows = (), caption: str = "") -> Chart:
     """Rows have the fields of both axes and a `series`; y may be an estimate. `singles` also name their `training`."""
     plotted = convert_rows(rows, (x, y))
-    values, cut = cut_ends(plotted.values, y)
+    values, cut = cut_intervals(plotted.values, y)
     faint = convert_rows(singles, (x, y), rows).values
-    everything = Plotted(values=[*values, *faint], titles=plotted.titles, units=plotted.units)
-    names = list_series(rows)
+    everything = name_axes(plotted, (x, y), [*values, *faint])
+    names = list_series(values)
     places: dict[str, Any] = {"x": encode_axis(x, everything), "y": encode_axis(y, everything)}
     look: dict[str, Any] = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 1}}
     dashes = choose_dashes(names, names)
-    dash = encode_series(names) | {"scale": {"domain": names, "range": dashes}, "legend": None}
+    dash = encode_series(names) | {"scale": {"domain": names, "range": dashes}}
     shape = encode_series(names) | {"scale": {"domain": names, "range": choose_shapes(names, names)}}
     shown = [one for name in names for one in _choose_shown([one for one in values if one["series"] == name])]
     ends = {"y": encode_axis(y, everything, field=f"{y.field}_low"), "y2": {"field": f"{y.field}_high"}}

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.report.charts.axes import Axis, Plotted, Rows, convert_rows, encode_axis, shorten, write_choice
+from scalelab.report.charts.axes import (
+    Axis,
+    Rows,
+    convert_rows,
+    cut_intervals,
+    encode_axis,
+    name_axes,
+    shorten,
+    write_choice,
+)
 from scalelab.report.charts.plot import make_spec, stress
 from scalelab.report.document import Chart
 
@@ -42,15 +51,17 @@ def plot_distribution(*, title: str, rows: Rows, points: Rows, failed: Rows = ()
         [dict.fromkeys(ENDS, row["seconds"]) for row in rows],
     ).values
     factor = plotted.units[x.field].factor
+    scattered, missing = convert_rows(points, (x,), rows).values, convert_rows(failed, ()).values
+    shown, cut = cut_intervals(plotted.values, x, [one[x.field] for one in scattered if one[x.field] is not None])
     values = [
         one | {name: shorten(float(one[name]) / factor) for name in ENDS} | _keep_texts(text)
-        for one, text in zip(plotted.values, texts, strict=True)
+        for one, text in zip(shown, texts, strict=True)
     ]
-    scattered = convert_rows(points, (x,), rows).values
-    names = list(dict.fromkeys(str(one["name"]) for one in [*rows, *failed]))
-    everything = Plotted(values=[*values, *scattered], titles=plotted.titles, units=plotted.units)
-    layers = draw_layers(names, values, scattered, convert_rows(failed, ()).values, encode_axis(x, everything))
-    return Chart(title=title, caption=caption, spec=make_spec(layers, height=max(80, ROW_HEIGHT * len(names))))
+    names = list(dict.fromkeys(str(one["name"]) for one in [*values, *missing]))
+    everything = name_axes(plotted, (x,), [*values, *scattered])
+    layers = draw_layers(names, values, scattered, missing, encode_axis(x, everything))
+    height = max(80, ROW_HEIGHT * len(names))
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
 
 
 def choose_axis(points: Rows) -> Axis:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from scalelab.report.charts.amounts import read_number, spans_decades
 from scalelab.report.charts.plot import Axis, Plotted, Row, Rows, convert_rows, encode_tooltip, make_spec, stress
 from scalelab.report.document import Chart
-from scalelab.units import format_value
+from scalelab.units import Unit, format_value
 
 LIGHT, DARK = (222, 235, 247), (8, 48, 107)
 TURNING_LUMINANCE = 0.179
@@ -77,9 +78,15 @@ def shade_cells(plotted: Plotted, field: str, *, is_log: bool) -> list[dict[str,
             shaded.append({**one, "label": one.get("status") or "–", "is_white": False})
             continue
         share = _find_share(float(number), low, high, is_log=is_log)
-        text = format_value(float(number) * unit.factor, unit)
+        text = write_cell(float(number), unit, is_log=is_log)
         shaded.append({**one, "label": text, "is_white": measure_luminance(mix_colours(share)) < TURNING_LUMINANCE})
     return shaded
+
+
+def write_cell(number: float, unit: Unit, *, is_log: bool) -> str:
+    """What is written in a cell; where cells span decades, small numbers have decimals that large ones do not need."""
+    decimals = max(unit.decimals, 1 - math.floor(math.log10(number))) if is_log else unit.decimals
+    return format_value(number * unit.factor, replace(unit, decimals=decimals))
 
 
 def _find_share(number: float, low: float, high: float, *, is_log: bool) -> float:

@@ -14,14 +14,13 @@ from typing import Any
 
 from scalelab.report.charts.amounts import (
     MOST_SERIES,
-    NAME_LABELS,
     leave_room,
     mark_statuses,
     measure_height,
     read_number,
-    wrap_names,
     write_ends,
 )
+from scalelab.report.charts.axes import NAME_LABELS, wrap_names
 from scalelab.report.charts.plot import (
     HIDDEN,
     UNLESS_HIDDEN,
@@ -54,7 +53,7 @@ def plot_categories(*, title: str, rows: Rows, totals: Rows, caption: str = "") 
     series = list_series(plotted.values)
     number = {one: index for index, one in enumerate(series)}
     values = [one | {"order": number[one["series"]]} for one in plotted.values]
-    values, whole = wrap_names(values), wrap_names(whole)
+    values, whole = wrap_names(values, "name"), wrap_names(whole, "name")
     names = list(dict.fromkeys(str(one["name"]) for one in (*whole, *values)))
     sides = [one for one in SIDES if any(value["side"] == one for value in whole)]
     places: dict[str, Any] = {

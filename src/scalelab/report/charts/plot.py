@@ -18,17 +18,20 @@ without colours. Width, fonts and colours are the renderer's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.report.charts.axes import LINE_HEIGHT, NAME_LABELS, wrap_names
 from scalelab.report.charts.axes import Axis as Axis
 from scalelab.report.charts.axes import Plotted as Plotted
 from scalelab.report.charts.axes import Row as Row
 from scalelab.report.charts.axes import Rows as Rows
 from scalelab.report.charts.axes import choose_axis_unit as choose_axis_unit
 from scalelab.report.charts.axes import convert_rows as convert_rows
-from scalelab.report.charts.axes import cut_ends as cut_ends
+from scalelab.report.charts.axes import cut_intervals as cut_intervals
 from scalelab.report.charts.axes import encode_axis as encode_axis
+from scalelab.report.charts.axes import name_axes as name_axes
 from scalelab.report.document import Chart
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -40,6 +43,7 @@ FOCUS: dict[str, Any] = {"name": "focus", "value": None}
 IS_FOCUSED = "focus !== null && isValid(datum.key) && datum.key === focus"
 HIDDEN: dict[str, Any] = {"name": "hidden", "select": {"type": "point", "fields": ["series"], "toggle": "true"}}
 UNLESS_HIDDEN: dict[str, Any] = {"condition": {"param": "hidden", "empty": False, "value": 0}}
+LEGEND: dict[str, Any] = {"title": None, "symbolOpacity": 1}
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left", "wedge")
 DASHES = ([1, 0], [8, 2], [2, 2], [8, 2, 2, 2], [5, 3], [12, 3], [3, 1], [10, 2, 2, 2, 2, 2])
 GUIDE_DASHES = ([4, 4], [1, 3], [7, 3, 1, 3], [3, 6], [10, 5])
@@ -49,7 +53,7 @@ LETTER_PIXELS = 6.6
 
 def encode_series(names: Sequence[str], *, title: str | None = None) -> dict[str, Any]:
     """The colour of a series, with a legend where there are several, in the order in which they were given."""
-    legend: dict[str, Any] | None = {"title": title, "symbolOpacity": 1} if len(names) > 1 else None
+    legend = LEGEND | {"title": title} if len(names) > 1 else None
     if list(names) == [""]:
         return {"field": "series", "type": "nominal", "legend": None}
     return {"field": "series", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
@@ -99,18 +103,17 @@ def plot_lines(
     measured = [row for row in rows if row.get(y.field) is not None]
     chosen = [*measured, *bands] or [*raw, *guides]
     plotted = convert_rows([*rows, *bands], (x, y), chosen)
-    shown, cut = cut_ends(plotted.values, y)
-    points, filled = shown[: len(rows)], shown[len(rows) :]
     guided, scattered, crossed = (convert_rows(other, (x, y), chosen).values for other in (guides, raw, failed))
-    everything = Plotted(values=[*shown, *guided, *scattered, *crossed], titles=plotted.titles, units=plotted.units)
-    names = list_series(rows, bands, failed, guides, raw)
-    own = list_series(rows, bands, failed, raw)
+    kept = [one[y.field] for one in guided if one.get(y.field) is not None]
+    shown, cut = cut_intervals(plotted.values, y, kept)
+    points, filled = shown[: len(rows)], shown[len(rows) :]
+    everything = name_axes(plotted, (x, y), [*shown, *guided, *scattered, *crossed])
+    own = list_series(points, filled, crossed, scattered)
+    names = list_series(points, filled, crossed, guided, scattered)
     places = {"x": encode_axis(x, everything), "y": encode_axis(y, everything)}
     look = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 1}}
     tooltip = encode_tooltip((x, y), extra or {})
     dash = encode_series(names) | {"scale": {"domain": names, "range": choose_dashes(names, own)}}
-    if not guided:
-        dash |= {"legend": None}
     ends = {"y": encode_axis(y, everything, field=f"{y.field}_low"), "y2": {"field": f"{y.field}_high"}}
     detail = [{"field": "regime", "type": "nominal"}]
     layers: list[dict[str, Any]] = []
@@ -188,22 +191,24 @@ def plot_bars(
     series stands in every part of a stack that is wide enough.
     """
     plotted = convert_rows(rows, (x, y), scaled_as=measure_stacks(rows, x, y).values() if is_stacked else ())
-    crossed = convert_rows(failed, (x, y), rows).values
-    names = list_series(rows)
+    crossed = wrap_names(convert_rows(failed, (x, y), rows).values, y.field)
+    plotted = replace(plotted, values=wrap_names(plotted.values, y.field))
+    names = list_series(plotted.values)
     domain = list(dict.fromkeys(str(one[y.field]) for one in [*plotted.values, *crossed]))
     across = encode_axis(x, plotted) | {"stack": "zero" if is_stacked else None}
-    along = encode_axis(y, plotted) | {"axis": {"labelLimit": 220}, "scale": {"domain": domain}}
+    along = encode_axis(y, plotted) | {"axis": NAME_LABELS, "scale": {"domain": domain}}
+    along |= {"title": y.title or None}
     places = {"x": across, "y": along}
     if not is_stacked and len(names) > 1:
         places |= {"yOffset": {"field": "series", "type": "nominal", "sort": names}}
     number = {str(name): index for index, name in enumerate(names)}
-    shown, cut = (plotted.values, "") if is_stacked else cut_ends(plotted.values, x)
+    shown, cut = (plotted.values, "") if is_stacked else cut_intervals(plotted.values, x)
     values = [one | {"order": number[str(one.get("series", ""))]} for one in shown]
     look = {
         "color": encode_series(names),
         "opacity": UNLESS_HIDDEN | {"value": 1},
         "order": {"field": "order", "type": "quantitative"},
-        "tooltip": encode_tooltip((y, x), extra or {}),
+        "tooltip": encode_tooltip((replace(y, title=y.title or "run"), x), extra or {}),
     }
     edges = {"strokeWidth": stress(1, 2.5)}
     bar = _draw(values, "bar", places | look | edges, stroke={"expr": "config_edge"})
@@ -220,8 +225,9 @@ def plot_bars(
         layers += draw_labels(values, x, y, places)
     if crossed:
         layers.append(draw_statuses(crossed, along))
-    num_rows = len(domain) * (1 if is_stacked else len(names))
-    height = max(60, BAR_HEIGHT * num_rows)
+    num_lines = max((name.count("\n") + 1 for name in domain), default=1)
+    row = max(BAR_HEIGHT * (1 if is_stacked else len(names)), LINE_HEIGHT * num_lines + 6)
+    height = max(60, row * len(domain))
     return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalelab.report.charts.axes import Axis, Plotted, Rows, convert_rows, encode_axis
+from scalelab.report.charts.axes import Axis, Rows, convert_rows, encode_axis, name_axes
 from scalelab.report.charts.plot import (
     HIDDEN,
-    SHAPES,
     UNLESS_HIDDEN,
     choose_dashes,
     encode_series,
@@ -39,7 +38,7 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
     y = Axis(field="seconds", title="step time", quantity="seconds", is_log=is_log)
     plotted = convert_rows(points, (x, y))
     lines = convert_rows([*medians, *trend], (x, y), points).values
-    everything = Plotted(values=[*plotted.values, *lines], titles=plotted.titles, units=plotted.units)
+    everything = name_axes(plotted, (x, y), [*plotted.values, *lines])
     for one in plotted.values:
         del one["place_text"]  # the launch and its step say more
     names = [name for name in (STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT) if name in list_series(points, medians, trend)]
@@ -47,8 +46,8 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
     look = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 0.75}}
     shapes = [LOOKS[name][0] if name in LOOKS else "stroke" for name in names]
     shape = encode_series(names) | {"scale": {"domain": names, "range": shapes}}
-    sizes = [LOOKS[name][1] if name in LOOKS else LOOKS[STEP][1] for name in names]
-    size = encode_series(names) | {"scale": {"domain": names, "range": sizes}, "legend": None}
+    larger = [{"test": f"datum.series === '{name}'", "value": LOOKS[name][1]} for name in (WARM_UP, OUTLIER)]
+    size = {"condition": larger, "value": LOOKS[STEP][1]}
     dashes = choose_dashes(names, [name for name in names if name != DRIFT])
     dashes = [dash if name == DRIFT else [1, 0] for name, dash in zip(names, dashes, strict=True)]
     line: dict[str, Any] = {"strokeDash": encode_series(names) | {"scale": {"domain": names, "range": dashes}}}
@@ -71,5 +70,4 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
             | {"opacity": UNLESS_HIDDEN | {"value": 1}},
         },
     ]
-    assert set(shapes) <= {*SHAPES, "stroke"}
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=HEIGHT))

@@ -30,8 +30,8 @@ def plot_timeline(*, title: str, rows: Rows, caption: str = "") -> Chart:
     for one, other, end in zip(plotted.values, lengths, ends, strict=True):
         kept = {name: one[name] for name in ("series", "lane", "start", "start_text", "name")}
         values.append(kept | {"end": float(f"{end / factor:.7g}"), "duration_text": other["duration_text"]})
-    names = list_series(rows)
-    lanes = list(dict.fromkeys(str(row["lane"]) for row in rows))
+    names = list_series(values)
+    lanes = list(dict.fromkeys(str(one["lane"]) for one in values))
     shown = {"name": "event", "lane": "where", "start_text": "start", "duration_text": "duration"}
     encoding = {
         "x": encode_axis(x, plotted),

@@ -4,6 +4,7 @@
 const main = document.getElementById("main");
 const where = document.getElementById("where");
 const POLL_MILLISECONDS = 2000;
+const SLOW_POLL_MILLISECONDS = 10000;
 
 function make(tag, properties, ...children) {
   const element = Object.assign(document.createElement(tag), properties || {});
@@ -113,7 +114,7 @@ function showRun(name) {
   const head = make("div");
   const frame = make("iframe", { title: `The report of ${name}` });
   const trials = make("details", {}, make("summary", {}, "Trials"));
-  trials.addEventListener("toggle", () => { if (trials.open) showTrials(name, trials); });
+  trials.addEventListener("toggle", () => { if (trials.open) showTrials(name, trials).catch((error) => trials.append(error.message)); });
   main.replaceChildren(head, trials, frame);
   let reported = -1;
 
@@ -143,41 +144,60 @@ function showRun(name) {
       watch.problem ? make("p", { className: "caution" }, watch.problem) : null,
       make("p", {}, link(`/report/${encodeURIComponent(name)}`, "The report alone")),
     );
-    if (line.num_done !== reported && !watch.problem) {
+    if (line.num_done !== reported && !watch.problem && watch.is_newest) {
       reported = line.num_done;
       if (!isRunning || !frame.getAttribute("src")) frame.src = `/report/${encodeURIComponent(name)}`;
     }
-    if (isRunning) setTimeout(() => look().catch(complain), POLL_MILLISECONDS);
-    else if (frame.dataset.live === "yes") { frame.dataset.live = ""; frame.src = `/report/${encodeURIComponent(name)}`; }
+    if (isRunning || !watch.is_newest) again(POLL_MILLISECONDS);
+    else if (!/^(complete|damaged)/.test(line.state)) again(SLOW_POLL_MILLISECONDS); // it may be resumed, or be waiting
+    if (!isRunning && frame.dataset.live === "yes") { frame.dataset.live = ""; frame.src = `/report/${encodeURIComponent(name)}`; }
     if (isRunning) frame.dataset.live = "yes";
     frame.hidden = Boolean(watch.problem);
   }
 
-  const complain = (error) => head.append(make("p", { className: "caution" }, error.message));
+  const trouble = make("p", { className: "caution" });
+  const again = (milliseconds) => setTimeout(() => look().catch(complain), milliseconds);
+  function complain(error) {
+    trouble.textContent = error.message;
+    head.append(trouble);
+    again(SLOW_POLL_MILLISECONDS);
+  }
   look().catch(complain);
 }
 
-async function showTrials(name, place) {
-  const answer = await ask(`/api/trials/${encodeURIComponent(name)}`);
-  const rows = answer.trials.map((trial) => {
-    const files = make("td");
-    const look = make("button", {}, "Files");
-    look.addEventListener("click", async () => {
-      const found = await ask(`/api/files/${encodeURIComponent(name)}/${encodeURIComponent(trial.name)}`);
-      const start = `/files/${encodeURIComponent(name)}/trials/${encodeURIComponent(trial.name)}/`;
-      const links = found.files.flatMap((file) => [link(start + encodeURIComponent(file), file), " "]);
-      files.replaceChildren(...(links.length ? links : ["–"]));
-    });
-    files.append(look);
-    const kind = trial.status === "completed" ? "completed" : ["running", "waiting"].includes(trial.status) ? "" : "failed";
-    return make("tr", {}, make("td", {}, trial.name), make("td", { className: kind }, trial.status), files);
+async function showTrials(name, place, from = 0) {
+  const answer = await ask(`/api/trials/${encodeURIComponent(name)}?from=${from}`);
+  const rows = answer.trials.map((trial) => makeTrialRow(name, trial));
+  const rest = answer.num_trials - from - answer.trials.length;
+  const more = make("button", { hidden: rest <= 0 }, `${rest} more`);
+  more.addEventListener("click", () => {
+    more.remove();
+    showTrials(name, place, from + answer.trials.length).catch((error) => place.append(error.message));
   });
-  const rest = answer.num_trials - answer.trials.length;
-  place.replaceChildren(
-    make("summary", {}, `Trials (${answer.num_trials})`),
-    table([["trial", ""], ["status", ""], ["files", ""]], rows),
-    rest > 0 ? make("p", { className: "quiet" }, `… and ${rest} more`) : null,
-  );
+  if (from === 0) {
+    place.replaceChildren(
+      make("summary", {}, `Trials (${answer.num_trials})`),
+      table([["trial", ""], ["status", ""], ["files", ""]], rows),
+    );
+  } else {
+    place.querySelector("tbody").append(...rows);
+  }
+  place.append(more);
+}
+
+function makeTrialRow(name, trial) {
+  const files = make("td");
+  const look = make("button", {}, "Files");
+  look.setAttribute("aria-label", `Files of ${trial.name}`);
+  look.addEventListener("click", async () => {
+    const found = await ask(`/api/files/${encodeURIComponent(name)}/${encodeURIComponent(trial.name)}`);
+    const start = `/files/${encodeURIComponent(name)}/trials/${encodeURIComponent(trial.name)}/`;
+    const links = found.files.flatMap((file) => [link(start + encodeURIComponent(file), file), " "]);
+    files.replaceChildren(...(links.length ? links : ["–"]));
+  });
+  files.append(look);
+  const kind = trial.status === "completed" ? "completed" : ["running", "waiting"].includes(trial.status) ? "" : "failed";
+  return make("tr", {}, make("td", {}, trial.name), make("td", { className: kind }, trial.status), files);
 }
 
 // Two runs.
