@@ -112,3 +112,13 @@ def test_settings_reach_the_network() -> None:
 def test_without_batches_there_is_nothing_to_go_by(batches: list[torch.Tensor]) -> None:
     with pytest.raises(UsageError, match="there is no sample to calibrate with"):
         quantize_model(make_net(Small), batches)
+
+
+def test_a_first_batch_of_nothing_is_passed_over_and_one_of_no_numbers_is_refused() -> None:
+    model, images = make_net(Small), draw_images(4)
+    found, expected = (quantize_model(model, batches).calibration for batches in ([images[:0], images], [images]))
+    assert found.ranges == expected.ranges
+    with pytest.raises(UsageError, match="the example has numbers that are not finite"):
+        quantize_model(model, [images * float("nan")])
+    with pytest.raises(UsageError, match="a calibration batch is a str"):
+        quantize_model(model, ["images"])

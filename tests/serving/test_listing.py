@@ -50,6 +50,15 @@ def test_an_index_sees_a_run_that_is_resumed(tmp_path: Path) -> None:
     assert [line.state for line in index.list_lines()] == ["interrupted"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\x00b"])
+def test_a_link_that_leads_out_of_the_runs_is_not_listed(tmp_path: Path) -> None:
+    runs_dir = tmp_path / "runs"
+    inside = make_three(runs_dir)
+    outside = make_three(tmp_path / "elsewhere")
+    (runs_dir / "leading-out").symlink_to(outside.path)
+    (runs_dir / "staying").symlink_to(inside.path)
+    assert {line.name for line in Index(runs_dir=runs_dir).list_lines()} == {inside.name, "staying"}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\x00b", "a\udcffb"])
 def test_what_is_no_name_of_a_directory_is_none(name: str) -> None:
     assert not is_run_name(name)

@@ -97,11 +97,14 @@ def test_runs_are_listed_newest_first_and_searched(seen: Seen, server: PageServe
     assert names == [path.name for path in reversed(find_runs(runs_dir))]
     assert seen.page.inner_text("p.quiet").startswith("3 runs")
     check_look(seen)
+    seen.page.set_viewport_size({"width": 400, "height": 900})
+    assert seen.page.locator("tbody tr a").last.bounding_box()["height"] < 60, "a name takes at most two lines"
+    seen.page.set_viewport_size({"width": 1400, "height": 900})
     seen.page.fill("input[type=search]", "strong failed")
-    seen.page.wait_for_function("document.querySelectorAll('tbody tr').length === 1", timeout=PATIENCE)
+    seen.page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1", timeout=PATIENCE)
     assert seen.page.inner_text("tbody td.failed") == "complete, 2 failed"
     seen.page.fill("input[type=search]", "nothing like this")
-    seen.page.wait_for_function("document.querySelectorAll('tbody tr').length === 0", timeout=PATIENCE)
+    seen.page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 0", timeout=PATIENCE)
     assert seen.take_complaints() == []
 
 
@@ -114,6 +117,7 @@ def test_a_hostile_name_is_text_in_the_list_and_on_its_page(seen: Seen, server: 
     assert "interrupted" in seen.page.inner_text("#progress")
     assert any("have not been run yet" in words for words in seen.page.locator(".caution").all_inner_texts())
     wait_for_report(seen, f"The report of {name}")
+    assert "null" not in seen.page.inner_text("main")
     check_look(seen)
 
 

@@ -72,6 +72,8 @@ def check_model(model: nn.Module, example: torch.Tensor) -> None:
             f"the example is {example.dtype} of the shape {tuple(example.shape)}: give a batch of at least one sample,"
             " as float32 and normalised as in training"
         )
+    if not torch.isfinite(example).all():
+        raise UsageError("the example has numbers that are not finite: look at how its images are read and normalised")
 
 
 def trace(model: nn.Module) -> fx.GraphModule:

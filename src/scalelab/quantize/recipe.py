@@ -81,10 +81,14 @@ def quantize_model(
     """A module in eval mode to int8. `batches`: images as in training, or pairs that begin with them."""
     settings = settings or QuantizeSettings()
     remaining = iter(batches)
-    first = next(remaining, None)
-    example = take_images(first)
-    if not isinstance(example, torch.Tensor) or not len(example):
+    first = next((batch for batch in remaining if has_samples(batch)), None)
+    if first is None:
         raise UsageError(NO_SAMPLE)
+    example = take_images(first)
+    if not isinstance(example, torch.Tensor):
+        raise UsageError(
+            f"a calibration batch is a {type(example).__name__}: give tensors of images, or pairs with them"
+        )
     network = capture_network(model, example[:2])
     calibration = calibrate(network, itertools.chain([first], remaining), settings.activations)
     quantized = quantize_again(network, calibration, settings)
@@ -94,6 +98,11 @@ def quantize_model(
         quantized=quantized,
         remarks=list_remarks(network, calibration),
     )
+
+
+def has_samples(batch: Any) -> bool:
+    images = take_images(batch)
+    return not isinstance(images, torch.Tensor) or len(images) > 0
 
 
 def quantize_again(network: Network, calibration: Calibration, settings: QuantizeSettings) -> QuantizedNetwork:

@@ -56,6 +56,7 @@ function showList() {
   const count = make("p", { className: "quiet" });
   const place = make("div");
   const more = make("button", { hidden: true }, "More");
+  place.className = "runs";
   let shown = [];
   let number = 0;
 
@@ -141,7 +142,7 @@ function showRun(name) {
       make("p", { className: classOf(line.state), id: "progress" }, words.join(" · ")),
       ...watch.findings.map((finding, index) => make("p", { className: index ? "" : "finding" }, finding)),
       ...(isRunning ? [] : watch.cautions.slice(0, 3)).map((caution) => make("p", { className: "caution" }, caution)),
-      watch.problem ? make("p", { className: "caution" }, watch.problem) : null,
+      ...(watch.problem ? [make("p", { className: "caution" }, watch.problem)] : []),
       make("p", {}, link(`/report/${encodeURIComponent(name)}`, "The report alone")),
     );
     if (line.num_done !== reported && !watch.problem && watch.is_newest) {
