@@ -51,7 +51,11 @@ def test_a_page_shows_each_picture_before_the_tables_of_its_section() -> None:
     first, second = build_chart("Speedup [a](b)"), build_chart("Time")
     document = Document(title="t", sections=(Section(charts=(first,)), Section(heading="Next", charts=(second,))))
     page = render_markdown(document, ["one 1.svg", "two.svg"])
-    assert page.index("![Speedup (a)(b)](one%201.svg)") < page.index("## Next") < page.index("![Time](two.svg)")
+    assert (
+        page.index("**Speedup [a\\](b)**\n\n![Speedup (a)(b)](one%201.svg)")
+        < page.index("## Next")
+        < page.index("![Time](two.svg)")
+    )
 
 
 def test_a_page_without_pictures_says_nothing_of_charts() -> None:

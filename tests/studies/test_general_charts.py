@@ -13,6 +13,7 @@ from rich.console import Console
 
 from scalelab.errors import NothingMeasured
 from scalelab.experiment import conclude_run
+from scalelab.recipes.reproduce import Reproduce
 from scalelab.report.charts.steps import OUTLIER, WARM_UP
 from scalelab.report.document import Chart, Document
 from scalelab.report.exports import render_json
@@ -20,8 +21,10 @@ from scalelab.report.markdown import render_markdown
 from scalelab.report.terminal import render_terminal
 from scalelab.store import RunStore
 from scalelab.studies.general_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
+from scalelab.studies.status import TOO_SHORT, find_status
 from scalelab.studies.study import Sampling
-from scalelab.trial import Status, TrialResult
+from scalelab.trial import Status, StepKind, StepSample, TrialResult
+from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine
 
@@ -138,6 +141,23 @@ def test_drift_over_launches_is_drawn_and_told(tmp_path: Path) -> None:
     chart = plot_arm(arm, arm.label, 1000)
     assert any(value["series"] == "trend over launches" for value in list_values(chart, "line"))
     assert "From the first launch to the last" in chart.caption
+
+
+def make_steps(configuration: str, seconds: list[float]) -> TrialResult:
+    trial = make_record(configuration=configuration)
+    samples = (StepSample(0, step, StepKind.CLEAN, float(step), one) for step, one in enumerate(seconds))
+    return make_result(trial, samples=tuple(samples))
+
+
+def test_a_long_warm_up_of_one_study_of_a_recipe_is_not_taken_off_another() -> None:
+    slow = make_steps("s1.long.single-1", [5.0] * 10 + [1.0 + 0.001 * (step % 3) for step in range(30)])
+    short = make_steps("s2.short.lr-0.1", [1.0, 1.001, 1.002, 1.0, 1.001])
+    first, second = list_arms(Reproduce(recipe="scaling"), [slow, short])
+    assert first.num_dropped >= 10
+    assert second.is_measured
+    alone = list_arms(make_strong(), [slow, short])[1]
+    assert not alone.is_measured
+    assert find_status(alone) == TOO_SHORT, "it was run"
 
 
 def test_nothing_measured_draws_nothing() -> None:

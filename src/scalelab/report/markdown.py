@@ -57,6 +57,7 @@ def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[
         yield _set_heading(2, section.heading or "Results")
     yield from map(escape_markdown, section.paragraphs)
     for chart, file in drawn:
+        yield _set_strong(chart.title)
         yield _set_picture(chart, file)
         yield escape_markdown(chart.caption)
     for table in section.tables:
@@ -69,6 +70,12 @@ def _set_picture(chart: Chart, file: str) -> str:
     """A picture that lies beside the page; a bracket would end its name."""
     name = (chart.title or "chart").replace("[", "(").replace("]", ")")
     return f"![{escape_markdown(name)}]({quote(file)})"
+
+
+def _set_strong(text: str) -> str:
+    """A title that stands over a picture: what the picture itself is called, nobody sees."""
+    escaped = escape_markdown(text)
+    return f"**{escaped}**" if escaped else ""
 
 
 def _set_heading(level: int, text: str) -> str:

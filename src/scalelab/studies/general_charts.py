@@ -66,7 +66,16 @@ def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
     if isinstance(study, MeteredRun):
         trained = [count_all_steps(result) for result in trained]
     sampling = getattr(study, "sampling", None)
-    return list(group_arms(trained, sampling.warmup if isinstance(sampling, Sampling) else None).values())
+    warmup = sampling.warmup if isinstance(sampling, Sampling) else None
+    parts: dict[str, list[TrialResult]] = {}
+    for result in trained:
+        parts.setdefault(find_part(study, result.trial), []).append(result)
+    return [arm for part in parts.values() for arm in group_arms(part, warmup).values()]
+
+
+def find_part(study: Study, trial: Trial) -> str:
+    """The study of a recipe that a trial belongs to, as in `s2.strong.ddp-2`: each takes off a warm-up of its own."""
+    return ".".join(trial.configuration.split(".", 2)[:2]) if hasattr(study, "recipe") else ""
 
 
 def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str]:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from scalelab.studies.arms import Arm
 
 NOT_YET = "not run yet"
+TOO_SHORT = "no step after the warm-up"
 MOST_NAMED = 6
 
 
 def find_status(arm: Arm | None) -> str:
-    """How a configuration ended that was not measured."""
-    return NOT_YET if arm is None or arm.failure is None else arm.failure.status.words
+    """How a configuration ended that was not measured; one that completed had too few steps."""
+    if arm is None:
+        return NOT_YET
+    return arm.failure.status.words if arm.failure else TOO_SHORT
 
 
 def describe_failures(failed: Iterable[tuple[str, str]]) -> Iterator[str]:
