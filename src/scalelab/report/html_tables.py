@@ -17,6 +17,9 @@ LONG_PROSE = 40
 MOST_VECTORS = 4000
 """A figure of more data than this is drawn as pixels, which browsers handle faster than as many elements."""
 
+ZOOM_HINT = "Zoom with Ctrl or Shift and the wheel, drag to move, double-click for all of it."
+"""Only a page can be zoomed: paper is not told of it."""
+
 
 def set_text(text: str) -> str:
     """A text as it is, on one line, whatever is in it."""
@@ -85,6 +88,7 @@ def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
     wide = ' class="wide"' if is_wide else ""
     heading = f"<h3>{title}</h3>" if title else ""
     words = f"<p>{caption}</p>" if caption else ""
+    words += f'<p class="hint">{ZOOM_HINT}</p>' if is_zoomable(chart) else ""
     actions = "".join(f'<button type="button" data-format="{one}">{one.upper()}</button>' for one in ("svg", "png"))
     return (
         f'<figure{wide}>{heading}<div class="plot" role="img" aria-label="{label}" data-chart="{place}"'
@@ -95,8 +99,11 @@ def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
 
 def is_wide(chart: Chart) -> bool:
     """Whether a figure needs all of the page: several views, or one that is gone through in detail."""
-    params = list(_list_params(chart.spec))
-    return any(name in chart.spec for name in COMPOSED) or "interval" in params
+    return any(name in chart.spec for name in COMPOSED) or is_zoomable(chart)
+
+
+def is_zoomable(chart: Chart) -> bool:
+    return "interval" in _list_params(chart.spec)
 
 
 def _list_params(part: object) -> Iterator[str]:

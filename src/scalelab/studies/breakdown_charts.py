@@ -43,7 +43,7 @@ def plot_rank_parts(arm: Arm) -> Chart | None:
         title=f"A step of {arm.label}, rank by rank",
         rows=drawn,
         name="",
-        caption=join_words(*said, slivers, "Intervals are in the tooltips and in the table."),
+        caption=join_words(*said, slivers, "Intervals are in the table."),
     )
 
 

@@ -120,8 +120,7 @@ def _draw_grid(
         value=Axis(field="step_seconds", title="step", quantity="seconds"),
         rows=rows,
         extra={"reason": "reason"},
-        caption="Numbers are medians; their 95 % intervals are in the tooltips and in the table. Cells in italics were"
-        " not measured.",
+        caption="Numbers are medians; their 95 % intervals are in the table. Cells in italics were not measured.",
     )
 
 

@@ -37,7 +37,7 @@ def _draw_grid(answer: SizeAnswer) -> Chart | None:
         value=Axis(field="step_seconds", title="step", quantity="seconds"),
         rows=rows,
         extra={"reason": "reason"},
-        caption="Numbers are medians; their 95 % intervals are in the tooltips and in the table.",
+        caption="Numbers are medians; their 95 % intervals are in the table.",
     )
 
 

@@ -182,7 +182,6 @@ def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str 
     said += list(_describe_clock(job, chosen))
     if len(shown) > len(chosen):
         said.append(f"{len(shown) - len(chosen)} more ranks are not drawn.")
-    said.append("Zoom with Ctrl or Shift and the wheel, drag to move, double-click for all of it.")
     return plot_timeline(title="Timeline of a profiled step", rows=rows, caption=" ".join(said))
 
 

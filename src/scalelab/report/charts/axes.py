@@ -39,7 +39,7 @@ MOST_TICKS = 9
 FEWEST_TICKS = 3
 REACH = 2.5
 """How far intervals are drawn, over the largest number."""
-CUT_NOTE = "Intervals that reach far beyond all numbers, or below what can be, are cut; tooltips have them whole."
+CUT_NOTE = "Intervals that reach far beyond all numbers, or below what can be, are cut; the tables have them whole."
 LABEL_LIMIT = 200
 LINE_LETTERS = 26
 MOST_LINES = 3
