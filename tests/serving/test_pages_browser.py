@@ -11,9 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
-from scalelab.cli.output import make_page
-from scalelab.cli.report import describe_runs
-from scalelab.serving.server import Library, PageServer
+from scalelab.serving.server import PageServer
 from scalelab.store import RunStore, find_runs
 from scalelab.trial import Status, Trial, TrialResult
 from tests.report import browser
@@ -39,16 +37,6 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (cut.trial_directory(cut.record.trials[-1]) / "result.json").unlink()
     cut.path.rename(place / f"{cut.name}-{LONG}")
     return place
-
-
-@pytest.fixture(scope="module")
-def server(runs_dir: Path) -> Iterator[PageServer]:
-    made = PageServer(Library(runs_dir=runs_dir, describe=describe_runs, render=make_page), 0)
-    thread = made.serve_beside()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -12,10 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
-from scalelab.cli.output import make_page
-from scalelab.cli.report import describe_runs
 from scalelab.errors import UsageError
-from scalelab.serving.server import Library, PageServer
+from scalelab.serving.server import PageServer
 from scalelab.store import RunStore
 from scalelab.trial import Status
 
@@ -68,16 +65,6 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place.parent / "secret.txt").write_text("secret")
     (place / "outside").symlink_to(place.parent)
     return place
-
-
-@pytest.fixture(scope="module")
-def server(runs_dir: Path) -> Iterator[PageServer]:
-    made = PageServer(Library(runs_dir=runs_dir, describe=describe_runs, render=make_page), 0)
-    thread = made.serve_beside()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ it stands beside ours with 255.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
@@ -58,29 +58,20 @@ def make_q1(size: Size) -> Row:
 
 
 def make_q2(size: Size) -> Row:
-    return Row(
-        id="Q2",
-        title="Integer weights",
-        parts=make_parts(size),
-        conclude=partial(find_q2, size),
-        reads="Q1",
-        num_tables=0,
-    )
+    return read_first(size, "Q2", "Integer weights", partial(find_q2, size))
 
 
 def make_q3(size: Size) -> Row:
-    return Row(id="Q3", title="Activations", parts=make_parts(size), conclude=find_q3, reads="Q1", num_tables=0)
+    return read_first(size, "Q3", "Activations", find_q3)
 
 
 def make_q4(size: Size) -> Row:
-    return Row(
-        id="Q4",
-        title="Integer activations",
-        parts=make_parts(size),
-        conclude=partial(find_q4, size),
-        reads="Q1",
-        num_tables=0,
-    )
+    return read_first(size, "Q4", "Integer activations", partial(find_q4, size))
+
+
+def read_first(size: Size, row: str, title: str, find: Callable[[Outcomes], Finding]) -> Row:
+    """A row that asks the trial of Q1 something else."""
+    return Row(id=row, title=title, parts=make_parts(size), conclude=find, reads="Q1", num_tables=0)
 
 
 def make_q5(size: Size) -> Row:

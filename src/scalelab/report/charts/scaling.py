@@ -32,19 +32,9 @@ def plot_speedup(
 ) -> Chart:
     """`speedup` by `ranks`; every law gives the speedup on so many ranks, and is drawn up to `reach` of them."""
     ranks = list_ranks(rows, failed)
-    is_log = ranks[-1] >= FROM_LOG
     guides = trace_guides(ranks, {"ideal": float}, "speedup") + trace_guides(cut_ranks(ranks, reach), laws, "speedup")
-    return plot_lines(
-        title=f"{name[0].upper()}{name[1:]} against ranks",
-        x=Axis(field="ranks", title="ranks", quantity="count", is_log=is_log, from_zero=False, ticks=tuple(ranks)),
-        y=Axis(field="speedup", title=name, quantity="ratio", is_log=is_log),
-        rows=rows,
-        raw=raw,
-        guides=guides,
-        failed=failed,
-        caption=caption,
-        extra={"key": "configuration", "note": "note"},
-    )
+    y = Axis(field="speedup", title=name, quantity="ratio", is_log=ranks[-1] >= FROM_LOG)
+    return plot_over_ranks(y, ranks, rows=rows, raw=raw, guides=guides, failed=failed, caption=caption)
 
 
 def plot_efficiency(
@@ -61,11 +51,19 @@ def plot_efficiency(
     made = {name: _per_rank(law) for name, law in laws.items()}
     guides = trace_guides(ranks, {"ideal": lambda _: 1.0}, "efficiency")
     guides += trace_guides(cut_ranks(ranks, reach), made, "efficiency")
+    y = Axis(field="efficiency", title="efficiency", quantity="share")
+    return plot_over_ranks(y, ranks, rows=rows, raw=raw, guides=guides, failed=failed, caption=caption)
+
+
+def plot_over_ranks(
+    y: Axis, ranks: Sequence[int], *, rows: Rows, raw: Rows, guides: Rows, failed: Rows, caption: str
+) -> Chart:
+    """A quantity on an axis of ranks, with a tick at each that was measured."""
     is_log = ranks[-1] >= FROM_LOG
     return plot_lines(
-        title="Efficiency against ranks",
+        title=f"{y.title[0].upper()}{y.title[1:]} against ranks",
         x=Axis(field="ranks", title="ranks", quantity="count", is_log=is_log, from_zero=False, ticks=tuple(ranks)),
-        y=Axis(field="efficiency", title="efficiency", quantity="share"),
+        y=y,
         rows=rows,
         raw=raw,
         guides=guides,
