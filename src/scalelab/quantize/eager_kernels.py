@@ -255,5 +255,6 @@ def multiply_largest() -> int:
 
 
 def has_vnni() -> bool:
+    """Whether this processor sums products of bytes in int32 at once, in 16 bits nowhere."""
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(found.get("avx512_vnni") or found.get("avx_vnni") or torch.cpu._is_vnni_supported())

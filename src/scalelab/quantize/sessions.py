@@ -13,7 +13,6 @@ ask for exact ones (`x64quantprecision`), which turn weights into uint8 first an
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 
+from scalelab.quantize.eager_kernels import has_vnni
 from scalelab.quantize.export_nodes import load_package
 
 Model = Path | str | bytes
@@ -61,22 +61,13 @@ def open_session(model: Model, *, num_threads: int = 1, is_optimized: bool = Tru
     options.log_severity_level = ERRORS_ONLY
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if is_optimized else levels.ORT_DISABLE_ALL
-    if not has_exact_kernels():
+    if not has_vnni():
         options.add_session_config_entry("session.x64quantprecision", "1")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     source = model if isinstance(model, bytes) else str(model)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-@functools.cache
-def has_exact_kernels() -> bool:
-    """Whether this processor sums products of bytes in int32. What does not say so is taken not to."""
-    try:
-        return "vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
 
 
 def run_session(session: Any, images: torch.Tensor) -> torch.Tensor:
