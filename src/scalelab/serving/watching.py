@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,6 @@ class TrialLine:
     name: str
     status: str
     """In words; `running` or `waiting` where it has no result."""
-    files: tuple[str, ...] = ()
-    """What can be looked at: logs, samples, the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ def watch_run(path: Path, document: Document | None, problem: str, is_newest: bo
         line=line,
         current=missing[0] if missing and is_running else "",
         elapsed_seconds=measure_elapsed(store) if is_running else None,
-        seconds_left=estimate_left(store, len(missing)) if is_running else None,
+        seconds_left=estimate_left(store, missing) if is_running else None,
         title=clean_text(document.title) if document else line.study,
         question=clean_text(document.question) if document else "",
         findings=tuple(map(clean_text, document.summary[:MOST_FINDINGS])) if document else (),
@@ -83,12 +82,10 @@ def conclude_safely(path: Path) -> tuple[Document | None, str]:
         return conclude_run(RunStore.open(path)), ""
     except ScalelabError as error:
         return None, str(error)
-    except (ValueError, IndexError, KeyError, ArithmeticError) as error:
-        return None, f"nothing can be concluded yet ({type(error).__name__}: {error})"
 
 
 def list_trials(store: RunStore) -> list[TrialLine]:
-    """Every planned trial with how it ended, and its files."""
+    """Every planned trial with how it ended."""
     lines = []
     is_next = store.is_running()
     for name in store.record.trials:
@@ -120,11 +117,12 @@ def measure_elapsed(store: RunStore) -> float | None:
     return max(0.0, time.time() - started) if isinstance(started, int | float) else None
 
 
-def estimate_left(store: RunStore, num_missing: int) -> float | None:
+def estimate_left(store: RunStore, missing: Sequence[str]) -> float | None:
     """The mean wall time of the latest trials, for every trial that is missing; None before the first."""
-    done = [name for name in store.record.trials if store.has_result(name)]
+    left = set(missing)
+    done = [name for name in store.record.trials if name not in left]
     measured = [seconds for name in done[-MOST_TIMED:] if (seconds := read_wall_seconds(store, name))]
-    return statistics.fmean(measured) * num_missing if measured else None
+    return statistics.fmean(measured) * len(left) if measured else None
 
 
 def read_wall_seconds(store: RunStore, name: str) -> float | None:
