@@ -38,7 +38,7 @@ class Output:
     pdf: Target = None
     """A typeset report."""
     markdown: Target = None
-    """Markdown, for a pull request."""
+    """Markdown, for a pull request, and its charts as pictures beside it where they can be drawn."""
     json: Target = None
     """JSON: the whole document with raw numbers."""
     csv: Target = None
@@ -108,12 +108,27 @@ def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ())
 def write_formats(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Write the files asked for, and what goes to standard output."""
     for flag, (target, render) in output.wanted.items():
-        made = render(document, runs)
         if target == "-":
-            write_stdout(made)
-        else:
-            write_target(Path(target), made, flag)
-            print(f"Wrote {target}", file=sys.stderr)  # noqa: T201
+            write_stdout(render(document, runs))
+            continue
+        pictures = draw_beside(document, Path(target)) if flag == "--markdown" else []
+        made = render_markdown(document, pictures) if pictures else render(document, runs)
+        write_target(Path(target), made, flag)
+        beside = f" and {len(pictures)} picture{'s' if len(pictures) > 1 else ''} beside it" if pictures else ""
+        print(f"Wrote {target}{beside}", file=sys.stderr)  # noqa: T201
+
+
+def draw_beside(document: Document, page: Path) -> list[str]:
+    """The charts as pictures beside a page of Markdown; gives their names, none where nothing can draw them."""
+    has_charts = any(section.charts for section in document.sections)
+    if not has_charts or find_spec("vl_convert") is None:
+        return []
+    from scalelab.report.pictures import draw_pictures
+
+    pictures = draw_pictures(document, page.stem)
+    for name, picture in pictures.items():
+        write_target(page.with_name(name), picture, "--markdown")
+    return list(pictures)
 
 
 def write_stdout(made: str | bytes) -> None:

@@ -21,7 +21,6 @@ from scalelab.errors import UsageError
 from scalelab.experiment import conclude_run
 from scalelab.report.document import Caution, Document
 from scalelab.report.joining import NamedDocument, join_documents
-from scalelab.report.markdown import render_markdown
 from scalelab.store import RUNS_DIR, RunStore, open_run
 from scalelab.studies.comparison import compare_runs
 
@@ -46,16 +45,15 @@ def main(args: Sequence[str]) -> int:
     stores = open_runs(report)
     output = choose_output(report, stores)
     output.check()
-    check_pictures(output)
+    if output.markdown not in (None, "-"):
+        check_installed("--html")  # its pictures are the point here
     if report.bundle is not None:
         from scalelab.report.bundle import check_bundle
 
         check_bundle(report.bundle)
         check_installed("--pdf")
     document = describe_runs(stores)
-    write_formats(document, replace(output, markdown=None), [store.path for store in stores])
-    if output.markdown is not None:
-        write_markdown(document, output.markdown)
+    write_formats(document, output, [store.path for store in stores])
     if report.bundle is not None:
         fill_bundle(report.bundle, document, stores)
     return 0
@@ -81,12 +79,6 @@ def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
     return replace(report.output, html=f"{name[:MOST_LETTERS]}.html")
 
 
-def check_pictures(output: Output) -> None:
-    """Refuse pictures that cannot be drawn; Markdown on standard output has none."""
-    if output.markdown not in (None, "-"):
-        check_installed("--html")
-
-
 def describe_runs(stores: Sequence[RunStore]) -> Document:
     """The document of one run, or the comparison of several."""
     if len(stores) == 1:
@@ -104,22 +96,6 @@ def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
         except UsageError as error:
             nothing = Caution(message=str(error), next_step="read them one by one: each has its own part below")
             yield Document(title="", setting=f"A {stores[0].name} · B {other.name}", cautions=(nothing,))
-
-
-def write_markdown(document: Document, target: str) -> None:
-    """A page of Markdown, and its charts as pictures beside it."""
-    if target == "-":
-        sys.stdout.write(render_markdown(document))
-        return
-    from scalelab.report.pictures import draw_pictures
-
-    page = Path(target)
-    pictures = draw_pictures(document, page.stem)
-    for name, picture in pictures.items():
-        write_target(page.with_name(name), picture, "--markdown")
-    write_target(page, render_markdown(document, list(pictures)), "--markdown")
-    beside = f" and {len(pictures)} picture{'s' if len(pictures) > 1 else ''} beside it" if pictures else ""
-    print(f"Wrote {target}{beside}", file=sys.stderr)  # noqa: T201
 
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:

@@ -1,7 +1,6 @@
 """The charts of a document as pictures: SVG for a page, PDF for a typeset report; both are vectors.
 
-vl-convert draws Vega-Lite without a browser. What nobody can point at is left out of the picture's data, and every
-text in it is reduced to characters that its font has.
+vl-convert draws Vega-Lite without a browser. Every text is reduced to characters that the picture's font has.
 """
 
 from __future__ import annotations
