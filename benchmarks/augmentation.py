@@ -25,7 +25,7 @@ from scalelab.data.augment import flip_and_crop, normalise, read_changes
 from scalelab.data.cifar10 import MEAN, STD
 from scalelab.data.images import SIDE
 from scalelab.data.sample_batches import draw_words
-from scalelab.environment import usable_cores
+from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
 
 NUM_CYCLES = 60

@@ -30,7 +30,7 @@ from scalelab.data.chunk_cache import CacheSize, count_in_order, count_visits
 from scalelab.data.chunks import describe_chunks
 from scalelab.data.doctor import Epoch, predict_batched, predict_plain
 from scalelab.data.formats.stored import StoredSet
-from scalelab.data.plain_readers import open_plain
+from scalelab.data.reading_cost import open_plain
 from scalelab.data.reading_model import draw_order, make_batches, make_grid
 from scalelab.units import format_quantity, format_seconds
 

@@ -29,7 +29,7 @@ from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.columns import Arrays, Settings, make_array_column
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
-from scalelab.recipes.polaris_published import FORMAT_EPOCHS, FORMAT_SECONDS, NUM_RANKS
+from scalelab.recipes.polaris.published import FORMAT_EPOCHS, FORMAT_SECONDS, NUM_RANKS
 from scalelab.units import format_bytes, format_seconds
 
 NUM_SAMPLES = 2048

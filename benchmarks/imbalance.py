@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.analysis.straggler import find_quiet_step
-from scalelab.environment import usable_cores
-from scalelab.files import write_json
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Perturbation
-from scalelab.studies.arms import group_arms
-from scalelab.studies.diagnosis import Diagnosis
-from scalelab.studies.imbalance import Imbalance
-from scalelab.studies.imbalance_answer import UNDISTURBED
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import PHASES, TrialResult, to_builtins
+from scalelab.records.environment import usable_cores
+from scalelab.records.files import write_json
+from scalelab.records.settings import Perturbation
+from scalelab.records.trial import PHASES, TrialResult, to_builtins
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.straggler.answer import Diagnosis
+from scalelab.studies.straggler.report import UNDISTURBED
+from scalelab.studies.straggler.study import Imbalance
 from scalelab.units import format_quantity, format_seconds, format_share
 
 NUM_CLEAN_RUNS = 20

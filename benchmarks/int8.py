@@ -41,12 +41,12 @@ from torch import nn
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.environment import usable_cores
 from scalelab.quantize.diagnosis import count_multiply_adds
 from scalelab.quantize.eager import make_eager
 from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.recipe import QuantizedModel, quantize_model
 from scalelab.quantize.sessions import open_session, profile_layers
+from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
 from scalelab.workloads.lenet import Lenet
 from scalelab.workloads.resnet18 import Resnet18

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scalelab.environment import read_load_average
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.hosts import HostsLauncher
 from scalelab.ranks.namespaces import find_host_obstacle
-from scalelab.report.terminal import render_terminal
-from scalelab.studies.links import Links
-from scalelab.studies.links_answer import LinksAnswer, read_answer, read_share
-from scalelab.studies.study import Job, Sampling
+from scalelab.records.environment import read_load_average
+from scalelab.report.renderers.terminal import render_terminal
+from scalelab.runs.experiment import run_study
+from scalelab.studies.network.answer import LinksAnswer, read_answer, read_share
+from scalelab.studies.network.study import Links
+from scalelab.studies.shared.study import Job, Sampling
 from scalelab.units import format_quantity
 
 STUDY = Links(

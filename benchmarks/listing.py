@@ -21,8 +21,8 @@ from pathlib import Path
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.cli.output import make_page
 from scalelab.cli.report import describe_runs
-from scalelab.serving.server import Library, PageServer
-from scalelab.store import RunStore
+from scalelab.records.store import RunStore
+from scalelab.serve.server import Library, PageServer
 
 NUM_TRIALS = 10_000
 BAR_SECONDS = 1.0

@@ -16,13 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.experiment import run_study
-from scalelab.files import write_json
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.studies.max_batch import MaxBatch, make_probe_trial
-from scalelab.studies.max_batch_answer import BatchSearch
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, TrialResult, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
+from scalelab.runs.experiment import run_study
+from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.max_batch.study import MaxBatch, make_probe_trial
+from scalelab.studies.shared.study import Job
 
 MOST_PROBES = 6
 MOST_FAILURES = 2

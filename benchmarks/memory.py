@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.files import write_json
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.observations import Instrument, MemoryReport
-from scalelab.trial import Status, StepPlan, Trial, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.observations import Instrument, MemoryReport
+from scalelab.records.trial import Status, StepPlan, Trial, to_builtins
 from scalelab.units import format_bytes
 
 MOST_ERROR = 0.05

@@ -23,10 +23,10 @@ from rich.table import Table
 from torch import nn
 
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.environment import usable_cores
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.loop import run_clean_steps
 from scalelab.measure.training import Training, as_loss
+from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
 
 NUM_CYCLES = 100

@@ -21,11 +21,17 @@ import numpy as np
 from scipy import optimize, stats
 
 from scalelab.errors import ScalelabError
-from scalelab.predict.doubts import find_doubts
-from scalelab.predict.extrapolate import TAILS, Tuning, find_scale, predict_stretch, weigh_laws
-from scalelab.predict.laws import follow_ring, stay_linear
-from scalelab.predict.series import ScalingSeries
-from scalelab.predict.tables import Columns, read_table
+from scalelab.predict.extrapolate import (
+    TAILS,
+    Tuning,
+    find_scale,
+    follow_ring,
+    predict_stretch,
+    stay_linear,
+    weigh_laws,
+)
+from scalelab.predict.prediction import find_doubts
+from scalelab.predict.tables import Columns, ScalingSeries, read_table
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CREEPS = (0.0, 0.0025, 0.005, 0.0075, 0.01, 0.0125)

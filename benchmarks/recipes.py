@@ -17,10 +17,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.experiment import find_failed, run_study
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.trial import from_builtins
+from scalelab.records.trial import from_builtins
+from scalelab.runs.experiment import find_failed, run_study
 from scalelab.units import format_duration
 
 MOST_SECONDS = 600.0

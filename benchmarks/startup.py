@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab import FakeLauncher, Job, LocalLauncher, Sampling, StrongScaling, run_study
-from scalelab.files import write_json
-from scalelab.trial import StepPlan, Trial, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.trial import StepPlan, Trial, to_builtins
 from scalelab.units import format_seconds
 
 NUM_TIMES = 10

@@ -40,10 +40,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.environment import usable_cores
 from scalelab.measure.loop import run_clean_steps
 from scalelab.measure.training import build_training
-from scalelab.trial import Trial
+from scalelab.records.environment import usable_cores
+from scalelab.records.trial import Trial
 from scalelab.units import format_quantity, format_seconds
 from scalelab.workloads.load import load_workload
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import TrialResult
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import TrialResult
 from scalelab.units import format_seconds
 
 WORKLOAD = ["--workload", "gpt2", "--size", "tiny", "--global-batch", "16"]

@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from scalelab.answers.trace.diff import describe_hta
+from scalelab.answers.trace.report import describe_traces
+from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.errors import TraceUnreadable
-from scalelab.studies.traced import describe_traces
-from scalelab.studies.traced_hta import describe_hta
-from scalelab.studies.traced_view import TraceView, make_counters
 from scalelab.trace import pieces
 from scalelab.trace.hta import read_hta
 from scalelab.trace.rank import read_rank

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from scalelab.report.document import read_document
-from scalelab.report.terminal import render_terminal
+from scalelab.report.renderers.terminal import render_terminal
 
 WIDTH = 104
 THEME = TerminalTheme((255, 255, 255), (36, 41, 46), [(36, 41, 46)] * 8, [(36, 41, 46)] * 8)

@@ -13,10 +13,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from scalelab.experiment import conclude_run
+from scalelab.records.store import RunStore, find_runs
 from scalelab.report.document import Document
-from scalelab.report.exports import render_json
-from scalelab.store import RunStore, find_runs
+from scalelab.report.renderers.exports import render_json
+from scalelab.runs.experiment import conclude_run
 
 REPORTS = Path(__file__).parent / "reports"
 LEFT_OUT = ("host", "git")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.report.document import Document, read_document
-from scalelab.report.html import render_html
+from scalelab.report.renderers.html import render_html
 
 REPORTS = Path(__file__).parent / "reports"
 MARKER = re.compile(r"^<!-- report: ([a-z0-9-]+) -->$", re.MULTILINE)

@@ -23,10 +23,10 @@ import pytest
 from scalelab.cli import serve
 from scalelab.cli.app import run_verb
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import GradientTimes
-from scalelab.serving.server import Library, PageServer
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.observations import GradientTimes
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.serve.server import Library, PageServer
 from scalelab.workloads.catalogue import BUILT_IN
 from tests.recipes.played import PlayedLauncher
 from tests.studies.traces import build_rank
@@ -131,7 +131,7 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "experiment"):
         monkeypatch.setattr(f"scalelab.{place}.choose_launcher", lambda *_: ReaderLauncher())
     monkeypatch.setenv("CXX", sys.executable)  # torch.compile's compiler, which is looked for and, played, not used
-    monkeypatch.setattr("scalelab.files.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("scalelab.records.files.os.fsync", lambda descriptor: None)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.setattr(serve, "PageServer", InterruptedServer)
     (directory / "runs").mkdir()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.settings import Exchange
-from scalelab.trial import NO_STRATEGY, Trial
+from scalelab.records.settings import Exchange
+from scalelab.records.trial import NO_STRATEGY, Trial
 
 
 def make_exchange_trial(operation: Any, num_ranks: int, sizes: Sequence[int], **fields: Any) -> Trial:

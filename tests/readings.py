@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalelab.settings import DataField, Pass, Reading
-from scalelab.trial import NO_STRATEGY, Trial
+from scalelab.records.settings import DataField, Pass, Reading
+from scalelab.records.trial import NO_STRATEGY, Trial
 
 FIELDS = (DataField(name="src", shape=(1, 8)), DataField(name="tgt", shape=(3, 8)))
 PASSES = (Pass(cache="cold"), Pass(), Pass(order="sequential", access="item"), Pass(cache="memcpy"))

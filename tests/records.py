@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from scalelab.environment import Environment, Gpu
-from scalelab.observations import RankReport
-from scalelab.store import RunStore
-from scalelab.trial import DEVICES, DTYPES, Status, StepKind, StepPlan, StepSample, Trial, TrialResult
+from scalelab.records.environment import Environment, Gpu
+from scalelab.records.observations import RankReport
+from scalelab.records.store import RunStore
+from scalelab.records.trial import DEVICES, DTYPES, Status, StepKind, StepPlan, StepSample, Trial, TrialResult
 
 TINY_PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)
 

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from scalelab import environment
-from scalelab.control_groups import list_groups, read_cpu_quota, read_memory_left, read_memory_limit
-from scalelab.environment import read_allowed_memory, read_available_memory
+from scalelab.records import environment
+from scalelab.records.environment import (
+    list_groups,
+    read_allowed_memory,
+    read_available_memory,
+    read_cpu_quota,
+    read_memory_left,
+    read_memory_limit,
+)
 
 UNIFIED = "41 31 0:38 {top} /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw"
 MEMORY = "35 31 0:32 {top} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"

@@ -22,6 +22,10 @@ import tyro
 
 import scalelab
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.answers.trace.diff import compare_traces, describe_hta
+from scalelab.answers.trace.report import describe_traces
+from scalelab.answers.trace.view import TraceView, make_counters
+from scalelab.answers.train import Train
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
 from scalelab.cli.completion import Completion
@@ -43,18 +47,13 @@ from scalelab.cli.show import Show
 from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
+from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
+from scalelab.records.trial import Status, StepKind
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.collectives import Collectives
-from scalelab.studies.quantize import Quantize
-from scalelab.studies.traced import describe_traces
-from scalelab.studies.traced_diff import compare_traces
-from scalelab.studies.traced_hta import describe_hta
-from scalelab.studies.traced_view import TraceView, make_counters
-from scalelab.studies.train import Train
+from scalelab.studies.collectives.study import Collectives
+from scalelab.studies.quantize.study import Quantize
 from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.ranks import read_ranks
-from scalelab.trial import Status, StepKind
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
 from tests.measure.trials import launch, make_trial

@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from scalelab.recipes.assignments import RECIPES
-from scalelab.report.exports import render_json
-from scalelab.report.html import render_html
+from scalelab.report.renderers.exports import render_json
+from scalelab.report.renderers.html import render_html
 from scalelab.studies.catalogue import STUDIES
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalelab import environment
-from scalelab.environment import (
+from scalelab.records import environment
+from scalelab.records.environment import (
     Environment,
     Gpu,
     count_oom_kills,
@@ -24,7 +24,7 @@ from scalelab.environment import (
     read_stolen_seconds,
     usable_cores,
 )
-from scalelab.trial import from_builtins, to_builtins
+from scalelab.records.trial import from_builtins, to_builtins
 from tests.records import make_environment
 
 

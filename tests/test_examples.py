@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.cli.run import parse_study
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status, StepPlan
+from scalelab.records.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import DamagedRun, NothingMeasured, RunBusy, UnknownName, UsageError
-from scalelab.experiment import (
+from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.observations import RankReport
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.document import Document, read_document
+from scalelab.runs.experiment import (
     conclude_run,
     describe_environment,
     execute_run,
@@ -18,13 +23,8 @@ from scalelab.experiment import (
     run_study,
     start_run,
 )
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.scheduler import Event, TrialStarted
-from scalelab.observations import RankReport
-from scalelab.report.document import Document, read_document
-from scalelab.store import RunStore
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.scheduler import Event, TrialStarted
+from scalelab.studies.shared.study import Job
 from tests.records import make_environment, make_record, make_result, make_store
 from tests.studies.answers import SAMPLING, find_row, make_strong, set_machine, share_evenly, warn_all
 

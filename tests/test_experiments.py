@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.settings import Course, Optimization, Perturbation, Spreading, StepShape
-from scalelab.studies.study import Job
-from scalelab.trial import Trial, from_builtins, to_builtins
+from scalelab.records.settings import Course, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.trial import Trial, from_builtins, to_builtins
+from scalelab.studies.shared.study import Job
 from scalelab.workloads.catalogue import make_options
 
 ADAM_BY_RANKS = Optimization(optimizer="adam", lr=1e-3, lr_scaling="ranks")

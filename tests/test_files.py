@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
-from scalelab.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_directory_that_may_not_be_entered_is_named() -> None:
 import os, sys
 from pathlib import Path
 from scalelab.errors import NotWritable
-from scalelab.files import storage_errors
+from scalelab.records.files import storage_errors
 os.setuid(65534)
 place = Path(sys.argv[1]) / "runs"
 try:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun
-from scalelab.observations import Fetch, Transfer
-from scalelab.samples import (
+from scalelab.records.observations import Fetch, Transfer
+from scalelab.records.samples import (
     COLUMNS,
     FIRST_COLUMNS,
     parse_fetches,
@@ -27,7 +27,7 @@ from scalelab.samples import (
     render_transfers,
     sha256_of,
 )
-from scalelab.trial import StepKind, StepSample
+from scalelab.records.trial import StepKind, StepSample
 from tests.records import draw_samples
 
 SAMPLE = StepSample(0, 3, StepKind.PHASES, 12.5, 0.1, 0.01, 0.02, 0.03, 0.04, 0.7)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.settings import Course, Exchange, Optimization, Spreading
+from scalelab.records.settings import Course, Exchange, Optimization, Spreading
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from hypothesis import given, settings
 
-from scalelab import store as store_module
 from scalelab.errors import DamagedRun, NotWritable, RunBusy, StoreError, UnknownName, UsageError
-from scalelab.files import write_json
-from scalelab.store import RunStore, find_holder, find_runs, open_run
-from scalelab.trial import SCHEMA_VERSION, Status, StepSample, TrialResult, not_run, with_samples
+from scalelab.records import store as store_module
+from scalelab.records.files import write_json
+from scalelab.records.store import RunStore, find_holder, find_runs, open_run
+from scalelab.records.trial import SCHEMA_VERSION, Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store
 
 
@@ -129,7 +129,9 @@ def test_threads_that_start_runs_at_once_never_share_a_directory(tmp_path: Path)
 
 def run_at_once(program: str, arguments: list[list[str]]) -> list[str]:
     """What each process printed; all have loaded everything before the first goes on, and end when all are done."""
-    preamble = "import sys\nfrom pathlib import Path\nfrom scalelab.store import *\nfrom tests.records import *\n"
+    preamble = (
+        "import sys\nfrom pathlib import Path\nfrom scalelab.records.store import *\nfrom tests.records import *\n"
+    )
     ready = "print('ready', flush=True)\nsys.stdin.readline()\n"
     command = [sys.executable, "-c", preamble + ready + program]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -475,8 +477,8 @@ def test_a_run_is_read_and_concluded_without_torch(tmp_path: Path) -> None:
     save_all(store)
     program = """
 from pathlib import Path
-from scalelab.experiment import conclude_run
-from scalelab.store import open_run
+from scalelab.runs.experiment import conclude_run
+from scalelab.records.store import open_run
 store = open_run("last", Path(sys.argv[1]))
 results, damaged = store.results()
 print(len(results), len(damaged), len(results[0].samples), conclude_run(store).title, "torch" in sys.modules)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from scalelab.checks import check_divisible, flag
 from scalelab.errors import UsageError
-from scalelab.trial import (
+from scalelab.records.trial import (
     Block,
     Status,
     StepKind,

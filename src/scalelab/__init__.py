@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalelab.errors import ScalelabError
-    from scalelab.experiment import run_study
     from scalelab.measure.launchers.fake import FakeLauncher
     from scalelab.measure.launchers.launcher import Launcher
     from scalelab.measure.launchers.local import LocalLauncher
     from scalelab.measure.meter import Meter
+    from scalelab.records.store import RunStore, open_run
+    from scalelab.records.trial import Status, Trial, TrialResult
     from scalelab.report.document import Document
-    from scalelab.store import RunStore, open_run
-    from scalelab.studies.strong_scaling import StrongScaling
-    from scalelab.studies.study import Job, Sampling
-    from scalelab.studies.weak_scaling import WeakScaling
-    from scalelab.trial import Status, Trial, TrialResult
+    from scalelab.runs.experiment import run_study
+    from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+    from scalelab.studies.shared.study import Job, Sampling
     from scalelab.workloads.workload import Workload
 
 __version__ = "0.1.0"
@@ -48,21 +47,21 @@ __all__ = [
 _HOMES = {
     "Document": "scalelab.report.document",
     "FakeLauncher": "scalelab.measure.launchers.fake",
-    "Job": "scalelab.studies.study",
+    "Job": "scalelab.studies.shared.study",
     "Launcher": "scalelab.measure.launchers.launcher",
     "LocalLauncher": "scalelab.measure.launchers.local",
     "Meter": "scalelab.measure.meter",
-    "RunStore": "scalelab.store",
-    "Sampling": "scalelab.studies.study",
+    "RunStore": "scalelab.records.store",
+    "Sampling": "scalelab.studies.shared.study",
     "ScalelabError": "scalelab.errors",
-    "Status": "scalelab.trial",
-    "StrongScaling": "scalelab.studies.strong_scaling",
-    "Trial": "scalelab.trial",
-    "TrialResult": "scalelab.trial",
-    "WeakScaling": "scalelab.studies.weak_scaling",
+    "Status": "scalelab.records.trial",
+    "StrongScaling": "scalelab.studies.scaling.study",
+    "Trial": "scalelab.records.trial",
+    "TrialResult": "scalelab.records.trial",
+    "WeakScaling": "scalelab.studies.scaling.study",
     "Workload": "scalelab.workloads.workload",
-    "open_run": "scalelab.store",
-    "run_study": "scalelab.experiment",
+    "open_run": "scalelab.records.store",
+    "run_study": "scalelab.runs.experiment",
 }
 
 

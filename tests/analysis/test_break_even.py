@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.break_even import find_break_even
 from scalelab.analysis.estimate import Estimate
+from scalelab.studies.compile import find_break_even
 
 
 def test_the_cost_comes_back_after_cost_over_saving_steps() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.analysis.breakdown import PARTS, LaunchSteps, break_down, tabulate_steps
-from scalelab.trial import StepKind, StepSample
+from scalelab.records.trial import StepKind, StepSample
 
 
 def make_samples(num_steps: int = 8) -> list[StepSample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.extrapolation import extrapolate_training, from_rounded, infer_throughput
+from scalelab.analysis.growth import extrapolate_training, from_rounded, infer_throughput
 
 SMALL = 124_439_808
 TARGET = {"target_parameters": 1e12, "target_tokens": 1e13}

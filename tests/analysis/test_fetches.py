@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from scalelab.analysis.fetches import group_fetches
-from scalelab.observations import Fetch, RankReport, ReadingReport
-from scalelab.settings import Pass
-from scalelab.trial import Status, TrialResult
+from scalelab.records.observations import Fetch, RankReport, ReadingReport
+from scalelab.records.settings import Pass
+from scalelab.records.trial import Status, TrialResult
 from tests.readings import make_reading_trial
 
 MAIN = Pass()

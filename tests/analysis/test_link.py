@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalelab.analysis.bandwidth import bus_factor
+from scalelab.analysis.communication import bus_factor
 from scalelab.analysis.link import fit_line, fit_links
-from scalelab.analysis.rounds import Rounds
+from scalelab.analysis.stats import Rounds
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.trial import TrialResult
+from scalelab.records.trial import TrialResult
 from tests.exchanges import make_exchange_trial
 
 SIZES = tuple(4 * 4**k for k in range(13))

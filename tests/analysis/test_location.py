@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.location import (
+from scalelab.analysis.stats import (
     _find_position,
     _tabulate_signed_rank,
     estimate_location,

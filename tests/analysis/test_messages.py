@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.messages import count_wire_bytes, expect_messages, is_exact
-from scalelab.observations import MessageBasis
-from scalelab.settings import Spreading
+from scalelab.analysis.communication import count_wire_bytes, expect_messages, is_exact
+from scalelab.records.observations import MessageBasis
+from scalelab.records.settings import Spreading
 
 RESNET18 = MessageBasis(gradient_bytes=44_695_848, num_gradients=11_173_962, buffer_bytes=4 * 9_600 + 8 * 20)
 """ResNet-18 for CIFAR-10, as it is published: its gradients, and the statistics of its batch norms."""

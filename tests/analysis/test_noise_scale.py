@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.noise_scale import (
+from scalelab.analysis.learning import (
     GradientSquares,
     NoiseScale,
     estimate_noise_scale,

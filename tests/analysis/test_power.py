@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.analysis.power import find_exponent, fit_power
+from scalelab.analysis.growth import find_exponent, fit_power
 
 
 @given(st.floats(-3, 3), st.floats(1e-6, 1e6), st.sets(st.integers(1, 4096), min_size=2, max_size=5))

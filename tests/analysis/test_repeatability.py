@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalelab.analysis.repeatability import MOST_LAUNCHES, count_launches, estimate_spread, predict_one_more
+from scalelab.analysis.quality import MOST_LAUNCHES, count_launches, estimate_spread, predict_one_more
 
 
 def draw(rng: np.random.Generator, count: int, spread: float = 0.05) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelab.analysis.rounds import drop_empty, find_medians, pair_medians
+from scalelab.analysis.stats import drop_empty, find_medians, pair_medians
 
 
 def test_an_empty_round_has_no_median() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelab.analysis.spread import estimate_quantile, estimate_variation
+from scalelab.analysis.quality import estimate_quantile, estimate_variation
 
 
 def test_equal_steps_do_not_vary() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalelab.analysis.transfers import group_transfers, read_call_seconds
-from scalelab.observations import Transfer
-from scalelab.trial import Status, TrialResult
+from scalelab.analysis.link import group_transfers, read_call_seconds
+from scalelab.records.observations import Transfer
+from scalelab.records.trial import Status, TrialResult
 from tests.exchanges import make_exchange_trial
 from tests.records import make_record, make_result
 

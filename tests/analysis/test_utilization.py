@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.utilization import Launch, describe_utilization, slice_time
-from scalelab.observations import DeviceLoad
+from scalelab.records.observations import DeviceLoad
 
 
 def make_loads(shares: list[float], *, start: float = 0.0, period: float = 1.0) -> list[DeviceLoad]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelab.analysis.warmup import Warmup, find_step_medians, find_warmup
+from scalelab.analysis.quality import Warmup, find_step_medians, find_warmup
 from tests.analysis.noise import simulate_rounds
 
 

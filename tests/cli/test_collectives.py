@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.samples import TRANSFER_COLUMNS
+from scalelab.records.samples import TRANSFER_COLUMNS
 from tests.cli.commands import scalelab
 
 SHORT = ("--operations", "all_reduce", "point_to_point", "--max-size", "64kB", "--rounds", "2", "--repeats", "5")

@@ -20,13 +20,13 @@ from scalelab.cli.doctor_checks import Grade
 from scalelab.cli.doctor_host import ask_mpi, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor_ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
 from scalelab.cli.doctor_trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
-from scalelab.environment import read_environment
 from scalelab.measure import nccl_check
 from scalelab.measure.nccl_check import try_backend
 from scalelab.measure.roofs import list_backends
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement
-from scalelab.trial import to_builtins
+from scalelab.records.environment import read_environment
+from scalelab.records.trial import to_builtins
 from tests.cli.commands import make_environment, scalelab
 from tests.launchers.programs import PLACE, WHEELS, find_mpiexec
 from tests.slurm import Cluster

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status, StepKind
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, StepKind
 from tests.cli.commands import make_environment, scalelab
 
 DDP = """\

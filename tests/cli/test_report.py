@@ -11,10 +11,10 @@ import pytest
 
 from scalelab.cli.app import run_verb
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import Dtypes
-from scalelab.studies.study import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import JOB, answer, make_strong, set_machine
 
 pytest.importorskip("vl_convert", reason="reports need the extra scalelab[report]")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scalelab.data.calibration import Costs, Read, Timing, Trial, calibrate, fit_costs
+from scalelab.data.reading_cost import Costs, TimedRead, Timing, Trial, calibrate, fit_costs
 
 
 def test_costs_are_found_from_times_that_follow_them() -> None:
@@ -36,7 +36,7 @@ def test_a_reader_is_opened_for_each_part_and_reads_at_least_one_item() -> None:
     opened: list[list[tuple[int, ...]]] = []
 
     @contextmanager
-    def open_reader() -> Iterator[Read]:
+    def open_reader() -> Iterator[TimedRead]:
         opened.append([])
         yield lambda item: opened[-1].append(tuple(item))
 

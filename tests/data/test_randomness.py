@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.data.order import BlockShuffle, FullShuffle, Order, Sequential
-from scalelab.data.randomness import Randomness, measure_randomness
+from scalelab.data.stored_order import Randomness, measure_randomness
 
 NUM_SAMPLES = 20_000
 CHUNK = 100

@@ -12,7 +12,7 @@ import pytest
 
 from scalelab.data.amplification import ColumnChunks
 from scalelab.data.chunks import describe_chunks
-from scalelab.data.formats import hdf5_sources
+from scalelab.data.formats import hdf5 as hdf5_sources
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.reading_model import count_batched_epoch, count_plain_epoch, find_rooms, follow_batches, make_batches

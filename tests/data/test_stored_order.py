@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelab.data.formats.hdf5_sources import MappedChunks
+from scalelab.data.formats.hdf5 import MappedChunks
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle, FullShuffle

@@ -16,7 +16,6 @@ from scalelab.cli import resume
 from scalelab.cli.submission import Submission, check_unused
 from scalelab.cli.submit import SUBMITTING, check_no_job, check_trials_free
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
-from scalelab.experiment import start_run
 from scalelab.measure.launchers import batch
 from scalelab.measure.launchers.batch import (
     JOB_VARIABLES,
@@ -38,11 +37,12 @@ from scalelab.measure.launchers.batch import (
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.jobscripts import make_job, render_launch
 from scalelab.measure.launchers.site import Site
-from scalelab.serving.listing import describe_run
-from scalelab.store import RUNNING, RunStore
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status
+from scalelab.records.store import RUNNING, RunStore
+from scalelab.records.trial import Status
+from scalelab.runs.experiment import start_run
+from scalelab.serve.listing import describe_run
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.study import Job, Sampling
 from tests.launchers.test_batch_jobs import make_request, play_program
 from tests.records import make_store
 

@@ -23,12 +23,11 @@ from scalelab.measure.launchers.batch import (
     read_record,
     save_record,
 )
-from scalelab.measure.launchers.executors import EXECUTORS, PollingOff
-from scalelab.measure.launchers.jobscripts import JobRequest
+from scalelab.measure.launchers.jobscripts import EXECUTORS, JobRequest, PollingOff
 from scalelab.measure.launchers.site import Site
 from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_loss
-from scalelab.observations import BatchNote
-from scalelab.trial import Status
+from scalelab.records.observations import BatchNote
+from scalelab.records.trial import Status
 from tests.cli.commands import wait_until
 from tests.measure.trials import make_trial
 from tests.slurm import Cluster

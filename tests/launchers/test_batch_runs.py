@@ -12,10 +12,10 @@ import pytest
 
 from scalelab.cli.resume import reopen_waiting
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.scheduler import run_trials
-from scalelab.observations import BatchNote
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Trial, TrialResult, not_run
+from scalelab.records.observations import BatchNote
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Trial, TrialResult, not_run
+from scalelab.runs.scheduler import run_trials
 from tests.cli.commands import finished_trials, scalelab, start_scalelab, wait_until
 from tests.launchers.test_batch_jobs import play_program
 from tests.records import make_store

@@ -19,7 +19,7 @@ from scalelab.measure.launchers.jobscripts import (
 )
 from scalelab.measure.launchers.site import Site, read_site
 from scalelab.ranks.allocation import Scheduler
-from scalelab.recipes.polaris_script import write_script
+from scalelab.recipes.polaris.jobs import write_script
 from tests.pbs import NotAccepted, read_directives
 from tests.slurm import Cluster
 
@@ -106,7 +106,7 @@ def test_the_templates_own_resources_would_not_do(tmp_path: Path) -> None:
     """Why the resources are left out: with them, PSI/J's own executor asks twice for nodes."""
     from psij.executors.batch.pbs import PBSJobExecutor
 
-    from scalelab.measure.launchers.executors import Pbs
+    from scalelab.measure.launchers.jobscripts import Pbs
 
     site = read_site(EXAMPLES / "polaris.toml")
     executor = make_executor("pbs", tmp_path / "batch")

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from scalelab.files import write_json
 from scalelab.measure.launchers.stepped import StepLauncher
-from scalelab.trial import Status, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.trial import Status, to_builtins
 from tests.cli.commands import make_environment
 from tests.launchers.programs import find_mpiexec, make_step
 from tests.measure.trials import launch, make_trial, write_step_workload
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from scalelab.files import read_json
+from scalelab.records.files import read_json
 from scalelab.measure.launchers.stepped import Step, StepLauncher
 from scalelab.ranks.allocation import find_allocation
-from scalelab.trial import Trial, from_builtins
+from scalelab.records.trial import Trial, from_builtins
 directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
 launcher = StepLauncher(Step(**step, allocation=find_allocation(os.environ)))
 launcher.launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)

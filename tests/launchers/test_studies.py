@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.store import RunStore, find_runs
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status
+from scalelab.runs.experiment import run_study
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.study import Job, Sampling
 from tests.cli.commands import make_environment
 from tests.launchers.programs import find_mpiexec
 from tests.ranks.emulation import needs_hosts

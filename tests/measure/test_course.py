@@ -15,9 +15,9 @@ from scalelab.errors import StorageFull
 from scalelab.measure.agreement import list_checkpoints, samples_file
 from scalelab.measure.checkpoint import check_same_job, describe_job
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.samples import render_samples
-from scalelab.settings import Course, Optimization, Spreading, StepShape
-from scalelab.trial import Status, StepKind, Trial, TrialResult
+from scalelab.records.samples import render_samples
+from scalelab.records.settings import Course, Optimization, Spreading, StepShape
+from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from tests.measure.trials import launch, make_trial, write_step_workload, write_workload
 
 pytestmark = pytest.mark.ranks

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.ddp_counters import COUNTERS, NUM_STEPS, make_counters
+from scalelab.measure.instruments import COUNTERS, NUM_COUNTED_STEPS, make_counters
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status
+from scalelab.records.trial import Status
 from tests.measure.trials import launch, make_trial
 
 SAID = {name: 1_000_000 * number for number, name in enumerate(COUNTERS.values(), start=1)}
@@ -40,7 +40,7 @@ def test_every_rank_of_ddp_is_asked_and_its_buckets_hold_all_gradients(launcher:
     assert result.status is Status.COMPLETED, result.reason
     for report in result.ranks:
         assert report.counters is not None
-        assert len(report.counters.communication_seconds) == NUM_STEPS
+        assert len(report.counters.communication_seconds) == NUM_COUNTED_STEPS
         assert all(seconds >= 0 for seconds in report.counters.communication_seconds)
         assert sum(report.counters.bucket_bytes) == 4 * (report.num_parameters or 0)
 

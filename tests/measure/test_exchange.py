@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from scalelab.analysis.transfers import read_call_seconds
+from scalelab.analysis.link import read_call_seconds
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.agreement import transfers_file
 from scalelab.measure.exchange import (
@@ -28,9 +28,9 @@ from scalelab.measure.exchange import (
     return_ping_pong,
 )
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Exchange, Operation
-from scalelab.store import RunStore
-from scalelab.trial import Status, Trial
+from scalelab.records.settings import Exchange, Operation
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial
 from tests.cli.commands import wait_until
 from tests.exchanges import make_exchange_trial
 from tests.measure.trials import launch

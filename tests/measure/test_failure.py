@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from scalelab.errors import UsageError
 from scalelab.measure.failure import Failure, classify, describe, format_own_frames
-from scalelab.trial import Status
+from scalelab.records.trial import Status
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
 SHAPES = "mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)"

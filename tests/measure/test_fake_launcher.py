@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.measure.launchers.fake import WARMUP_FACTORS, FakeLauncher
 from scalelab.measure.launchers.launcher import Launcher
-from scalelab.trial import PHASES, Status, StepKind, StepPlan, TrialResult
+from scalelab.records.trial import PHASES, Status, StepKind, StepPlan, TrialResult
 from tests.records import make_record
 
 PLAN = StepPlan(lead_in_steps=5, clean_steps=20, phase_steps=4, comm_free_steps=4, cycles=2)

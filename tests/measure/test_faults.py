@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.errors import StorageFull
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status, StepKind, StepPlan
+from scalelab.records.trial import Status, StepKind, StepPlan
 from tests.measure.trials import launch, make_trial, write_step_workload, write_workload
 
 pytestmark = pytest.mark.ranks

@@ -11,15 +11,15 @@ import torch
 import torch._dynamo  # what torch.optim loads at its first use; it sets an environment variable
 from torch import nn
 
-from scalelab.analysis.noise_scale import GradientSquares, estimate_noise_scale
+from scalelab.analysis.learning import GradientSquares, estimate_noise_scale
 from scalelab.errors import UsageError
 from scalelab.measure.batches import BatchStream
-from scalelab.measure.gradient_noise import GradientNoise
+from scalelab.measure.course import GradientNoise
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.step import take_step
 from scalelab.measure.training import Training
-from scalelab.settings import Course, StepShape
-from scalelab.trial import Status, Trial
+from scalelab.records.settings import Course, StepShape
+from scalelab.records.trial import Status, Trial
 from tests.measure.trials import launch, make_trial
 
 SMALL, LARGE, DIM = 2, 8, 5

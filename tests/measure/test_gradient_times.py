@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.gradient_times import make_gradient_times
+from scalelab.measure.instruments import make_gradient_times
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status
+from scalelab.records.trial import Status
 from tests.measure.trials import launch, make_trial
 
 

@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from scalelab.errors import LaunchFailed
-from scalelab.files import write_json
-from scalelab.launching import choose_launcher
 from scalelab.measure.launchers.hosts import HostsLauncher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.utilization import OTHERS
 from scalelab.ranks.namespaces import list_namespaces, list_pids
-from scalelab.settings import Exchange
-from scalelab.studies.study import Job
-from scalelab.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.settings import Exchange
+from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.runs.launching import choose_launcher
+from scalelab.studies.shared.study import Job
 from tests.measure.trials import make_trial, write_step_workload
 from tests.ranks.emulation import needs_hosts
 
@@ -181,9 +181,9 @@ def test_an_agent_that_is_on_its_way_to_its_host_is_ended_too(
 LAUNCH = """
 import sys
 from pathlib import Path
-from scalelab.files import read_json
+from scalelab.records.files import read_json
 from scalelab.measure.launchers.hosts import HostsLauncher
-from scalelab.trial import Trial, from_builtins
+from scalelab.records.trial import Trial, from_builtins
 directory = Path(sys.argv[1])
 HostsLauncher().launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)
 """

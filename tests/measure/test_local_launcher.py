@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalelab.environment import usable_cores
 from scalelab.errors import LaunchFailed
 from scalelab.measure.agreement import trace_file
 from scalelab.measure.launchers.local import LocalLauncher, clear_previous
-from scalelab.trial import PHASES, Status, StepKind, StepPlan
+from scalelab.records.environment import usable_cores
+from scalelab.records.trial import PHASES, Status, StepKind, StepPlan
 from tests.measure.trials import SHORT_PLAN, launch, make_trial, write_step_workload, write_workload
 
 pytestmark = pytest.mark.ranks

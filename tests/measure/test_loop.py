@@ -18,7 +18,7 @@ from scalelab.measure import loop
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.loop import RawStep, run_block, run_clean_steps, run_comm_free_steps, run_phase_steps
 from scalelab.measure.training import Training, as_loss
-from scalelab.trial import PHASES, Block, StepKind, StepPlan, StepSample
+from scalelab.records.trial import PHASES, Block, StepKind, StepPlan, StepSample
 
 NUM_BATCHES = 3
 

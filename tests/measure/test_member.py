@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalelab.files import write_json
 from scalelab.measure.launchers.joined import describe_member
 from scalelab.measure.member import choose_cores, list_neighbours
 from scalelab.ranks.discovery import Membership
-from scalelab.trial import Trial, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.trial import Trial, to_builtins
 
 
 def choose_all(directory: Path, masks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

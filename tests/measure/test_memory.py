@@ -16,9 +16,9 @@ from scalelab.analysis.memory import MemoryEvent
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.memory import COLUMNS, end_scratch, read_event_tree, read_snapshot
 from scalelab.measure.memory_forecast import forecast_memory
-from scalelab.observations import MemoryReport, RankReport
-from scalelab.settings import Optimization, Spreading, StepShape
-from scalelab.trial import Status, StepPlan, Trial
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.settings import Optimization, Spreading, StepShape
+from scalelab.records.trial import Status, StepPlan, Trial
 from tests.measure.trials import launch, make_trial, write_workload
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)

@@ -14,9 +14,9 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.measure.memory_forecast import convert_by_replacing, forecast_memory, list_units, stay_fake
-from scalelab.observations import MemoryReport, RankReport
-from scalelab.settings import Spreading, StepShape
-from scalelab.trial import Trial
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.trial import Trial
 from tests.measure.trials import make_trial
 
 

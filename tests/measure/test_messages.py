@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scalelab.analysis.messages import expect_messages
+from scalelab.analysis.communication import expect_messages
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.observations import Message
-from scalelab.settings import Spreading, StepShape
-from scalelab.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.records.observations import Message
+from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from tests.measure.trials import launch, make_trial, write_workload
 
 pytestmark = pytest.mark.ranks

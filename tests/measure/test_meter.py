@@ -15,11 +15,10 @@ from scalelab.errors import UsageError
 from scalelab.measure import meter as meter_module
 from scalelab.measure import meter_steps
 from scalelab.measure.meter import Meter
-from scalelab.measure.meter_process import make_configuration
-from scalelab.measure.meter_steps import Step, render_steps
-from scalelab.samples import parse_samples, render_samples
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status, StepKind, StepSample, TrialResult
+from scalelab.measure.meter_steps import Step, make_configuration, render_steps
+from scalelab.records.samples import parse_samples, render_samples
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 
 
 class Clock:

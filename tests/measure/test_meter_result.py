@@ -11,8 +11,6 @@ import psutil
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import conclude_run, execute_run, ignore_event, read_results
-from scalelab.files import write_json
 from scalelab.measure import meter_result
 from scalelab.measure.agreement import outcome_file, samples_file
 from scalelab.measure.launchers.fake import FakeLauncher
@@ -26,10 +24,12 @@ from scalelab.measure.meter_result import (
     rescue_result,
     wait_for_outcomes,
 )
-from scalelab.observations import RankReport
-from scalelab.samples import render_samples
-from scalelab.store import RunStore
-from scalelab.trial import Status, StepKind, StepSample
+from scalelab.records.files import write_json
+from scalelab.records.observations import RankReport
+from scalelab.records.samples import render_samples
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, StepKind, StepSample
+from scalelab.runs.experiment import conclude_run, execute_run, ignore_event, read_results
 from tests.records import make_record, make_store
 
 STAY = Stay(started_at="2026-11-16T01:00:00+00:00", entered_seconds=10.0, load_before=0.5)
@@ -184,7 +184,7 @@ def test_a_run_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, monke
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scalelab.store.write_atomically", refuse)
+    monkeypatch.setattr("scalelab.records.store.write_atomically", refuse)
     (result,), damaged = read_results(store)
     assert (len(result.samples), damaged) == (3, [])
     assert not store.has_result("my-run-r1")

@@ -9,8 +9,8 @@ import pytest
 
 from scalelab.measure.meter import Meter
 from scalelab.measure.meter_steps import MOST_WAITING
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status
 
 
 def train(meter: Meter, num_steps: int = 3) -> list[int]:

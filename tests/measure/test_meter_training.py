@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from scalelab.errors import UsageError
 from scalelab.measure.meter import Meter
 from scalelab.measure.meter_steps import read_losses, take_loss
-from scalelab.trial import Status
+from scalelab.records.trial import Status
 from tests.measure.test_meter import read_result
 
 torch.optim.SGD([nn.Parameter(torch.zeros(1))]).zero_grad()  # torch loads more on first use, and sets a variable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.page_cache import can_forget, forget_files, list_files, measure_resident, read_in
+from scalelab.measure.stored_data import can_forget, forget_files, list_files, measure_resident, read_in
 
 SIZE = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 
 from scalelab.measure import profiles
 from scalelab.measure.profiles import RankProfiler, count_nodes
-from scalelab.settings import Course
+from scalelab.records.settings import Course
 
 
 @pytest.mark.parametrize(("num_steps", "num_pauses"), [(0, 0), (2, 1), (3, 1), (5, 1)])

@@ -13,9 +13,9 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.quantizing import take_samples
-from scalelab.measure.trained_weights import find_state, load_weights
-from scalelab.settings import Course, Quantization
-from scalelab.trial import Status, TrialResult
+from scalelab.measure.worker import find_state, load_weights
+from scalelab.records.settings import Course, Quantization
+from scalelab.records.trial import Status, TrialResult
 from tests.measure.trials import launch, make_trial
 
 OWN = """\

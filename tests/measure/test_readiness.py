@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.readiness import ReadyClock
-from scalelab.settings import Perturbation, StepShape
-from scalelab.trial import Status, StepKind, StepPlan, StepSample
+from scalelab.measure.loop import ReadyClock
+from scalelab.records.settings import Perturbation, StepShape
+from scalelab.records.trial import Status, StepKind, StepPlan, StepSample
 from tests.measure.trials import launch, make_trial
 
 PHASES_ONLY = StepPlan(lead_in_steps=2, clean_steps=1, phase_steps=6, comm_free_steps=0, cycles=1)

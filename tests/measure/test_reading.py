@@ -16,9 +16,9 @@ from scalelab.measure.agreement import scratch_directory
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.reading import run_reading
 from scalelab.measure.stored_data import check_written, draw, make_arrays, prepare_set, read_from_set
-from scalelab.observations import Fetch, RankReport, ReadingReport
-from scalelab.settings import MEMORY, Pass
-from scalelab.trial import Status, StepPlan, Trial
+from scalelab.records.observations import Fetch, RankReport, ReadingReport
+from scalelab.records.settings import MEMORY, Pass
+from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.workloads.load import load_workload
 from tests.measure.trials import launch
 from tests.readings import PASSES, make_reading_trial

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import LaunchFailed
-from scalelab.files import write_json
 from scalelab.measure.rendezvous import (
     Meeting,
     choose_address,
@@ -21,6 +20,7 @@ from scalelab.measure.rendezvous import (
     open_meeting,
     rendezvous_file,
 )
+from scalelab.records.files import write_json
 
 
 def open_here(directory: Path, num_ranks: int, seconds: float = 10.0, address: str = "127.0.0.1") -> Meeting:

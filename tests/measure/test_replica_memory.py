@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Optimization, StepShape
-from scalelab.trial import Status
+from scalelab.records.settings import Optimization, StepShape
+from scalelab.records.trial import Status
 from tests.measure.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks

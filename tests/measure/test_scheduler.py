@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import LaunchFailed, StorageFull, StoreError
-from scalelab.experiment import ignore_event
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.scheduler import Event, Guidance, TrialEnded, TrialStarted, run_trials
-from scalelab.store import RunStore
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import ignore_event
+from scalelab.runs.scheduler import Event, Guidance, TrialEnded, TrialStarted, run_trials
 from tests.records import make_record, make_store
 
 CONFIGURATIONS = ("single-1", "control")

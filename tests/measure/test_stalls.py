@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure import stalls
+from scalelab.measure import loop as stalls
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.stalls import StallClock
-from scalelab.trial import StepKind, StepPlan
+from scalelab.measure.loop import StallClock
+from scalelab.records.trial import StepKind, StepPlan
 from tests.measure.trials import launch, make_trial
 
 

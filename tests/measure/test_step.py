@@ -16,8 +16,8 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.loop import run_phase_steps
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training, build_training
-from scalelab.settings import Optimization, Perturbation, StepShape
-from scalelab.trial import Status, StepPlan, Trial
+from scalelab.records.settings import Optimization, Perturbation, StepShape
+from scalelab.records.trial import Status, StepPlan, Trial
 from tests.measure.trials import launch, make_trial
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from scalelab.measure.launchers.stepped import Step, StepLauncher
 from scalelab.ranks.allocation import Allocation
 from scalelab.ranks.links import parse_link
 from scalelab.ranks.namespaces import EmulatedHost, emulate_hosts
-from scalelab.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from tests.launchers.played import write_mpiexec
 from tests.measure.trials import launch, make_trial, write_step_workload
 from tests.ranks.emulation import needs_hosts

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.measure.agreement import trace_file
-from scalelab.measure.traces import add_traced_steps, summarise_traces
-from scalelab.observations import RankReport
+from scalelab.measure.launchers.outcome import add_traced_steps, summarise_traces
+from scalelab.records.observations import RankReport
 from tests.trace.jobs import reduce_on_time, write_job
 
 REPORTS = (RankReport(rank=0), RankReport(rank=1))

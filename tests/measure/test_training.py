@@ -13,9 +13,9 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.measure.batches import BatchStream, could_hold, count_samples, make_mover
-from scalelab.measure.state import SavedState
+from scalelab.measure.loop import SavedState
 from scalelab.measure.training import Training, as_loss, build_training
-from scalelab.trial import Trial
+from scalelab.records.trial import Trial
 from tests.records import make_record
 
 CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from scalelab.environment import usable_cores
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.utilization import (
     OTHERS,
@@ -31,8 +30,9 @@ from scalelab.measure.launchers.utilization import (
     watch_rank,
 )
 from scalelab.measure.replica_clock import make_replica_clock, open_replica_clock
-from scalelab.observations import DeviceLoad
-from scalelab.trial import Status, StepKind, StepPlan
+from scalelab.records.environment import usable_cores
+from scalelab.records.observations import DeviceLoad
+from scalelab.records.trial import Status, StepKind, StepPlan
 from tests.measure.trials import launch, make_trial
 
 PLAN = StepPlan(lead_in_steps=10, clean_steps=400, phase_steps=0, comm_free_steps=0, cycles=1)

@@ -6,9 +6,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from scalelab.files import write_json
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.trial import StepPlan, Trial, TrialResult, to_builtins
 
 SHORT_PLAN = StepPlan(lead_in_steps=2, clean_steps=4, phase_steps=2, comm_free_steps=2, cycles=2)
 

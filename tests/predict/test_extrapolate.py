@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.errors import UsageError
-from scalelab.predict.doubts import find_doubts
-from scalelab.predict.extrapolate import Tuning, extrapolate, weigh_laws
-from scalelab.predict.laws import LAWS, follow_ring, follow_tree, stay_linear
-from scalelab.predict.series import ScalingSeries
+from scalelab.predict.extrapolate import LAWS, Tuning, extrapolate, follow_ring, follow_tree, stay_linear, weigh_laws
+from scalelab.predict.prediction import find_doubts
+from scalelab.predict.tables import ScalingSeries
 
 
 def make_series(throughput, **others):

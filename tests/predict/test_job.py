@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.buckets import Gradient, fill_buckets
 from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step, settle_on_two
 from scalelab.predict.link_cost import LinkCost, Network
+from scalelab.predict.overlap import Gradient, fill_buckets
 from scalelab.predict.scale_out import scale_out
 from scalelab.predict.what_if import WhatIf, change_job
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scalelab.analysis.extrapolation import SECONDS_PER_DAY
+from scalelab.analysis.growth import SECONDS_PER_DAY
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layouts import Asked, PlannedJob

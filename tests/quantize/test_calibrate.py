@@ -22,9 +22,8 @@ from scalelab.quantize.calibrate import (
     number_batches,
 )
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.network import Network, QuantizedNetwork
+from scalelab.quantize.network import Network, QuantizedNetwork, run_float
 from scalelab.quantize.ranges import RangeSettings
-from scalelab.quantize.run_float import run_float
 from scalelab.quantize.scales import quantize_network
 from tests.quantize.nets import Small, draw_images, make_net
 

@@ -28,8 +28,8 @@ from scalelab.quantize.network import Grid, Network, QuantizedNetwork
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import simulate, simulate_logits
 from scalelab.quantize.timing import one_thread
-from scalelab.quantized import Quantized
-from scalelab.studies.quantize_answer import rank_layers
+from scalelab.records.quantized import Quantized
+from scalelab.studies.quantize.answer import rank_layers
 from scalelab.workloads.lenet import Lenet
 from tests.quantize.nets import Resnet20, make_net
 

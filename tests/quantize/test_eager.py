@@ -15,7 +15,7 @@ from torch import nn
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize import eager_kernels
 from scalelab.quantize.eager import make_eager
-from scalelab.quantize.eager_rounding import simulate_eager
+from scalelab.quantize.eager_kernels import simulate_eager
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
 from scalelab.quantize.simulate import simulate

@@ -14,10 +14,9 @@ from scalelab.errors import NotWritable, UsageError
 from scalelab.quantize import export_nodes
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.export import Form, export_float_onnx, export_onnx
-from scalelab.quantize.network import Grid, Network, QuantizedNetwork
+from scalelab.quantize.network import Grid, Network, QuantizedNetwork, run_float
 from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
-from scalelab.quantize.run_float import run_float
 from scalelab.quantize.sessions import open_session, profile_layers, read_integers, run_session
 from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
 from scalelab.workloads.lenet import Lenet

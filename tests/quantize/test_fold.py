@@ -8,8 +8,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.network import Network
-from scalelab.quantize.run_float import run_float
+from scalelab.quantize.network import Network, run_float
 from tests.quantize.nets import draw_images
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalelab.quantize.mixed import choose_float_layers, rank_by_noise
-from scalelab.quantized import LayerReport
+from scalelab.quantize.pipeline import choose_float_layers, rank_by_noise
+from scalelab.records.quantized import LayerReport
 
 
 def count_with(costs: dict[str, int], kept: tuple[str, ...]) -> int:

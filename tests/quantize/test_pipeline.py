@@ -17,9 +17,9 @@ from scalelab.quantize.held_out import HeldOut
 from scalelab.quantize.pipeline import Pipeline, Task
 from scalelab.quantize.recipe import QuantizeSettings
 from scalelab.quantize.timing import one_thread
-from scalelab.quantized import Quantized
-from scalelab.settings import Quantization
-from scalelab.trial import from_builtins, to_builtins
+from scalelab.records.quantized import Quantized
+from scalelab.records.settings import Quantization
+from scalelab.records.trial import from_builtins, to_builtins
 from tests.quantize.nets import Small, make_net
 
 QUICK = Quantization(num_samples=16, num_rounds=2, batches=(1, 4))

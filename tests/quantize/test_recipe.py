@@ -11,10 +11,9 @@ from torch.nn import functional
 
 from scalelab.data.digits import load_digits
 from scalelab.errors import UsageError
-from scalelab.quantize.network import Network, QuantizedNetwork
+from scalelab.quantize.network import Network, QuantizedNetwork, run_float
 from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.recipe import QuantizedModel, QuantizeSettings, quantize_again, quantize_model
-from scalelab.quantize.run_float import run_float
 from scalelab.workloads.lenet import Lenet
 from tests.quantize.nets import Small, draw_images, make_net
 

@@ -9,8 +9,7 @@ import torch
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.integer_ops import bound_sum, sum_products
-from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.run_float import compute_layer
+from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork, compute_layer
 from scalelab.quantize.simulate import simulate, simulate_logits
 from tests.quantize.integer_nets import make_images, make_network
 

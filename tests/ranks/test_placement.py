@@ -22,7 +22,7 @@ from scalelab.ranks.topology import (
     read_distances,
     read_numa_nodes,
 )
-from scalelab.trial import Trial
+from scalelab.records.trial import Trial
 
 POLARIS_MASKS = ["0x3", "0x300", "0x30000", "0x3000000"]
 """P2, as published."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
-from scalelab.quantized import Histogram, HistogramKind, LayerReport, Quantized, Stage
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.records.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
+from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized, Stage
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import make_options
 
 LARGEST = {"gpt2": 64, "lenet": 8192}

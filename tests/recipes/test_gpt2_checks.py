@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.gpt2_checks import (
+from scalelab.recipes.gpt2.checks import (
     bound_peak_megabytes,
     estimate_states,
     extrapolate_from,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.observations import Message, RankReport, TracedOperator, TracedStep
-from scalelab.recipes.gpt2_spread import STRATEGIES
-from scalelab.recipes.gpt2_traces import find_g6, make_g6
+from scalelab.recipes.gpt2.parallel import STRATEGIES, find_g6, make_g6
 from scalelab.recipes.recipe import Outcome
-from scalelab.trial import TrialResult
+from scalelab.records.observations import Message, RankReport, TracedOperator, TracedStep
+from scalelab.records.trial import TrialResult
 from tests.records import make_record, make_result
 from tests.studies.answers import find_row
 

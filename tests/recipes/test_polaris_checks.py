@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes import polaris_published as published
-from scalelab.recipes.polaris_checks import (
+from scalelab.recipes.polaris import published
+from scalelab.recipes.polaris.checks import (
     count_sample_bytes,
     count_static_bytes,
     find_bus_bandwidth,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.reproduce import main
-from scalelab.launching import MixedLauncher, choose_launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.recipes.feasibility import find_launcher_obstacle
-from scalelab.recipes.polaris_ranks import LAUNCHERS, make_p2
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial
+from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
+from scalelab.records.trial import Status, Trial
+from scalelab.runs.launching import MixedLauncher, choose_launcher
+from scalelab.studies.shared.study import Job
 
 
 def make_trial(launcher: str) -> Trial:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.observations import BatchNote
-from scalelab.recipes.polaris_script import describe_job, make_submitted
+from scalelab.recipes.polaris.jobs import describe_job, make_submitted
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.recipes.submitted import NO_BATCH_SYSTEM
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status, TrialResult
+from scalelab.records.observations import BatchNote
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, TrialResult
 from tests.cli.commands import scalelab
 from tests.launchers.test_batch_jobs import play_program
 from tests.pbs import read_directives

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.quantized import Quantized
-from scalelab.recipes.quantization import make_rows
-from scalelab.recipes.quantization_rows import (
+from scalelab.recipes.quantization.recipe import make_rows
+from scalelab.recipes.quantization.rows import (
     BIASED,
     PLAIN,
     answer_stages,
@@ -22,8 +21,9 @@ from scalelab.recipes.quantization_rows import (
     find_share_beyond,
 )
 from scalelab.recipes.recipe import Finding, Outcome
-from scalelab.studies.study import Study
-from scalelab.trial import Status, TrialResult
+from scalelab.records.quantized import Quantized
+from scalelab.records.trial import Status, TrialResult
+from scalelab.studies.shared.study import Study
 from tests.recipes.played import PlayedLauncher, play_histogram
 
 

@@ -9,17 +9,17 @@ from typing import cast, get_args
 import pytest
 from rich.console import Console
 
-from scalelab.environment import Gpu
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.recipe import Size
 from scalelab.recipes.reproduce import NameOfRecipe, Reproduce
+from scalelab.records.environment import Gpu
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.markdown import render_markdown
-from scalelab.report.terminal import render_terminal
+from scalelab.report.renderers.markdown import render_markdown
+from scalelab.report.renderers.terminal import render_terminal
+from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.throughput import Throughput
-from scalelab.trial import Status, Trial, TrialResult
 from tests.recipes.played import PlayedLauncher
 
 ROWS = {
@@ -242,7 +242,7 @@ def test_bandwidth_is_told_by_the_published_method_and_corrected(
 
 def plan_full(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Trial]:
     """The full size, on a machine with four large GPUs and all data."""
-    monkeypatch.setattr("scalelab.studies.study.find_gpus", lambda: GPUS)
+    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", lambda: GPUS)
     monkeypatch.setattr("scalelab.recipes.feasibility.find_gpus", lambda: GPUS)
     monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
     reproduce = Reproduce(recipe=cast("NameOfRecipe", name), size="full", device="cuda")

@@ -14,16 +14,16 @@ from scalelab.cli import resume
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
-from scalelab.experiment import find_failed, run_study, start_run
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Row, Size
 from scalelab.recipes.reproduce import Reproduce, merge_cautions
+from scalelab.records.settings import Optimization
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Caution, Document, Section
-from scalelab.settings import Optimization
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status, Trial
+from scalelab.runs.experiment import find_failed, run_study, start_run
 from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
 
 UNEQUAL_ROW = "s3.unequal.features-16"
@@ -220,7 +220,7 @@ def test_what_was_measured_elsewhere_is_shown_where_it_could_not_be_run(tmp_path
 
 
 def test_parts_that_need_a_gpu_say_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelab.studies.study.find_gpus", tuple)
+    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", tuple)
     document = Reproduce(recipe="scaling", device="cuda").conclude([])
     assert find_section(document, "S1").paragraphs[0].startswith("Not run: ")
     assert "nvidia-smi lists no GPU" in find_section(document, "S1").paragraphs[0]

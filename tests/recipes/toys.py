@@ -8,10 +8,10 @@ from pathlib import Path
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.recipes.recipe import Check, Finding, Outcomes, Recipe, Row, Size
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.studies.dimensions import Dimensions
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.studies.dimensions.study import Dimensions
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.study import Job, Sampling
 
 SAMPLING = Sampling(rounds=2, steps=6, phase_steps=0, comm_free_steps=0, control=False)
 STRONG = StrongScaling(

@@ -10,8 +10,8 @@ import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import UsageError
-from scalelab.report.bundle import check_bundle, place_runs, render_script, write_bundle
-from scalelab.store import RunStore
+from scalelab.export.bundle import check_bundle, place_runs, render_script, write_bundle
+from scalelab.records.store import RunStore
 
 
 def make_run(place: Path, workload: str = "mlp") -> RunStore:

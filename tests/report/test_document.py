@@ -22,7 +22,7 @@ from scalelab.report.document import (
     make_row,
     read_document,
 )
-from scalelab.report.exports import render_json
+from scalelab.report.renderers.exports import render_json
 from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents
 
 COLUMN = Column(key="speedup", header="speedup", quantity="ratio")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, make_row, read_document
-from scalelab.report.exports import CSV_HEADER, render_csv, render_json
+from scalelab.report.renderers.exports import CSV_HEADER, render_csv, render_json
 from scalelab.report.text import clean_text
 from tests.report.samples import (
     HOSTILE_TEXTS,

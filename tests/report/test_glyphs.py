@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.report.glyphs import spell_out
+from scalelab.report.renderers.pictures import spell_out
 
 
 @pytest.mark.parametrize("text", ["1.92 ± 0.02 µs − 96 %", "Straße, naïve, Łódź", "σ → 3.1 ≤ 4 · 2³", "Москва"])

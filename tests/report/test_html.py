@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.report import html_script
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.exports import render_json
-from scalelab.report.html import render_html
-from scalelab.report.html_files import pack_runs
-from scalelab.report.html_script import load_script
-from scalelab.report.html_tables import count_values, name_file, set_table
+from scalelab.report.renderers import html_files as html_script
+from scalelab.report.renderers.exports import render_json
+from scalelab.report.renderers.html import count_values, name_file, render_html, set_table
+from scalelab.report.renderers.html_files import load_script, pack_runs
 from tests.records import make_result, make_store
 from tests.report.samples import build_strong_scaling, build_troubled_table
 

@@ -11,18 +11,18 @@ from typing import Any
 import psutil
 import pytest
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.report.charts.timeline import plot_timeline
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial
+from scalelab.report.charts.steps import plot_timeline
 from scalelab.report.document import Caution, Chart, Document, Section, Table
-from scalelab.report.exports import render_json
-from scalelab.report.html import render_html
-from scalelab.report.html_files import pack_runs
-from scalelab.report.theme import LEGEND_SIGN, LETTER, apply_theme, list_names
-from scalelab.store import RunStore
+from scalelab.report.renderers.exports import render_json
+from scalelab.report.renderers.html import render_html
+from scalelab.report.renderers.html_files import pack_runs
+from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, list_names
+from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.studies.shared.study import Job, Sampling
 from tests.cli.commands import QUICK, scalelab
 from tests.report.browser import Seen, start_browser
 from tests.report.samples import COLUMNS, build_strong_scaling

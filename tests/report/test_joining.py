@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scalelab.report.charts.exchanges import plot_rates
+from scalelab.report.charts.curves import plot_rates
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
 from scalelab.report.charts.scaling import plot_speedup
 from scalelab.report.charts.steps import plot_steps
 from scalelab.report.document import Caution, Chart, Document, Section
-from scalelab.report.joining import NamedDocument, join_documents, letter_runs
-from scalelab.report.overlaid import overlay_charts
+from scalelab.report.joining import NamedDocument, join_documents, letter_runs, overlay_charts
 
 RANKS = Axis(field="ranks", title="ranks", quantity="count")
 SPEEDUP = Axis(field="speedup", title="speedup", quantity="ratio")

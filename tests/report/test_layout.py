@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.report.cells import TextColumn
-from scalelab.report.layout import ColumnSize, arrange_columns, measure_column
+from scalelab.report.renderers.terminal import ColumnSize, arrange_columns, measure_column
 
 
 @st.composite

@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.report import pictures
 from scalelab.report.charts.plot import Axis, plot_lines
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.markdown import render_markdown
-from scalelab.report.pictures import draw_pdf, draw_pictures, draw_svg, list_charts
+from scalelab.report.renderers import pictures
+from scalelab.report.renderers.markdown import render_markdown
+from scalelab.report.renderers.pictures import draw_pdf, draw_pictures, draw_svg, list_charts
 
 
 def build_chart(title: str = "Speedup", series: str = "ddp") -> Chart:

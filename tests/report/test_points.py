@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.observations import CurvePoint, Fetch, Transfer
+from scalelab.export.mlflow import check_uri, write_run
+from scalelab.export.points import list_answers, list_points, make_name
+from scalelab.export.tensorboard import write_events
+from scalelab.records.observations import CurvePoint, Fetch, Transfer
+from scalelab.records.steps import StepKind, StepSample
+from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
-from scalelab.report.mlflow_run import check_uri, write_run
-from scalelab.report.points import list_answers, list_points, make_name
-from scalelab.report.tensorboard_events import write_events
-from scalelab.steps import StepKind, StepSample
-from scalelab.trial import Status, TrialResult
 from tests.records import make_record, make_result
 from tests.report.samples import build_strong_scaling, build_troubled_scaling
 

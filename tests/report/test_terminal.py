@@ -12,7 +12,7 @@ from rich.console import Console
 
 from scalelab.report.cells import format_columns
 from scalelab.report.document import Document, Section, Table
-from scalelab.report.terminal import render_terminal
+from scalelab.report.renderers.terminal import render_terminal
 from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (
     HOSTILE_TEXTS,

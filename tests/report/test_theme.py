@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scalelab.report.theme import DARK, LIGHT, Palette, apply_theme, merge_config
+from scalelab.report.renderers.theme import DARK, LIGHT, Palette, apply_theme, merge_config
 
 THEMES = pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 VIEW: dict[str, Any] = {"mark": "point", "encoding": {}}

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.cli.output import make_page
 from scalelab.cli.report import describe_runs
-from scalelab.serving.server import Library, PageServer
+from scalelab.serve.server import Library, PageServer
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.serving.listing import Index, describe_run, is_run_name
-from scalelab.store import RunStore, glance_at_status
-from scalelab.trial import Status
+from scalelab.records.store import RunStore, glance_at_status
+from scalelab.records.trial import Status
+from scalelab.serve.listing import Index, describe_run, is_run_name
 from tests.records import make_record, make_result, make_store
 
 

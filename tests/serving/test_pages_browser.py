@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
-from scalelab.serving.server import PageServer
-from scalelab.store import RunStore, find_runs
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.serve.server import PageServer
 from tests.report import browser
 from tests.report.browser import Seen, start_browser
 

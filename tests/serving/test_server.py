@@ -12,9 +12,9 @@ import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import UsageError
-from scalelab.serving.server import PageServer
-from scalelab.store import RunStore
-from scalelab.trial import Status
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status
+from scalelab.serve.server import PageServer
 
 HOSTILE = "<script>alert('x')</script>"
 

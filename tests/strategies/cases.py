@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Optimization, Spreading
-from scalelab.trial import Status, StepPlan
+from scalelab.records.settings import Optimization, Spreading
+from scalelab.records.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial
 
 SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")

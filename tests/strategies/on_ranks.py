@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training, build_training
-from scalelab.settings import Spreading
+from scalelab.records.settings import Spreading
+from scalelab.records.trial import Trial
 from scalelab.strategies.apply import APPLY
 from scalelab.strategies.ddp import find_hook_state
 from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
 from scalelab.strategies.synchronization import can_update_without_sync, without_sync
-from scalelab.trial import Trial
 
 # A rank is forked from a server that knows nothing of the tests.
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from scalelab.strategies.apply import APPLY
-from scalelab.strategies.dp import EmulatedDataParallel
-from scalelab.strategies.replicas import replicate, scatter
+from scalelab.strategies.dp import EmulatedDataParallel, replicate, scatter
 from tests.measure.trials import make_trial
 
 Tensor = torch.Tensor

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Spreading, StepShape
+from scalelab.records.settings import Spreading, StepShape
 from tests.strategies.cases import CASES, SHARDED, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
 
 pytestmark = pytest.mark.ranks

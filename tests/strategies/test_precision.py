@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import StepShape
+from scalelab.records.settings import StepShape
+from scalelab.records.trial import Status, StepPlan
 from scalelab.strategies.catalogue import STRATEGIES
-from scalelab.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks

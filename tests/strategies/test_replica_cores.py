@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from scalelab.environment import usable_cores
+from scalelab.records.environment import usable_cores
 from scalelab.strategies.dp import EmulatedDataParallel, own_cores
 
 

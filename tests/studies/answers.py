@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Cell, Document, Table
-from scalelab.store import RunStore
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.trial import Trial, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+from scalelab.studies.shared.study import Job, Sampling
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=2, comm_free_steps=2)
@@ -24,8 +23,8 @@ ONE_RANK_SECONDS = 0.4
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, num_cores: int) -> None:
     """Plan for a machine of so many cores and no GPU, whatever this one is."""
-    monkeypatch.setattr("scalelab.studies.study.count_cores", lambda: num_cores)
-    monkeypatch.setattr("scalelab.studies.study.find_gpus", tuple)
+    monkeypatch.setattr("scalelab.studies.shared.study.count_cores", lambda: num_cores)
+    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", tuple)
 
 
 def make_strong(**fields: Any) -> StrongScaling:

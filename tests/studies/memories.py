@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import MemoryReport, RankReport
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 
 
 class MemoryLauncher(FakeLauncher):

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import DeviceLoad, Message, MessageBasis, RankReport
+from scalelab.records.observations import DeviceLoad, Message, MessageBasis, RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.messages import Messages
-from scalelab.studies.strategies import Strategies
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.comm_volume.study import Messages
+from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.strategies.study import Strategies
 from tests.studies.answers import AlteredLauncher
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")

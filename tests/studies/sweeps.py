@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.shared.study import Job, Sampling
 
 FEW = Sampling(rounds=6, steps=16, phase_steps=0, comm_free_steps=0)
 SMALL_TRANSFORMER = Job(

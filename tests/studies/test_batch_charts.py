@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from scalelab.observations import RankReport
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart
-from scalelab.studies.batch_charts import draw_search
-from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.max_batch_answer import BatchSearch
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.batch_size.charts import draw_search
+from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.shared.study import Job
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 from tests.studies.sweeps import FEW, run
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
+from scalelab.runs.experiment import run_study
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import covers, find_row, say_all, set_machine
 from tests.studies.sweeps import plan_names
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.records.trial import Status, Trial
+from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.observations import MemoryReport, RankReport
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Document
-from scalelab.studies.memory import Memory
-from scalelab.studies.memory_charts import draw_categories
-from scalelab.studies.memory_rows import collect_rows
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.memory.report import draw_categories
+from scalelab.studies.memory.study import Memory
+from scalelab.studies.shared.study import Job
 from tests.report.charts.figures import draw, list_texts, list_values
 from tests.studies.answers import set_machine
 from tests.studies.spreads import conclude, make_messages

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.analysis.warmup import Warmup
+from scalelab.analysis.quality import Warmup
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import RankReport
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, StepPlan, StepSample, Trial, TrialResult
 from scalelab.report.document import Caution
-from scalelab.studies.arms import group_arms, share_warmup
-from scalelab.studies.cautions import find_cautions
-from scalelab.trial import Status, StepPlan, StepSample, Trial, TrialResult
+from scalelab.studies.shared.arms import group_arms, share_warmup
+from scalelab.studies.shared.cautions import find_cautions
 from tests.records import make_record, replace_losses
 
 PLAN = StepPlan(lead_in_steps=10, clean_steps=20, phase_steps=2, comm_free_steps=2, cycles=2)

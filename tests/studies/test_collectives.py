@@ -8,17 +8,17 @@ from typing import Any, get_args
 
 import pytest
 
+from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.settings import LACKED, Operation
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
-from scalelab.settings import LACKED, Operation
-from scalelab.store import RunStore
-from scalelab.studies.collectives import Collectives
-from scalelab.studies.comparison import compare_runs
-from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.collectives.study import Collectives
+from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from tests.studies.answers import AlteredLauncher, set_machine
 
 ALPHA, BETA = 5e-5, 1e-9
@@ -27,8 +27,8 @@ ALPHA, BETA = 5e-5, 1e-9
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 2)
-    monkeypatch.setattr("scalelab.studies.study.count_cores", lambda: 2)
-    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 16_000_000_000)
+    monkeypatch.setattr("scalelab.studies.shared.study.count_cores", lambda: 2)
+    monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 16_000_000_000)
 
 
 def take(_: Trial, payload_bytes: int) -> float:
@@ -88,7 +88,7 @@ def test_the_largest_message_is_a_gigabyte_where_there_are_gpus(monkeypatch: pyt
 def test_sizes_that_memory_has_no_room_for_are_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 1_000_000_000)
     _, document = measure(tmp_path, max_size="1GB")
     assert "did not fit into the memory that was free were left out: all-reduce × 2 268 MB, 1 GB" in warn_all(document)
     assert max(row[0].value for row in document.tables[1].rows) == 67_108_864  # type: ignore[type-var]
@@ -123,7 +123,7 @@ def test_long_messages_and_emulated_hosts_are_expected_to_take_longer_than_the_b
 
 
 def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelab.studies.collectives.read_available_memory", lambda: 1_000_000)
+    monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 1_000_000)
     with pytest.raises(UsageError, match="all_reduce needs 2 MB on each of 2 ranks, and 500 kB are free for each"):
         Collectives(min_size="1MB").plan()
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from scalelab.answers.comparison import RunSide, compare_runs
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.report.document import Document, read_document
-from scalelab.report.exports import render_json
-from scalelab.studies.arms import group_arms
-from scalelab.studies.comparison import RunSide, compare_runs
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial, to_builtins
+from scalelab.report.renderers.exports import render_json
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.study import Job
 from tests.records import make_environment
 from tests.studies.answers import JOB, SAMPLING, find_row, make_strong, set_machine, share_evenly
 

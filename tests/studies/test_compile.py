@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import StepShape
+from scalelab.records.settings import StepShape
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import run_study
 from scalelab.studies.compile import Compile
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.settings import Perturbation
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Cell, Document
-from scalelab.settings import Perturbation
-from scalelab.studies.delay import Delay
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.runs.experiment import run_study
+from scalelab.studies.delay.study import Delay
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import JOB, covers, find_row, say_all, set_machine, warn_all
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=0, comm_free_steps=0)

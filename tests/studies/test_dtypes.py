@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import StepShape
+from scalelab.records.settings import StepShape
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import Dtypes
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import find_row, say_all, set_machine
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, plan_names, run, with_losses
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.store import RunStore, find_runs
-from scalelab.studies import expectation
-from scalelab.studies.expectation import (
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status, TrialResult
+from scalelab.studies.shared import expectation
+from scalelab.studies.shared.expectation import (
     LAUNCH_SECONDS,
     START_SECONDS,
     Expectation,
@@ -20,8 +21,7 @@ from scalelab.studies.expectation import (
     measure_matmul_speed,
     render_plan,
 )
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, TrialResult
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import SAMPLING, AlteredLauncher, answer, make_strong, set_machine, share_evenly
 
 

@@ -12,18 +12,18 @@ import pytest
 from rich.console import Console
 
 from scalelab.errors import NothingMeasured
-from scalelab.experiment import conclude_run
 from scalelab.recipes.reproduce import Reproduce
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.report.charts.steps import OUTLIER, WARM_UP
 from scalelab.report.document import Chart, Document
-from scalelab.report.exports import render_json
-from scalelab.report.markdown import render_markdown
-from scalelab.report.terminal import render_terminal
-from scalelab.store import RunStore
-from scalelab.studies.general_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
-from scalelab.studies.status import TOO_SHORT, find_status
-from scalelab.studies.study import Sampling
-from scalelab.trial import Status, StepKind, StepSample, TrialResult
+from scalelab.report.renderers.exports import render_json
+from scalelab.report.renderers.markdown import render_markdown
+from scalelab.report.renderers.terminal import render_terminal
+from scalelab.runs.experiment import conclude_run
+from scalelab.studies.shared.arms import TOO_SHORT, find_status
+from scalelab.studies.shared.step_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
+from scalelab.studies.shared.study import Sampling
 from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.settings import Perturbation, Phase
+from scalelab.records.trial import PHASES, Status
 from scalelab.report.document import Document
-from scalelab.settings import Perturbation, Phase
-from scalelab.studies.imbalance import Imbalance
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import PHASES, Status
+from scalelab.runs.experiment import run_study
+from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.straggler.study import Imbalance
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
 from tests.studies.uneven import EVEN, UnevenLauncher
 

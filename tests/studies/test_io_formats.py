@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.cli.run import parse_study
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DamagedRun, DataUnreadable, UnknownName, UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import RankReport
+from scalelab.records.observations import RankReport
+from scalelab.records.settings import MEMORY, Pass
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
-from scalelab.settings import MEMORY, Pass
-from scalelab.store import RunStore
-from scalelab.studies.comparison import compare_runs
-from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.studies.io_formats import PUBLISHED, IoFormats, find_missing, parse_shape
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.io_formats.study import PUBLISHED, IoFormats, find_missing, parse_shape
+from scalelab.studies.shared.expectation import expect_seconds, render_plan
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import AlteredLauncher, set_machine
 
 JOB = Job(workload="transformer", options={"samples": 256, "features": 8, "d_model": 8, "heads": 2}, device="cpu")
@@ -227,7 +227,9 @@ def test_what_is_not_installed_is_not_run_and_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     missing = "format zarr needs zarr, which is not installed: pip install 'scalelab[formats]'"
-    monkeypatch.setattr("scalelab.studies.io_formats.find_missing", lambda name: missing if name == "zarr" else None)
+    monkeypatch.setattr(
+        "scalelab.studies.io_formats.study.find_missing", lambda name: missing if name == "zarr" else None
+    )
     store, document = measure(tmp_path, formats=("npy", "zarr"), modes=("lazy",))
     assert read_row(document.tables[0], "zarr lazy")["write_seconds"] == "not run"
     assert "zarr lazy not run: format zarr needs zarr, which is not installed" in warn_all(document)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.settings import Optimization, StepShape
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
-from scalelab.settings import Optimization, StepShape
-from scalelab.studies.expectation import Expectation, render_plan
-from scalelab.studies.large_batch import LargeBatch
-from scalelab.studies.large_batch_arms import group_learning
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial
+from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.large_batch.answer import group_learning
+from scalelab.studies.large_batch.study import LargeBatch
+from scalelab.studies.shared.expectation import Expectation, render_plan
+from scalelab.studies.shared.study import Job
 from tests.records import make_result
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.trainings import LearningLauncher

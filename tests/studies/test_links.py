@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import Message, RankReport, TracedStep
 from scalelab.ranks.links import parse_link
+from scalelab.records.observations import Message, RankReport, TracedStep
+from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.links import Links, choose_sizes
-from scalelab.studies.links_answer import read_latency
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import NO_STRATEGY, Status, Trial, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.network.answer import read_latency
+from scalelab.studies.network.study import Links, choose_sizes
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import AlteredLauncher, covers, find_row, say_all, set_machine, warn_all
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")

@@ -10,16 +10,16 @@ import pytest
 
 from scalelab.cli.run import parse_study
 from scalelab.data.digits import load_digits
-from scalelab.environment import count_cores
 from scalelab.errors import UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.environment import count_cores
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Document
+from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.loader_workers import LoaderWorkers
-from scalelab.studies.real_images import DIGITS_IMAGES
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.studies.shared.real_images import DIGITS_IMAGES
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import AlteredLauncher, find_row, say_all, set_machine, warn_all
 
 pytest.importorskip("sklearn.datasets")  # here, because it sets environment variables

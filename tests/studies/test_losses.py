@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scalelab.studies.losses import compare_losses, find_first_difference
+from scalelab.studies.shared.sweep import compare_losses, find_first_difference
 
 
 def test_equal_losses_do_not_differ() -> None:

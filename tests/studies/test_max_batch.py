@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.experiment import conclude_run, execute_run, find_failed, ignore_event, run_study, start_run
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.settings import StepShape
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
-from scalelab.settings import StepShape
-from scalelab.store import RunStore
-from scalelab.studies.max_batch import SHARE_OF_MEMORY, MaxBatch
-from scalelab.studies.max_batch_answer import BatchSearch
-from scalelab.studies.study import Job
-from scalelab.trial import Status, Trial
+from scalelab.runs.experiment import conclude_run, execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch
+from scalelab.studies.shared.study import Job
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.memories import MemoryLauncher
 
@@ -135,7 +135,7 @@ class TestWithFormulas:
     def test_without_a_limit_half_of_the_available_memory_is_shared(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("scalelab.studies.max_batch.read_available_memory", lambda: 4_000_000_000)
+        monkeypatch.setattr("scalelab.studies.max_batch.study.read_available_memory", lambda: 4_000_000_000)
         job = Job(workload="mlp", device="cpu")
         trial, _ = MaxBatch(ranks=2, job=job).plan()
         assert trial.memory_limit_bytes == SHARE_OF_MEMORY * 4e9 / 2

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from scalelab.environment import Gpu
 from scalelab.errors import UsageError
-from scalelab.experiment import find_failed, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import MemoryReport, RankReport
+from scalelab.records.environment import Gpu
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.arms import group_arms
-from scalelab.studies.cautions import find_cautions
-from scalelab.studies.memory import NOT_HELD, Memory
-from scalelab.studies.memory_rows import NO_FORECAST
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.memory.answer import NO_FORECAST
+from scalelab.studies.memory.study import NOT_HELD, Memory
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.cautions import find_cautions
 from tests.studies.answers import JOB, AlteredLauncher, find_row, say_all, set_machine, warn_all
 
 STATES = {"parameters": 100, "optimizer": 200}
@@ -123,7 +123,7 @@ def test_what_the_machine_cannot_hold_is_not_run_and_still_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_machine(monkeypatch, 2)
-    monkeypatch.setattr("scalelab.studies.memory.read_available_memory", lambda: 1500)
+    monkeypatch.setattr("scalelab.studies.memory.study.read_available_memory", lambda: 1500)
     store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(play_memory))
     main, categories, _ = document.tables
     assert find_row(main, "single, batch 8")["peak_bytes"].value == 1100
@@ -198,7 +198,7 @@ def test_arms_and_cautions_cope_with_a_completed_trial_without_samples() -> None
 
 def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(name="a GPU", memory_bytes=40_000_000_000, driver="1")
-    for place in ("scalelab.studies.study.find_gpus", "scalelab.studies.memory.find_gpus"):
+    for place in ("scalelab.studies.shared.study.find_gpus", "scalelab.studies.memory.study.find_gpus"):
         monkeypatch.setattr(place, lambda: (gpu,))
     study = make_study(job=replace(JOB, device="cuda"), ranks=8, batches=(4,))
     assert [trial.configuration for trial in study.plan()] == [

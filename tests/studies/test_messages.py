@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.observations import Message
-from scalelab.studies.messages import NO_BUFFERS, Messages
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.records.observations import Message
+from scalelab.records.trial import Status, Trial
+from scalelab.studies.comm_volume.study import NO_BUFFERS, Messages
+from scalelab.studies.shared.study import Job, Sampling
 from tests.measure.trials import write_workload
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.spreads import JOB, SAMPLING, conclude, make_messages, send

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from scalelab.answers.comparison import RunSide, compare_runs
+from scalelab.answers.metered import MOST_JUDGED, MeteredRun, count_all_steps
 from scalelab.errors import UsageError
-from scalelab.observations import RankReport
 from scalelab.recipes.catalogue import find_kind
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult, from_builtins, to_builtins
 from scalelab.report.document import Document
-from scalelab.studies.arms import group_arms
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.comparison import RunSide, compare_runs
-from scalelab.studies.metered import MOST_JUDGED, MeteredRun, count_all_steps
-from scalelab.studies.study import Job
-from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.study import Job
 from tests.records import make_environment, make_record
 from tests.studies.answers import find_row
 

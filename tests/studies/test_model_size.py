@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
-from scalelab.studies.model_size import ModelSize
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial
+from scalelab.runs.experiment import run_study
+from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.uneven import UnevenLauncher
 

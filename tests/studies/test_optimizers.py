@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.observations import RankReport
+from scalelab.records.observations import RankReport
+from scalelab.records.settings import Optimization
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.settings import Optimization
+from scalelab.runs.experiment import run_study
 from scalelab.studies.optimizers import Optimizers
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.shared.study import Job, Sampling
 from tests.studies.answers import AlteredLauncher, find_row, say_all, set_machine, warn_all
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", threads_per_rank=1)

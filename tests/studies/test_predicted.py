@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.answers.prediction.job import FoundLink, read_job
 from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.experiment import read_results, run_study
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.launcher import Launcher
-from scalelab.observations import GradientTimes, Message, RankReport, TracedStep
 from scalelab.predict.link_cost import LinkCost
 from scalelab.predict.scale_out import scale_out
-from scalelab.store import RunStore
-from scalelab.studies.predicted_job import FoundLink, read_job
-from scalelab.studies.scaling import ScalingAnswer
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import StepKind, Trial, TrialResult
+from scalelab.records.observations import GradientTimes, Message, RankReport, TracedStep
+from scalelab.records.store import RunStore
+from scalelab.records.trial import StepKind, Trial, TrialResult
+from scalelab.runs.experiment import read_results, run_study
+from scalelab.studies.scaling.answer import ScalingAnswer
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.study import Job, Sampling
 
 MEGABYTES = 8
 NUM_LAYERS = 10

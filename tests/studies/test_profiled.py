@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import DdpCounters, Message, RankReport, TracedStep
+from scalelab.records.observations import DdpCounters, Message, RankReport, TracedStep
+from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document, Table
-from scalelab.studies.arms import Arm, group_arms
-from scalelab.studies.communication import compare_trace
-from scalelab.studies.model_size import ModelSize
-from scalelab.studies.profiled import (
+from scalelab.runs.experiment import run_study
+from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.communication import compare_trace
+from scalelab.studies.shared.profiled import (
     FEW_STEPS,
     count_bytes,
     describe_traced,
@@ -24,9 +25,8 @@ from scalelab.studies.profiled import (
     has_traces,
     make_traced_table,
 )
-from scalelab.studies.strategies import Strategies
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import TrialResult
+from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.strategies.study import Strategies
 from tests.records import make_record, make_result
 from tests.studies.answers import AlteredLauncher, find_row, make_strong, make_weak, say_all, set_machine
 

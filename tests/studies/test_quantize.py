@@ -10,12 +10,12 @@ import pytest
 
 from scalelab import Job
 from scalelab.errors import UsageError
-from scalelab.quantized import LayerReport, Quantized, Stage, Timing
+from scalelab.records.quantized import LayerReport, Quantized, Stage, Timing
+from scalelab.records.settings import Optimization
+from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
-from scalelab.settings import Optimization
-from scalelab.studies.quantize import Quantize
-from scalelab.studies.quantize_answer import compare_stages, find_latencies, rank_layers
-from scalelab.trial import Status, TrialResult
+from scalelab.studies.quantize.answer import compare_stages, find_latencies, rank_layers
+from scalelab.studies.quantize.study import Quantize
 
 LABELS = tuple(number % 10 for number in range(2000))
 

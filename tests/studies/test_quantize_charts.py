@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scalelab.quantized import Histogram, LayerReport, Quantized, Stage, Timing
+from scalelab.records.quantized import Histogram, LayerReport, Quantized, Stage, Timing
 from scalelab.report.document import Chart, Section
-from scalelab.studies.quantize_answer import compare_stages, find_latencies
-from scalelab.studies.quantize_charts import MOST_HISTOGRAMS, add_charts
-from scalelab.studies.quantize_tables import make_sections
+from scalelab.studies.quantize.answer import compare_stages, find_latencies
+from scalelab.studies.quantize.report import MOST_HISTOGRAMS, add_charts, make_sections
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 
 LABELS = tuple(number % 4 for number in range(80))

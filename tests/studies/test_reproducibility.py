@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from scalelab.analysis.warmup import Warmup
+from scalelab.analysis.quality import Warmup
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.fake import WARMUP_FACTORS
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.studies.repeat_words import summarise_repeats
-from scalelab.studies.repeats import Repeats
-from scalelab.studies.reproducibility import Reproducibility
-from scalelab.studies.study import Job, Sampling
-from scalelab.trial import Status, TrialResult
+from scalelab.records.trial import Status, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.reproducibility.report import Repeats, summarise_repeats
+from scalelab.studies.reproducibility.study import Reproducibility
+from scalelab.studies.shared.study import Job, Sampling
 from scalelab.units import format_quantity
 from tests.studies.answers import find_row, say_all, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses

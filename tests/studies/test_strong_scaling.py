@@ -10,11 +10,11 @@ import pytest
 
 from scalelab.errors import NothingMeasured
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, read_document
-from scalelab.report.exports import render_json
-from scalelab.store import RunStore
-from scalelab.studies.study import Sampling
-from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.report.renderers.exports import render_json
+from scalelab.studies.shared.study import Sampling
 from tests.records import replace_losses
 from tests.studies.answers import (
     ONE_RANK_SECONDS,

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.environment import Gpu
 from scalelab.errors import UnknownName, UsageError
 from scalelab.recipes.catalogue import find_kind
+from scalelab.records.environment import Gpu
+from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.study import Job, Sampling, check_ranks
-from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.trial import Trial, from_builtins, to_builtins
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+from scalelab.studies.shared.study import Job, Sampling, check_ranks
 from tests.studies.answers import JOB, SAMPLING, make_strong, make_weak, set_machine
 
 
@@ -94,10 +93,10 @@ def test_ranks_that_must_share_cores_are_flagged(monkeypatch: pytest.MonkeyPatch
 
 def test_with_gpus_every_rank_needs_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu(name="H100", memory_bytes=1, driver="1"),) * 2
-    monkeypatch.setattr("scalelab.studies.study.find_gpus", lambda: gpus)
-    monkeypatch.setattr("scalelab.studies.study.installed_version", lambda _: "2.13.0+cpu")
+    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", lambda: gpus)
+    monkeypatch.setattr("scalelab.studies.shared.study.installed_version", lambda _: "2.13.0+cpu")
     assert {trial.device for trial in make_strong(job=Job(workload="mlp"), ranks=(1, 2)).plan()} == {"cpu"}
-    monkeypatch.setattr("scalelab.studies.study.installed_version", lambda _: "2.13.0")
+    monkeypatch.setattr("scalelab.studies.shared.study.installed_version", lambda _: "2.13.0")
     trials = make_strong(job=Job(workload="mlp"), ranks=(1, 2)).plan()
     assert {trial.device for trial in trials} == {"cuda"}
     assert not any(trial.is_oversubscribed for trial in trials)

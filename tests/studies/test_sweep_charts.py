@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.answers.comparison import draw_comparison
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Column, Document, Table, make_row
-from scalelab.studies.comparison_charts import draw_comparison
-from scalelab.studies.compile import Compile
-from scalelab.studies.compile_charts import balance_after, draw_payoffs
-from scalelab.studies.compile_cost import Payoff
-from scalelab.studies.dimensions import Dimensions
+from scalelab.studies.compile import Compile, Payoff, balance_after, draw_payoffs
+from scalelab.studies.dimensions.study import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.loader_workers import LoaderWorkers
-from scalelab.studies.model_size import ModelSize
+from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.optimizers import Optimizers
-from scalelab.studies.study import Job
-from scalelab.studies.sweep_charts import draw_columns
+from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.sweep import draw_columns
 from scalelab.studies.throughput import Throughput
-from scalelab.trial import Status, Trial, TrialResult
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Change, run
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.experiment import run_study
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.studies.study import Job, Sampling
+from scalelab.records.trial import Status, TrialResult
+from scalelab.runs.experiment import run_study
+from scalelab.studies.shared.study import Job, Sampling
 from scalelab.studies.throughput import Throughput
-from scalelab.trial import Status, TrialResult
 from tests.studies.answers import covers, find_row, say_all, set_machine
 from tests.studies.sweeps import Shared, plan_names, run
 

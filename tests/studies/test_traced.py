@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.answers.trace.diff import compare_traces, describe_hta
+from scalelab.answers.trace.report import describe_traces
+from scalelab.answers.trace.view import LONGEST_NAME, TraceView, make_counters, shorten_names
 from scalelab.errors import UsageError
 from scalelab.report.document import Document, Table
-from scalelab.studies.traced import describe_traces
-from scalelab.studies.traced_diff import compare_traces
-from scalelab.studies.traced_hta import describe_hta
-from scalelab.studies.traced_view import LONGEST_NAME, TraceView, make_counters, shorten_names
 from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.ranks import read_ranks
 from tests.studies.traces import build_rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalelab.studies.traced_charts import (
+from scalelab.answers.trace.charts import (
     MOST_MARKS,
     RESOLUTION,
     Span,

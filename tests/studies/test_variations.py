@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.studies.study import Job
-from scalelab.studies.variations import parse_options, parse_variation, read_base, read_variations
+from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.variations import parse_options, parse_variation, read_base, read_variations
 
 
 def test_a_set_of_options_is_read_by_their_types() -> None:

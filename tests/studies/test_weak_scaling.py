@@ -8,8 +8,8 @@ import pytest
 
 from scalelab.errors import NothingMeasured
 from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import read_document
-from scalelab.trial import Status, Trial
 from tests.studies.answers import (
     ONE_RANK_SECONDS,
     answer,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.observations import CurvePoint
-from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.records.observations import CurvePoint
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 
 Accuracy = Callable[[Trial, int], float]
 """After so many epochs, from 1."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.observations import DdpCounters, RankReport
-from scalelab.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.records.observations import DdpCounters, RankReport
+from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
 
 EVEN: Mapping[str, float] = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimizer": 0.010}
 

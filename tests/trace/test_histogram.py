@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.trace.histogram import EXACT_BELOW, NUM_BINS, Histogram, find_bins
+from scalelab.trace.launches import EXACT_BELOW, NUM_BINS, Histogram, find_bins
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 0.95, 1.0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from scalelab.trace.kernels import KernelCounter, KernelTime
+from scalelab.trace.operators import KernelCounter, KernelTime
 from scalelab.trace.rank import read_rank
 from tests.trace.build import TraceBuilder
 

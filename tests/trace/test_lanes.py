@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace import launches, queues
+from scalelab.trace import launches
+from scalelab.trace import launches as queues
 from scalelab.trace.lanes import LaneCounter, LaneTimes
-from scalelab.trace.queues import QueueTally
+from scalelab.trace.launches import QueueTally
 from scalelab.trace.rank import Lane, read_rank
 from tests.trace.build import TraceBuilder
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scalelab.analysis.messages import expect_messages
+from scalelab.analysis.communication import expect_messages
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.settings import Perturbation
+from scalelab.records.settings import Perturbation
+from scalelab.records.trial import Status, StepPlan, TrialResult
 from scalelab.trace.ranks import JobTrace, find_match_doubts, find_trace_files, read_ranks
-from scalelab.trial import Status, StepPlan, TrialResult
 from tests.measure.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from scalelab.trace import pieces
-from scalelab.trace.events import Event
+from scalelab.trace.classify import Event
 from scalelab.trace.reader import TraceFile
 from scalelab.trace.repair import MOST_OPEN_EVENTS, OpenEvents, pair_events, read_header, repair_events
 from tests.trace.build import TraceBuilder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalelab.trace.requests import Call, Ran, assign_calls
+from scalelab.trace.collection import Call, Ran, assign_calls
 from scalelab.trace.sizes import MessageSize
 
 UNSIZED = MessageSize()

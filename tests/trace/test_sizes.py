@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.trace.events import Arguments
+from scalelab.trace.classify import Arguments
 from scalelab.trace.sizes import (
     REQUESTS,
     MessageSize,

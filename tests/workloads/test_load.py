@@ -14,7 +14,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.trial import Status, StepPlan, Trial
+from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.workloads.load import build_own, load_workload, read_answer
 from scalelab.workloads.workload import BuildContext, Workload
 from tests.measure.trials import launch, make_trial

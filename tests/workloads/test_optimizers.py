@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.settings import Optimization
+from scalelab.records.settings import Optimization
 from scalelab.workloads.optimizers import OPTIMIZERS, Factory, make_optimizer
 from tests.workloads.built import build
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.errors import UsageError
-from scalelab.settings import Optimization
+from scalelab.records.settings import Optimization
 from scalelab.workloads.schedule import (
     check_schedule,
     count_warmup_steps,

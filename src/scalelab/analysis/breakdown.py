@@ -31,9 +31,8 @@ from functools import cached_property
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.rounds import Floats
-from scalelab.analysis.stats import estimate_over_rounds
-from scalelab.trial import StepKind, StepSample
+from scalelab.analysis.stats import Floats, estimate_over_rounds
+from scalelab.records.trial import StepKind, StepSample
 
 PARTS = ("input", "compute", "exposed", "waiting", "stalled")
 """What a step is made of, besides the rest."""

@@ -14,12 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.location import estimate_location
-from scalelab.analysis.rounds import Rounds
-from scalelab.analysis.stats import estimate_median
-from scalelab.observations import Fetch, ReadingReport
-from scalelab.settings import Pass, Reading
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.analysis.stats import Rounds, estimate_location, estimate_median
+from scalelab.records.observations import Fetch, ReadingReport
+from scalelab.records.settings import Pass, Reading
+from scalelab.records.trial import Status, Trial, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from scipy.special import bdtr, ndtri
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.location import TAIL
+from scalelab.analysis.stats import TAIL
 
 
 @dataclass(frozen=True, kw_only=True)

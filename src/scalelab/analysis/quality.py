@@ -2,16 +2,134 @@
 
 Everything here is relative to a median and robust: a spike must not hide another, and must not look like
 noise. What to say about the numbers is the report's business.
+
+How steps of one configuration differ among themselves: coefficient of variation and high quantiles.
+
+Both are computed within a launch, so that a launch that is slower as a whole does not count as variation of its steps;
+the interval is that of the launches' values.
+
+How many steps at the start of a launch are slow because it is the start.
+
+First steps allocate, compile, fill caches and meet the allocator's first requests: 3.5, 1.6, 1.2 and 1.1
+times a steady step is what a small model on a CPU shows. How long that lasts is a property of the
+configuration, so all its launches are read together: the median over launches of the first step, of the
+second, and so on.
+
+The last third of that series is taken as steady. A step is slow when it lies above the steady median by
+more than the noise (1.5 robust standard deviations, from the median absolute deviation) and by more than
+10 %. The warm-up is the prefix with the highest score, where a slow step counts +1 and any other −2: Page's
+(1954) cumulative sum run from the start. So one fast step inside a long warm-up does not end it, and a
+later spike never extends it: it would have to make up for every steady step before it.
+
+Simulated with the noise of the tests, for warm-ups of 0 to 20 steps of 30 or 45 that are 1.3 times as slow
+or slower: 8 launches find the length to one step in 99 of 100 cases, a single launch in 93 of 100.
+
+How far one measurement lies from the next, and how many launches a wanted precision takes.
+
+Times are compared on the log scale, where spreads are relative.
+
+    spread      the standard deviation of the logs of launches' medians, from their median absolute deviation, so that
+                one launch that was hit does not decide it; its interval is that of a normal distribution's standard
+                deviation (chi-square), from as many facts as the median absolute deviation makes of them, 37 %
+                (Rousseeuw & Croux 1993)
+    one more    where one further measurement of the same kind falls in 95 of 100 cases: centre ± t · s · √(1 + 1/n)
+                (Hahn & Meeker, "Statistical Intervals", 1991, chapter 4)
+    launches    the smallest n with t₍ₙ₋₁₎ · s / √n ≤ log(1 + precision)
+
+The limits for one more take the plain standard deviation: that one may well be the launch that is hit. The number of
+launches is a guide, not a promise: s is known to a factor of about two from two dozen launches, and speaks of a machine
+that stays as it was.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import chdtri
 
-from scalelab.analysis.rounds import Floats, Rounds, drop_empty, find_medians
-from scalelab.analysis.warmup import MAD_TO_DEVIATION, find_step_medians
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import (
+    TAIL,
+    Floats,
+    Rounds,
+    drop_empty,
+    estimate_location,
+    estimate_over_rounds,
+    find_medians,
+    find_t_quantile,
+)
+
+
+def estimate_variation(rounds: Rounds) -> Estimate | None:
+    """The standard deviation of steps over their mean, within a launch: the centre over launches.
+
+    None where no launch has two steps. The lower end is never below 0.
+    """
+    ratios = [float(steps.std(ddof=1) / steps.mean()) for steps in drop_empty(rounds) if len(steps) > 1]
+    if not ratios:
+        return None
+    centre = estimate_location(ratios)
+    return centre.map(lambda end: max(0.0, end))
+
+
+def estimate_quantile(rounds: Rounds, share: float) -> Estimate | None:
+    """The step time below which a share of all steps lies, with the interval of the launches' own quantiles."""
+    series = drop_empty(rounds)
+    if not series:
+        return None
+    value = float(np.quantile(np.concatenate(series), share))
+    return estimate_over_rounds(value, [float(np.quantile(steps, share)) for steps in series])
+
+
+NOISE_DEVIATIONS = 1.5
+"""How many robust standard deviations above the steady median a slow step lies."""
+
+SMALLEST_SLOWDOWN = 0.1
+"""And by which share of the steady median at least."""
+
+PENALTY = 2.0
+"""What a step that is not slow takes from the score of a prefix; a slow one adds 1."""
+
+MAD_TO_DEVIATION = 1.4826
+"""The standard deviation of a normal distribution in median absolute deviations (Rousseeuw & Croux 1993)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup:
+    """The slow beginning of a configuration's launches."""
+
+    num_steps: int
+    """How many leading steps are slow."""
+    is_settled: bool
+    """Whether at least half of the steps came after it; if not, run more steps."""
+
+
+def find_warmup(rounds: Rounds) -> Warmup:
+    """The number of leading slow steps, given every step of each launch from its first on."""
+    series = find_step_medians(rounds)
+    if not len(series):
+        return Warmup(num_steps=0, is_settled=False)
+    steady = series[-max(len(series) // 3, 1) :]
+    centre = float(np.median(steady))
+    noise = MAD_TO_DEVIATION * float(np.median(np.abs(steady - centre)))
+    is_slow = series > centre + max(NOISE_DEVIATIONS * noise, SMALLEST_SLOWDOWN * centre)
+    scores = np.concatenate([[0.0], np.cumsum(np.where(is_slow, 1.0, -PENALTY))])
+    num_steps = int(np.argmax(scores))
+    return Warmup(num_steps=num_steps, is_settled=num_steps <= len(series) / 2)
+
+
+def find_step_medians(rounds: Rounds) -> Floats:
+    """The median over launches of the first step, the second, …, as far as every launch got."""
+    launches = [steps for steps in rounds if len(steps)]
+    if not launches:
+        return np.empty(0)
+    length = min(len(steps) for steps in launches)
+    medians: Floats = np.median(np.array([steps[:length] for steps in launches], dtype=np.float64), axis=0)
+    return medians
+
 
 OUTLIER_DEVIATIONS = 3.5
 """Iglewicz & Hoaglin (1993): a modified z-score above 3.5 marks an outlier."""
@@ -113,3 +231,38 @@ def _find_trend(values: Floats) -> float | None:
     change = float(theilslopes(values, order).slope) * (len(values) - 1) / float(np.median(values))
     chance = float(kendalltau(order, values).pvalue)
     return change if abs(change) >= SMALLEST_DRIFT and chance <= DRIFT_CHANCE else None
+
+
+MAD_EFFICIENCY = 0.37
+"""Of the median absolute deviation against the standard deviation, for normal numbers (Rousseeuw & Croux 1993)."""
+
+MOST_LAUNCHES = 10_000
+"""More than these are not a plan but a sign that the machine cannot be measured on."""
+
+
+def estimate_spread(values: Sequence[float]) -> Estimate | None:
+    """The relative standard deviation of positive numbers, with its interval; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    logs = np.log(values)
+    freedom = max(1.0, MAD_EFFICIENCY * (len(values) - 1))
+    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
+    low, high = (deviation * math.sqrt(freedom / float(chdtri(freedom, tail))) for tail in (TAIL, 1 - TAIL))
+    return Estimate(value=deviation, low=low, high=high)
+
+
+def predict_one_more(values: Sequence[float]) -> Estimate:
+    """The centre of positive numbers, and the limits between which one more of them will probably fall."""
+    logs = np.log(values)
+    centre = float(logs.mean())
+    if len(values) < 2:
+        return Estimate(value=math.exp(centre))
+    arm = find_t_quantile(len(values) - 1) * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(values))
+    return Estimate(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+
+
+def count_launches(spread: float, precision: float) -> int | None:
+    """Launches after which the interval of a median reaches no further than `precision`; None: beyond all reason."""
+    wanted = math.log1p(precision)
+    needed = (n for n in range(2, MOST_LAUNCHES + 1) if find_t_quantile(n - 1) * spread / math.sqrt(n) <= wanted)
+    return next(needed, None)

@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.rounds import Rounds
-from scalelab.analysis.stats import estimate_difference, estimate_ratio
+from scalelab.analysis.stats import Rounds, estimate_difference, estimate_ratio
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,8 @@ import numpy as np
 
 from scalelab.analysis.breakdown import LaunchSteps
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.location import estimate_location
-from scalelab.analysis.rounds import Floats
-from scalelab.analysis.stats import FEWEST_STEPS, estimate_median
-from scalelab.trial import PHASES
+from scalelab.analysis.stats import FEWEST_STEPS, Floats, estimate_location, estimate_median
+from scalelab.records.trial import PHASES
 
 SMALLEST_EXCESS = 0.03
 """A smaller share of the step is what two cores of one machine may differ by."""

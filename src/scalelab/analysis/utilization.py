@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_over_rounds
-from scalelab.observations import DeviceLoad
+from scalelab.records.observations import DeviceLoad
 
 IDLE = 0.1
 """An interval in which a device was busy for less than this share of it counts as idle."""

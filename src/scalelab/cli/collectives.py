@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalelab.cli.run import measure_study, parse_kind
-from scalelab.studies.collectives import Collectives
+from scalelab.studies.collectives.study import Collectives
 
 
 def main(args: Sequence[str]) -> int:

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.answers.comparison import RunSide, compare_runs
+from scalelab.answers.metered import MeteredRun, count_all_steps
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
-from scalelab.experiment import read_results
-from scalelab.store import RUNS_DIR, RunStore, open_run
-from scalelab.studies.arms import group_arms, make_fetch_arms, make_transfer_arms
-from scalelab.studies.comparison import RunSide, compare_runs
-from scalelab.studies.metered import MeteredRun, count_all_steps
-from scalelab.trial import to_builtins
+from scalelab.records.store import RUNS_DIR, RunStore, open_run
+from scalelab.records.trial import to_builtins
+from scalelab.runs.experiment import read_results
+from scalelab.studies.shared.arms import group_arms, make_fetch_arms, make_transfer_arms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
+from scalelab.answers.train import Train
 from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
 from scalelab.cli.data import FLAGS as DATA_FLAGS
@@ -28,9 +29,8 @@ from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
 from scalelab.cli.trace import Trace
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.collectives import Collectives
-from scalelab.studies.quantize import Quantize
-from scalelab.studies.train import Train
+from scalelab.studies.collectives.study import Collectives
+from scalelab.studies.quantize.study import Quantize
 from scalelab.workloads.catalogue import BUILT_IN
 
 

@@ -12,14 +12,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.environment import count_cores
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.experiment import read_results, run_study
-from scalelab.predict.search import Candidate
-from scalelab.predict.what_if import WhatIf
-from scalelab.studies.scaling import ScalingAnswer
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.weak_scaling import WeakScaling
+from scalelab.predict.what_if import Candidate, WhatIf
+from scalelab.records.environment import count_cores
+from scalelab.runs.experiment import read_results, run_study
+from scalelab.studies.scaling.answer import ScalingAnswer
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 
 NUM_CONFIRMED = 3
 ROUNDS = 4

@@ -18,7 +18,7 @@ from scalelab.data.encoders import ByteEncoder, Encoder, load_pair_encoder
 from scalelab.data.shards import ShardKind
 from scalelab.data.tokenize import Tokenized, suffix_of, tokenize_files
 from scalelab.errors import UnknownName, UsageError
-from scalelab.settings import MaybeInt
+from scalelab.records.settings import MaybeInt
 from scalelab.units import format_bytes, format_quantity
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

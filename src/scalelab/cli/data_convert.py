@@ -19,7 +19,7 @@ from scalelab.data.doctor import measure_plain_shuffled
 from scalelab.data.formats.catalogue import find_entry, find_format
 from scalelab.data.formats.columns import Setting
 from scalelab.errors import UsageError
-from scalelab.settings import MaybeInt
+from scalelab.records.settings import MaybeInt
 from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_seconds
 
 

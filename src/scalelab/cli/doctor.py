@@ -21,17 +21,16 @@ from scalelab.cli.doctor_ranks import examine_rank
 from scalelab.cli.doctor_trials import look_at_nccl, look_at_roofs
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
-from scalelab.control_groups import read_cpu_quota, read_memory_limit
-from scalelab.environment import Environment, read_environment
 from scalelab.errors import RankUnknown, ScalelabError
-from scalelab.files import write_json
 from scalelab.measure.launchers.joined import find_member
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.ranks.discovery import Membership
-from scalelab.store import RUNS_DIR
-from scalelab.studies.cautions import NOISY_BETWEEN, NOISY_WITHIN
-from scalelab.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
+from scalelab.records.files import write_json
+from scalelab.records.store import RUNS_DIR
+from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.studies.shared.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.units import format_bytes, format_seconds, format_share
 
 NUM_NOISE_LAUNCHES = 6

@@ -9,7 +9,7 @@ from enum import StrEnum
 from rich.console import Console
 from rich.markup import escape
 
-from scalelab.trial import to_builtins
+from scalelab.records.trial import to_builtins
 
 
 class Grade(StrEnum):

@@ -23,11 +23,11 @@ from scalelab.cli.doctor_checks import Check, Grade, print_check
 from scalelab.cli.doctor_host import ask_mpi, describe_device, describe_member, describe_nodes
 from scalelab.cli.doctor_trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun
-from scalelab.files import read_json, storage_errors, write_json
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement, find_mistakes, read_placement
 from scalelab.ranks.topology import format_cores
-from scalelab.trial import from_builtins, to_builtins
+from scalelab.records.files import read_json, storage_errors, write_json
+from scalelab.records.trial import from_builtins, to_builtins
 
 WAIT_SECONDS = 60.0
 """How long rank 0 waits for the others' words: nodes load programs from one file system."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scalelab.cli.doctor_checks import Check, Grade
-from scalelab.environment import find_gpus, read_available_memory
+from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.units import format_bytes, format_quantity
 
 TRY_SECONDS = 60.0

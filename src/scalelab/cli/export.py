@@ -13,10 +13,10 @@ import tyro
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir
 from scalelab.errors import UsageError
-from scalelab.experiment import conclude_run, read_results
-from scalelab.report.mlflow_run import check_uri, write_run
-from scalelab.report.tensorboard_events import load_writers, write_events
-from scalelab.store import RUNS_DIR, RunStore, open_run
+from scalelab.export.mlflow import check_uri, write_run
+from scalelab.export.tensorboard import load_writers, write_events
+from scalelab.records.store import RUNS_DIR, RunStore, open_run
+from scalelab.runs.experiment import conclude_run, read_results
 
 
 @dataclass(frozen=True, kw_only=True)

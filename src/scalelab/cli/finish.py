@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 
+from scalelab.answers.train import Train
 from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import ProgressReporter
-from scalelab.experiment import execute_run, find_failed, find_waiting
 from scalelab.measure.launchers.launcher import Launcher
+from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.report.document import Document
-from scalelab.store import RUNS_DIR, RunStore, find_runs
-from scalelab.studies.train import Train
+from scalelab.runs.experiment import execute_run, find_failed, find_waiting
 
 
 class Terminated(KeyboardInterrupt):

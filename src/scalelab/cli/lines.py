@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 from scalelab.errors import DamagedRun
-from scalelab.files import read_json
 from scalelab.measure.agreement import curve_file, start_file
-from scalelab.measure.scheduler import Event, TrialStarted
-from scalelab.observations import CurvePoint
-from scalelab.trial import Status, from_builtins
+from scalelab.records.files import read_json
+from scalelab.records.observations import CurvePoint
+from scalelab.records.trial import Status, from_builtins
+from scalelab.runs.scheduler import Event, TrialStarted
 from scalelab.units import format_learning_rate, format_loss, format_quantity, format_seconds
 
 POLL_SECONDS = 0.2

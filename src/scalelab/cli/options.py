@@ -11,7 +11,7 @@ from typing import Any
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.trial import Option
+from scalelab.records.trial import Option
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 

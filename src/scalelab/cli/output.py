@@ -15,11 +15,11 @@ import tyro
 
 from scalelab.cli.console import OutputConsole
 from scalelab.errors import NotWritable, UsageError
-from scalelab.files import storage_errors, write_atomically
+from scalelab.records.files import storage_errors, write_atomically
 from scalelab.report.document import Document
-from scalelab.report.exports import render_csv, render_json
-from scalelab.report.markdown import render_markdown
-from scalelab.report.terminal import render_terminal
+from scalelab.report.renderers.exports import render_csv, render_json
+from scalelab.report.renderers.markdown import render_markdown
+from scalelab.report.renderers.terminal import render_terminal
 
 Target = Annotated[str | None, tyro.conf.arg(metavar="PATH|-")]
 RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are kept.")]
@@ -86,14 +86,14 @@ def check_installed(flag: str) -> None:
 
 def make_page(document: Document, runs: Sequence[Path]) -> str:
     """The document as a page with the raw files of its runs; loaded only when it is asked for."""
-    from scalelab.report.html import render_html
-    from scalelab.report.html_files import pack_runs
+    from scalelab.report.renderers.html import render_html
+    from scalelab.report.renderers.html_files import pack_runs
 
     return render_html(document, archive=pack_runs(runs) if runs else None)
 
 
 def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
-    from scalelab.report.pdf import render_pdf
+    from scalelab.report.renderers.pdf import render_pdf
 
     return render_pdf(document)
 
@@ -123,7 +123,7 @@ def draw_beside(document: Document, page: Path) -> list[str]:
     has_charts = any(section.charts for section in document.sections)
     if not has_charts or find_spec("vl_convert") is None:
         return []
-    from scalelab.report.pictures import draw_pictures
+    from scalelab.report.renderers.pictures import draw_pictures
 
     pictures = draw_pictures(document, page.stem)
     for name, picture in pictures.items():

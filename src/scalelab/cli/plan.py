@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from scalelab.answers.plan import Sweep, describe_plan
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
@@ -19,9 +20,8 @@ from scalelab.predict.linear import SmallRun
 from scalelab.predict.link_cost import read_link
 from scalelab.predict.planning import make_plan, sweep_devices
 from scalelab.predict.transformer import KNOWN_MODELS, USUAL_VOCABULARY, Transformer, choose_shape
+from scalelab.records.settings import MaybeInt
 from scalelab.report.document import Document
-from scalelab.settings import MaybeInt
-from scalelab.studies.planned import Sweep, describe_plan
 from scalelab.units import parse_bytes
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="NUMBER")]

@@ -9,28 +9,26 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.answers.prediction.best import describe_best, find_need
+from scalelab.answers.prediction.job import FoundLink, MeasuredJob, find_measured_link, read_job, says_link
+from scalelab.answers.prediction.report import describe_prediction
+from scalelab.answers.prediction.table import describe_table
 from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.confirm import confirm_best
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.experiment import read_results, read_study
 from scalelab.predict.link_cost import read_link
 from scalelab.predict.scale_out import scale_out
-from scalelab.predict.search import search_best
 from scalelab.predict.tables import Columns, read_table
-from scalelab.predict.what_if import Compression, WhatIf, change_job
+from scalelab.predict.what_if import Compression, WhatIf, change_job, search_best
+from scalelab.records.settings import Dtype, MaybeInt
+from scalelab.records.store import RUNS_DIR, RunStore, open_run
+from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
-from scalelab.settings import Dtype, MaybeInt
-from scalelab.store import RUNS_DIR, RunStore, open_run
-from scalelab.studies.predicted import describe_prediction
-from scalelab.studies.predicted_best import describe_best, find_need
-from scalelab.studies.predicted_job import FoundLink, MeasuredJob, find_measured_link, read_job, says_link
-from scalelab.studies.predicted_table import describe_table
-from scalelab.studies.scaling import ScalingAnswer
-from scalelab.studies.strong_scaling import StrongScaling
-from scalelab.studies.weak_scaling import WeakScaling
-from scalelab.trial import TrialResult
+from scalelab.runs.experiment import read_results, read_study
+from scalelab.studies.scaling.answer import ScalingAnswer
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.units import parse_bytes, parse_seconds
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]

@@ -10,8 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from scalelab.measure.scheduler import Event, TrialEnded, TrialStarted
-from scalelab.trial import Status
+from scalelab.records.trial import Status
+from scalelab.runs.scheduler import Event, TrialEnded, TrialStarted
 from scalelab.units import format_duration, format_seconds
 
 

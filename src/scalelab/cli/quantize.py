@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalelab.cli.run import measure_study, parse_kind
-from scalelab.studies.quantize import Quantize
+from scalelab.studies.quantize.study import Quantize
 
 
 def main(args: Sequence[str]) -> int:

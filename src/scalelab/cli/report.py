@@ -14,15 +14,15 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, check_installed, make_page, make_pdf, write_formats, write_target
 from scalelab.errors import UsageError
-from scalelab.experiment import conclude_run
+from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Caution, Document
 from scalelab.report.joining import NamedDocument, join_documents
-from scalelab.store import RUNS_DIR, RunStore, open_run
-from scalelab.studies.comparison import compare_runs
+from scalelab.runs.experiment import conclude_run
 
 MOST_LETTERS = 100
 """Of a run's name in that of a file."""
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
     if output.markdown not in (None, "-"):
         check_installed("--html")  # its pictures are the point here
     if report.bundle is not None:
-        from scalelab.report.bundle import check_bundle
+        from scalelab.export.bundle import check_bundle
 
         check_bundle(report.bundle)
         check_installed("--pdf")
@@ -100,7 +100,7 @@ def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:
     """The raw data and the script, with the page and the typeset report beside them."""
-    from scalelab.report.bundle import write_bundle
+    from scalelab.export.bundle import write_bundle
 
     write_bundle(directory, stores, ["report.html", "report.pdf"])
     runs = [store.path for store in stores]

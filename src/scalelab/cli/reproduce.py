@@ -13,14 +13,14 @@ from scalelab.cli.options import find_flag_value
 from scalelab.cli.run import Execution, refuse_ranks
 from scalelab.cli.submission import check_unused_by_rows, make_submitter
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.experiment import read_study, start_run
-from scalelab.launching import choose_launcher
 from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.store import RunStore, find_runs
-from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.studies.study import Study
+from scalelab.records.store import RunStore, find_runs
+from scalelab.runs.experiment import read_study, start_run
+from scalelab.runs.launching import choose_launcher
+from scalelab.studies.shared.expectation import expect_seconds, render_plan
+from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,23 @@ from typing import Annotated
 import tyro
 
 from scalelab import __version__
+from scalelab.answers.train import Train
 from scalelab.cli.finish import measure_and_report, report_run
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.submission import Submission, check_unused, check_unused_by_rows, make_submitter
 from scalelab.cli.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
-from scalelab.environment import read_environment
 from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
-from scalelab.experiment import find_waiting, read_study
-from scalelab.launching import choose_launcher, find_scheduler
 from scalelab.measure.launchers.batch import BatchSystem, find_own_job, name_job, read_record
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
 from scalelab.ranks.discovery import Membership
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.store import RUNS_DIR, RunStore, hash_workload, open_run
-from scalelab.studies.study import Study
-from scalelab.studies.train import Train
-from scalelab.trial import Status
+from scalelab.records.environment import read_environment
+from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
+from scalelab.records.trial import Status
+from scalelab.runs.experiment import find_waiting, read_study
+from scalelab.runs.launching import choose_launcher, find_scheduler
+from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)

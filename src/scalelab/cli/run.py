@@ -27,13 +27,13 @@ from scalelab.cli.output import Output, RunsDir
 from scalelab.cli.submission import Submission, prepare, show_scripts
 from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
-from scalelab.experiment import start_run
-from scalelab.launching import choose_launcher
 from scalelab.measure.launchers.joined import find_member
-from scalelab.store import RUNS_DIR, find_runs
+from scalelab.records.store import RUNS_DIR, find_runs
+from scalelab.runs.experiment import start_run
+from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import STUDIES, find_runnable
-from scalelab.studies.expectation import expect_seconds, render_plan
-from scalelab.studies.study import Job, Study
+from scalelab.studies.shared.expectation import expect_seconds, render_plan
+from scalelab.studies.shared.study import Job, Study
 
 
 @dataclass(frozen=True, kw_only=True)

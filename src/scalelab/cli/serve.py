@@ -11,8 +11,8 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import RunsDir, check_installed, make_page
 from scalelab.cli.report import describe_runs
 from scalelab.errors import UsageError
-from scalelab.serving.server import Library, PageServer
-from scalelab.store import RUNS_DIR
+from scalelab.records.store import RUNS_DIR
+from scalelab.serve.server import Library, PageServer
 
 
 @dataclass(frozen=True, kw_only=True)

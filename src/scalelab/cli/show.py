@@ -11,8 +11,8 @@ import tyro
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import DamagedRun
+from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document, read_document
-from scalelab.store import RUNS_DIR, RunStore, open_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,6 @@ def read_answer(store: RunStore, *, refresh: bool) -> Document:
             return read_document(text)
         except DamagedRun as error:
             raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh derives it again") from error
-    from scalelab.experiment import conclude_run  # loads the analysis: only when it is needed
+    from scalelab.runs.experiment import conclude_run  # loads the analysis: only when it is needed
 
     return conclude_run(store)

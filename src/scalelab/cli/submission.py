@@ -15,7 +15,6 @@ import tyro
 
 from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.launching import Submitter, find_scheduler
 from scalelab.measure.launchers.batch import BatchRecord, read_record, size_job
 from scalelab.measure.launchers.jobscripts import (
     JobRequest,
@@ -29,8 +28,9 @@ from scalelab.measure.launchers.site import SCHEDULERS, Site, combine_sites, loa
 from scalelab.measure.launchers.trial_jobs import JobLauncher, request_run, request_trial
 from scalelab.ranks.allocation import Scheduler
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.studies.study import Job, Study
-from scalelab.trial import Trial
+from scalelab.records.trial import Trial
+from scalelab.runs.launching import Submitter, find_scheduler
+from scalelab.studies.shared.study import Job, Study
 from scalelab.units import parse_seconds
 
 ROW_QUEUE_SECONDS = 600.0

@@ -27,7 +27,6 @@ from scalelab.cli.output import Output
 from scalelab.cli.progress import ProgressReporter
 from scalelab.cli.submission import Submission, list_requests, say
 from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
-from scalelab.experiment import check_something_measured, conclude_run, start_run
 from scalelab.measure.launchers.batch import (
     JOBS_FILE,
     BatchJob,
@@ -45,13 +44,14 @@ from scalelab.measure.launchers.batch import (
     wait_for_results,
 )
 from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
-from scalelab.measure.scheduler import TrialEnded, TrialStarted
-from scalelab.observations import BatchNote
+from scalelab.records.observations import BatchNote
+from scalelab.records.store import RUNNING, RunStore, refuse_holder
+from scalelab.records.trial import Trial, not_run
 from scalelab.report.document import Document
-from scalelab.report.exports import render_json
-from scalelab.store import RUNNING, RunStore, refuse_holder
-from scalelab.studies.study import Study
-from scalelab.trial import Trial, not_run
+from scalelab.report.renderers.exports import render_json
+from scalelab.runs.experiment import check_something_measured, conclude_run, start_run
+from scalelab.runs.scheduler import TrialEnded, TrialStarted
+from scalelab.studies.shared.study import Study
 
 SUBMITTING = "submitting.json"
 """The claim of who submits a job for a run: two at once would have two jobs write into it."""

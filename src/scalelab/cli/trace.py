@@ -11,15 +11,14 @@ from typing import Annotated, Literal
 
 import tyro
 
+from scalelab.answers.trace.diff import compare_traces, describe_hta
+from scalelab.answers.trace.report import describe_traces
+from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.checks import check_at_least
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UsageError
 from scalelab.report.document import Document
-from scalelab.studies.traced import describe_traces
-from scalelab.studies.traced_diff import compare_traces
-from scalelab.studies.traced_hta import describe_hta
-from scalelab.studies.traced_view import TraceView, make_counters
 from scalelab.trace.hta import read_hta
 from scalelab.trace.rank import peek_rank, read_rank
 from scalelab.trace.ranks import combine_ranks, find_trace_files, number_ranks

@@ -9,20 +9,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from scalelab.answers.train import Train
 from scalelab.cli.finish import measure_and_report
 from scalelab.cli.resume import reopen_training
 from scalelab.cli.run import parse_kind
 from scalelab.cli.submission import prepare, show_scripts
 from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
-from scalelab.experiment import start_run
-from scalelab.files import storage_errors
-from scalelab.launching import choose_launcher
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
 from scalelab.ranks.discovery import Membership
-from scalelab.store import RunStore, find_runs
-from scalelab.studies.train import Train
-from scalelab.trial import SINGLE_PROCESS
+from scalelab.records.files import storage_errors
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import SINGLE_PROCESS
+from scalelab.runs.experiment import start_run
+from scalelab.runs.launching import choose_launcher
 
 
 def main(args: Sequence[str]) -> int:

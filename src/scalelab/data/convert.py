@@ -26,7 +26,7 @@ from scalelab.data.formats.columns import Array, ArrayColumn, Arrays, Settings, 
 from scalelab.data.formats.stored import StoredSet, reading_errors
 from scalelab.data.formats.writing import count_bytes, make_native, taking_place
 from scalelab.errors import DataUnreadable, UsageError
-from scalelab.files import storage_errors
+from scalelab.records.files import storage_errors
 
 PART_BYTES = 32 * 2**20
 """Of samples that are in memory at once."""

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.data.amplification import ColumnChunks, amplify
-from scalelab.data.calibration import Calibration, Item, Read, Trial, calibrate
 from scalelab.data.chunk_cache import CacheSize
 from scalelab.data.chunks import describe_chunks, find_family
 from scalelab.data.convert import name_column
@@ -29,7 +28,7 @@ from scalelab.data.formats.columns import Settings
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle
-from scalelab.data.plain_readers import open_plain
+from scalelab.data.reading_cost import Calibration, Item, TimedRead, Trial, calibrate, open_plain
 from scalelab.data.reading_model import (
     EpochBytes,
     count_batched_epoch,
@@ -41,7 +40,7 @@ from scalelab.data.reading_model import (
     make_batches,
 )
 from scalelab.data.stored_order import choose_stored_order
-from scalelab.environment import read_available_memory
+from scalelab.records.environment import read_available_memory
 
 NUM_PARTS = 3
 NUM_AGAIN = 20
@@ -191,7 +190,7 @@ def calibrate_plain(path: Path, family: str, columns: Sequence[ColumnChunks], se
     names = [column.name for column in columns]
 
     @contextmanager
-    def open_reader() -> Iterator[Read]:
+    def open_reader() -> Iterator[TimedRead]:
         with open_plain(path, family, names) as readers:
             yield lambda item: [read(item[0]) for read in readers]
 
@@ -212,7 +211,7 @@ def calibrate_batched(
     """Try scalelab's own reader."""
 
     @contextmanager
-    def open_reader() -> Iterator[Read]:
+    def open_reader() -> Iterator[TimedRead]:
         with StoredSet(path, format=name) as stored:
             len(stored)
             yield lambda item: stored.__getitems__(np.asarray(item))

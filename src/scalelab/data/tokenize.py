@@ -20,7 +20,7 @@ import numpy as np
 from scalelab.data.encoders import Encoder
 from scalelab.data.shards import CHUNK_TOKENS, FORMATS, ShardKind, Tokens, write_shard_parts
 from scalelab.errors import UsageError
-from scalelab.files import storage_errors
+from scalelab.records.files import storage_errors
 
 
 @dataclass(frozen=True)

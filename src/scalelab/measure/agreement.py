@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import DamagedRun
-from scalelab.files import read_json, write_atomically
-from scalelab.settings import Course
+from scalelab.records.files import read_json, write_atomically
+from scalelab.records.settings import Course
 
 EXIT_FAILED = 1
 """The rank failed and its outcome file says why."""

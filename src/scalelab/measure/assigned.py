@@ -11,7 +11,7 @@ import sys
 
 from scalelab.measure.agreement import die_with_parent
 from scalelab.measure.worker import Assignment, run_rank
-from scalelab.trial import from_builtins
+from scalelab.records.trial import from_builtins
 
 
 def main(parent: str, assignment: str) -> int:

@@ -35,14 +35,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim.lr_scheduler import LambdaLR
 
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import list_checkpoints
 from scalelab.measure.batches import BatchStream
 from scalelab.measure.randomness import read_random_state, restore_random_state
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
+from scalelab.records.files import read_json, write_json
+from scalelab.records.trial import Trial, to_builtins
 from scalelab.strategies.ddp import find_hook_state
-from scalelab.trial import Trial, to_builtins
 
 MANIFEST = "manifest.json"
 LEAST_FREE_BYTES = 1 << 16

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelab.environment import count_oom_kills, usable_cores
 from scalelab.errors import LaunchFailed, RankUnknown, ScalelabError
-from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
     end_file,
     kill_group,
@@ -38,11 +36,13 @@ from scalelab.measure.agreement import (
 from scalelab.measure.launchers.local import dump_stacks
 from scalelab.measure.launchers.utilization import watch_rank
 from scalelab.measure.rendezvous import Meeting, choose_address, find_interface, join_meeting, open_meeting, reach
-from scalelab.observations import RankReport, RankSource
 from scalelab.ranks.discovery import Membership, find_membership, list_claims
 from scalelab.ranks.mpi import ask_mpi_aside
 from scalelab.ranks.placement import bind_ranks
-from scalelab.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_builtins
+from scalelab.records.environment import count_oom_kills, usable_cores
+from scalelab.records.files import read_json, write_json
+from scalelab.records.observations import RankReport, RankSource
+from scalelab.records.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_builtins
 
 NEIGHBOUR_SECONDS = 30.0
 """How long the ranks of one node may take to appear, one after the other."""

@@ -4,16 +4,40 @@ The steps are those of the measurements, with the same two clock readings. What 
 of the other ranks, evaluating, saving) is not part of any step's time. Rank 0 appends every line to `curve.jsonl`,
 which the parent prints as it grows. After an interruption the lines and samples beyond the checkpoint are dropped,
 because those steps are taken again.
+
+Loss and accuracy: on the training's own batches where that is free, and on the test data.
+
+The model's output is taken from where it comes out, by a forward hook, so that this works for any loss of model and
+batch. In training only outputs of one row per sample are kept until the line is written: those of a language model
+are as large as everything else together.
+
+How much the gradients of samples differ, seen inside a training: two squared norms per step.
+
+A step that accumulates has, after its first pass, the gradient of b samples in `.grad`, and after its last the
+gradient of all B. Their squared norms are read where the gradients are, at the marks that every step makes at the end
+of a backward pass, so that the training itself is not changed. What they say about the noise is computed from the lines
+of the training, in `analysis/noise_scale.py`.
+
+The gradient of the first pass is there divided by the number of passes, and by nothing of other ranks: DDP has not
+exchanged it yet. With a loss scale, both are multiplied by it. FSDP's ranks hold pieces, and are refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from scalelab.files import write_atomically, write_json
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scalelab.errors import UsageError
 from scalelab.measure.agreement import (
     checkpoint_directory,
     curve_file,
@@ -21,17 +45,162 @@ from scalelab.measure.agreement import (
     samples_file,
     start_file,
 )
-from scalelab.measure.batches import BatchStream
+from scalelab.measure.batches import BatchStream, count_samples, list_parts
 from scalelab.measure.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
-from scalelab.measure.evaluation import OutputTap, Score, evaluate, score_step
-from scalelab.measure.gradient_noise import GradientNoise
-from scalelab.measure.loop import RawStep, make_sample
+from scalelab.measure.loop import RawStep, is_so_everywhere, make_sample
 from scalelab.measure.profiles import RankProfiler, find_profile_file
+from scalelab.measure.randomness import untouched_randomness
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
-from scalelab.observations import CurvePoint
-from scalelab.samples import read_partial_samples, render_samples
-from scalelab.trial import StepKind, StepSample, Trial, to_builtins
+from scalelab.records.files import write_atomically, write_json
+from scalelab.records.observations import CurvePoint
+from scalelab.records.samples import read_partial_samples, render_samples
+from scalelab.records.trial import StepKind, StepSample, Trial, to_builtins
+from scalelab.strategies.catalogue import FSDP
+
+NO_BATCH = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well the model does, over all ranks."""
+
+    loss: float
+    accuracy: float | None
+    """The share of right answers; None where the output has no classes."""
+
+
+class OutputTap:
+    """Keeps the output of the model's last forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.output: torch.Tensor | None = None
+        self._handle = model.register_forward_hook(self._keep)
+
+    def _keep(self, model: nn.Module, _: Any, output: Any) -> None:
+        is_small = isinstance(output, torch.Tensor) and output.ndim == 2
+        self.output = output.detach() if isinstance(output, torch.Tensor) and (is_small or not model.training) else None
+
+    def close(self) -> None:
+        self.output = None
+        self._handle.remove()
+
+
+def count_right(output: torch.Tensor | None, batch: Any) -> tuple[int, int]:
+    """Right answers and all answers, where the batch is a pair and its second part holds classes; else two zeros."""
+    parts = list_parts(batch)
+    if output is None or len(parts) != 2 or not isinstance(parts[1], torch.Tensor):
+        return 0, 0
+    target = parts[1].to(output.device)
+    if target.is_floating_point() or output.ndim != target.ndim + 1 or output.shape[:-1] != target.shape:
+        return 0, 0
+    return int((output.argmax(-1) == target).sum()), target.numel()
+
+
+def score_step(training: Training, loss: float, tap: OutputTap, batch: Any) -> Score:
+    """The loss of a step, the mean over ranks, and the accuracy of its last pass."""
+    return gather_score(training, [loss, 1.0, *count_right(tap.output, batch)])
+
+
+def evaluate(training: Training, tap: OutputTap) -> Score:
+    """Loss and accuracy on the test data; leaves neither the model nor the random state changed."""
+    totals = [0.0, 0.0, 0.0, 0.0]
+    move = training.move or (lambda batch: batch)
+    with untouched_randomness(), eval_mode(training.model), torch.no_grad():
+        for raw in take_together(training):
+            batch = move(raw)
+            num_samples = count_samples(batch) or 1
+            loss = training.loss(training.model, batch).item()
+            right, answers = count_right(tap.output, batch)
+            for index, value in enumerate((loss * num_samples, num_samples, right, answers)):
+                totals[index] += value
+        tap.output = None
+    return gather_score(training, totals)
+
+
+def take_together(training: Training) -> Iterator[Any]:
+    """This rank's test batches; raises `UsageError` on all ranks where one has more of them than another.
+
+    A forward pass of a sharded model is done by all ranks or none, so this is agreed on before every batch.
+    """
+    assert training.test_batches is not None
+    iterator, num_taken = iter(training.test_batches), 0
+    while True:
+        batch = next(iterator, NO_BATCH)
+        if not is_so_everywhere(batch is not NO_BATCH, training):
+            break
+        num_taken += 1
+        yield batch
+    if not is_so_everywhere(batch is NO_BATCH, training):
+        raise UsageError(
+            f"some ranks have only {num_taken} test batches and others more: let build() give every rank as many"
+        )
+    if not num_taken:
+        raise UsageError("there are no test batches: let build() return a list or a DataLoader as test_batches")
+
+
+def gather_score(training: Training, totals: list[float]) -> Score:
+    """Sum over ranks: weighted losses, weights, right answers, answers."""
+    if dist.is_initialized():
+        device = next(training.model.parameters()).device
+        summed = torch.tensor(totals, dtype=torch.float64, device=device)
+        dist.all_reduce(summed)
+        totals = summed.tolist()
+    loss, weight, right, answers = totals
+    return Score(loss=loss / weight if weight else float("nan"), accuracy=right / answers if answers else None)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+class GradientNoise:
+    """The squared norms of a step's gradients, after its first pass and after its last."""
+
+    def __init__(self, trial: Trial, training: Training) -> None:
+        if trial.accumulation < 2:
+            raise UsageError(
+                f"gradient noise is read between the passes of a step, and a step of {trial.batch_per_rank} samples"
+                " has one: give it a --micro-batch that is at most half of that"
+            )
+        if trial.strategy in FSDP:
+            raise UsageError(
+                f"gradient noise needs whole gradients, and ranks of {trial.strategy} have pieces: use ddp"
+            )
+        self._training = training
+        self._num_passes = 0
+        self.small: float | None = None
+        """Of the first pass; None where it is no finite number."""
+        self.large: float | None = None
+        """Of the whole step."""
+
+    def begin(self) -> None:
+        """Before a step."""
+        self._num_passes = 0
+        self.small = self.large = None
+
+    def mark(self, phase: str) -> None:
+        """Called where a phase ends."""
+        if phase != "backward":
+            return
+        self._num_passes += 1
+        if self._num_passes == 1:
+            self.small = self._read_square(self._training.accumulation)
+        if self._num_passes == self._training.accumulation:
+            self.large = self._read_square(1)
+
+    def _read_square(self, factor: float) -> float | None:
+        """The squared norm of what is in `.grad`, multiplied by a factor and without the loss scale."""
+        parameters = self._training.model.parameters()
+        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in parameters if p.grad is not None]
+        scale = self._training.scaler.get_scale() if self._training.scaler else 1.0
+        square = (float(torch.stack(norms).norm()) * factor / scale) ** 2 if norms else math.nan
+        return square if math.isfinite(square) else None
 
 
 class CourseRun:

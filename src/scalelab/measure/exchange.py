@@ -34,13 +34,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from scalelab.analysis.bandwidth import POINT_TO_POINT
+from scalelab.analysis.communication import POINT_TO_POINT
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.agreement import transfers_file
-from scalelab.observations import Transfer
-from scalelab.samples import render_transfers
-from scalelab.settings import LACKED, NUMBER_BYTES, Exchange
-from scalelab.trial import Trial
+from scalelab.records.observations import Transfer
+from scalelab.records.samples import render_transfers
+from scalelab.records.settings import LACKED, NUMBER_BYTES, Exchange
+from scalelab.records.trial import Trial
 
 GROUP_SECONDS = 1e-4
 """Calls that are shorter are timed several at once, until a timing is about as long as this."""

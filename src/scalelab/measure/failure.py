@@ -23,7 +23,7 @@ import torch.distributed
 
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.memory_limit import has_reached_limit
-from scalelab.trial import Status
+from scalelab.records.trial import Status
 from scalelab.units import format_bytes
 
 MEMORY_WORDS = re.compile(

@@ -15,8 +15,8 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as run_torchrun
 
-from scalelab.files import write_json
 from scalelab.measure.agreement import EXIT_FAILED, EXIT_STORAGE, die_with_parent, host_file
+from scalelab.records.files import write_json
 
 AGENT_VARIABLE = "SCALELAB_AGENT"
 """Tells ranks the process number of their torchrun."""

@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from scalelab.files import write_json
 from scalelab.measure.agreement import die_with_parent, log_file, place_file
 from scalelab.measure.host_agent import AGENT_VARIABLE
 from scalelab.measure.worker import Assignment, run_rank
+from scalelab.records.files import write_json
 
 
 def main(directory: str, host: str, cores: str) -> int:

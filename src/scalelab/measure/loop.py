@@ -11,27 +11,194 @@ noise falls on all alike; only the profiled ones come last, for they leave the r
 The loss is read after the last clock reading, when the device has finished anyway. Only numbers are kept: holding on
 to tensors would cost a percent of a millisecond step in memory and garbage collection.
 `perf_counter` is the host's monotonic clock on Linux, the same for all ranks of a host.
+
+When a rank has computed its last gradient: what comes after it in backward is exchange and waiting.
+
+A hook on a parameter is called when its gradient has been accumulated, before DDP takes it into a bucket. Which
+parameter is the last is learnt in the first watched step, with a hook on each; later steps carry one hook only, so that
+they are hardly slower than clean ones. On a GPU the hook records an event in the stream of backward.
+
+Sharded strategies hold no whole parameters to hook on, and their ranks exchange in forward too: nothing is watched
+there.
+
+How long a rank wanted to run and the kernel had given its core to others.
+
+On a machine that other programs use too, a phase that takes longer on one rank may only have been interrupted there.
+Linux counts for every thread the time that it stood in the queue of a core (`/proc/thread-self/schedstat`, the second
+number, in nanoseconds; Documentation/scheduler/sched-stats.rst). Taking it off leaves what the phase took of itself:
+computing, sleeping, waiting. A reading costs less than a microsecond.
+
+Only the thread that trains is seen. Where torch computes with several threads, a stall of another one counts as
+computing; so does time that a hypervisor gives to other machines. On a GPU a stall of the host says little, and
+nothing is read.
+
+The state of a training, saved and put back: for steps that must leave no trace.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from scalelab.measure.failure import is_out_of_memory
+from scalelab.measure.memory_limit import has_room_for
 from scalelab.measure.profiles import let_threads_finish, list_activities
-from scalelab.measure.readiness import ReadyClock
-from scalelab.measure.stalls import StallClock
-from scalelab.measure.state import SavedState
+from scalelab.measure.randomness import read_random_state, restore_random_state
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training
+from scalelab.records.trial import PHASES, Block, StepKind, StepSample
 from scalelab.strategies.synchronization import can_update_without_sync, without_sync
-from scalelab.trial import PHASES, Block, StepKind, StepSample
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+class StallClock:
+    """Reads the stalls of the thread that it was made in. Use as a context manager: it holds a file open."""
+
+    def __init__(self, *, is_wanted: bool = True) -> None:
+        self._file: int | None = None
+        if is_wanted:
+            try:
+                self._file = os.open(SCHEDSTAT, os.O_RDONLY)
+            except OSError:  # not Linux, or a kernel that does not count
+                self._file = None
+
+    def __enter__(self) -> StallClock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def read(self) -> float | None:
+        """Seconds since the thread began; None: nobody counts them here."""
+        if self._file is None:
+            return None
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+
+
+class ReadyClock:
+    """Watches the gradients of a model. Use as a context manager: hooks must be taken off again."""
+
+    def __init__(self, model: nn.Module, stalls: StallClock | None = None) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad] if can_update_without_sync(model) else []
+        self._is_cuda = any(parameter.is_cuda for parameter in self._parameters)
+        self._hooks: list[Any] = []
+        self._last: nn.Parameter | None = None
+        self._stamp: float | None = None
+        self._stalls = stalls
+        self._stall_stamp: float | None = None
+        self._begin: Any = None
+        self._event: Any = None
+
+    def __enter__(self) -> ReadyClock:
+        self._watch(self._parameters)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unwatch()
+
+    def begin(self) -> None:
+        """The step begins now."""
+        self._stamp = self._stall_stamp = None
+        if self._is_cuda:
+            self._begin, self._event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._begin.record()
+
+    def read(self, start: float) -> float | None:
+        """Seconds from `start`, the clock's reading at the beginning, to the last gradient; None: nothing was seen."""
+        if self._stamp is None:
+            return None
+        if len(self._hooks) > 1 and self._last is not None:
+            self._unwatch()
+            self._watch([self._last])
+        if self._is_cuda:
+            self._event.synchronize()
+            return float(self._begin.elapsed_time(self._event)) / 1e3
+        return self._stamp - start
+
+    def read_stall(self, start: float | None) -> float | None:
+        """Seconds of stalls from `start`, their reading at the beginning, to the last gradient; None: unknown."""
+        return None if start is None or self._stall_stamp is None else self._stall_stamp - start
+
+    def _watch(self, parameters: list[nn.Parameter]) -> None:
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._see) for parameter in parameters]
+
+    def _unwatch(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _see(self, parameter: torch.Tensor) -> None:
+        self._stamp = perf_counter()
+        if self._stalls is not None:
+            self._stall_stamp = self._stalls.read()
+        self._last = parameter  # type: ignore[assignment]
+        if self._is_cuda:
+            self._event.record()
+
+
+class SavedState:
+    """Parameters, buffers, optimizer, learning rate, loss scale and random state.
+
+    Copies stay in the host's memory, where there is more of it.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._optimizer = training.optimizer
+        self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
+        self._tensors = [*training.model.parameters(), *training.model.buffers()]
+        self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
+        if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
+            raise MemoryError("the limit leaves no room for a copy of the state")
+        self._copies = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors]
+        self._scalars = [
+            (state, key, copy.deepcopy(value))
+            for state, key, value in self._optimizer_values()
+            if not isinstance(value, torch.Tensor)
+        ]
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._others = [(part, part.state_dict()) for part in (training.scheduler, training.scaler) if part]
+        self._random = read_random_state()
+
+    @classmethod
+    def copy_of(cls, training: Training) -> SavedState | None:
+        """The state now; None when there is no memory for a copy."""
+        try:
+            return cls(training)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for tensor, saved in zip(self._tensors, self._copies, strict=True):
+                tensor.copy_(saved)
+        for state, key, value in self._scalars:
+            state[key] = value
+        for parameter, state in list(self._optimizer.state.items()):
+            for key in state.keys() - self._keys.get(parameter, set()):
+                del state[key]
+            if parameter not in self._keys:
+                del self._optimizer.state[parameter]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        for part, kept in self._others:
+            part.load_state_dict(kept)
+        restore_random_state(self._random)
+
+    def _optimizer_values(self) -> list[tuple[dict[str, Any], str, Any]]:
+        return [(state, key, state[key]) for state in self._optimizer.state.values() for key in state]
 
 
 class RawStep(NamedTuple):

@@ -24,13 +24,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scalelab.environment import usable_cores
-from scalelab.files import read_json
 from scalelab.measure.agreement import die_with_parent
 from scalelab.measure.cluster_rank import choose_device_number
 from scalelab.measure.worker import Assignment, run_rank
 from scalelab.ranks.placement import bind_ranks
-from scalelab.trial import Trial, from_builtins
+from scalelab.records.environment import usable_cores
+from scalelab.records.files import read_json
+from scalelab.records.trial import Trial, from_builtins
 
 Place = tuple[str, tuple[int, ...]]
 """The host of a rank, and the cores that it may use there."""

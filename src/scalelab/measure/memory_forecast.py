@@ -39,14 +39,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from scalelab.analysis.memory import MemoryEvent, PhaseMark, account_step
 from scalelab.analysis.memory_sharding import Moment, Recording, Spread, UnitMark, spread_recording, spread_standing
 from scalelab.errors import UsageError
-from scalelab.measure.memory import make_report
-from scalelab.measure.memory_marks import StorageMap, take_marked_steps
+from scalelab.measure.memory import StorageMap, make_report, take_marked_steps
 from scalelab.measure.randomness import seed_everything
 from scalelab.measure.training import Training, dress_workload
-from scalelab.observations import RankReport
-from scalelab.settings import Perturbation, Spreading
+from scalelab.records.observations import RankReport
+from scalelab.records.settings import Perturbation, Spreading
+from scalelab.records.trial import Trial
 from scalelab.strategies.blocks import find_blocks
-from scalelab.trial import Trial
 from scalelab.workloads.load import load_workload
 
 CUDA_BLOCK_BYTES = 512

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.observations import RankReport
-from scalelab.trial import Trial
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Trial
 
 M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -2, -3, -8
 """Parameters of glibc's `mallopt`, from malloc.h."""

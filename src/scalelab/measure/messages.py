@@ -30,10 +30,10 @@ from torch.utils._pytree import tree_leaves
 
 from scalelab.measure.step import take_step
 from scalelab.measure.training import Training
-from scalelab.observations import Message, MessageBasis, RankReport
+from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.trial import Trial
 from scalelab.strategies.catalogue import FSDP
 from scalelab.strategies.sync_batch_norm import SyncBatchNormOnCpu
-from scalelab.trial import Trial
 
 NAMESPACES = ("c10d", "_c10d_functional")
 KINDS = (

@@ -39,15 +39,7 @@ from typing import Any, TypeVar
 import psutil
 
 from scalelab import __version__
-from scalelab.environment import count_cores, read_environment, read_load_average, usable_cores
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.measure.meter_process import (
-    describe_end,
-    make_configuration,
-    name_script,
-    read_peak_memory,
-    say_where,
-)
 from scalelab.measure.meter_ranks import NothingAgreed, Place, agree, find_place, open_rendezvous
 from scalelab.measure.meter_result import (
     Outcome,
@@ -58,11 +50,23 @@ from scalelab.measure.meter_result import (
     save_and_tidy,
     wait_for_outcomes,
 )
-from scalelab.measure.meter_steps import Mark, Step, StepLog, choose_marks, take_loss
-from scalelab.observations import RankReport
+from scalelab.measure.meter_steps import (
+    Mark,
+    Step,
+    StepLog,
+    choose_marks,
+    describe_end,
+    make_configuration,
+    name_script,
+    read_peak_memory,
+    say_where,
+    take_loss,
+)
 from scalelab.ranks.affinity import is_oversubscribed
-from scalelab.store import RUNS_DIR, RunStore
-from scalelab.trial import PHASES, StepPlan, Trial
+from scalelab.records.environment import count_cores, read_environment, read_load_average, usable_cores
+from scalelab.records.observations import RankReport
+from scalelab.records.store import RUNS_DIR, RunStore
+from scalelab.records.trial import PHASES, StepPlan, Trial
 
 WAIT_SECONDS = 10.0
 """How long rank 0 waits for what the others leave, after its own Meter has ended."""

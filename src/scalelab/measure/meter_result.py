@@ -19,13 +19,13 @@ from pathlib import Path
 import psutil
 
 from scalelab.errors import DamagedRun, StoreError
-from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import outcome_file, remove_scratch, samples_file
 from scalelab.measure.launchers.outcome import name_ranks
-from scalelab.observations import RankReport
-from scalelab.samples import read_partial_samples
-from scalelab.store import RunStore, find_holder
-from scalelab.trial import Status, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.records.files import read_json, write_json
+from scalelab.records.observations import RankReport
+from scalelab.records.samples import read_partial_samples
+from scalelab.records.store import RunStore, find_holder
+from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins
 
 POLL_SECONDS = 0.02
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerAction, profile, schedule
 
 from scalelab.measure.agreement import trace_file
-from scalelab.settings import Course
-from scalelab.trial import StepKind, Trial
+from scalelab.records.settings import Course
+from scalelab.records.trial import StepKind, Trial
 
 KEY_AVERAGES_ROWS = 40
 FINISH_SECONDS = 0.1

@@ -18,7 +18,6 @@ from scalelab.data.augment import ImageFetch
 from scalelab.data.order import Sequential
 from scalelab.data.sample_batches import SampleBatches
 from scalelab.errors import UsageError
-from scalelab.files import write_json
 from scalelab.measure.agreement import quantized_file
 from scalelab.measure.training import Training
 from scalelab.quantize.capture import unwrap
@@ -26,9 +25,10 @@ from scalelab.quantize.held_out import HeldOut, split_batch
 from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.lab.stages import run_lab
 from scalelab.quantize.pipeline import Pipeline, Task
-from scalelab.quantized import Quantized
-from scalelab.settings import Quantization
-from scalelab.trial import Trial, to_builtins
+from scalelab.records.files import write_json
+from scalelab.records.quantized import Quantized
+from scalelab.records.settings import Quantization
+from scalelab.records.trial import Trial, to_builtins
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.images import load_images, normalise_by_half

@@ -37,12 +37,21 @@ from scalelab.data.order import FullShuffle, Numbers, Order, Sequential, draw_or
 from scalelab.data.sample_batches import Partition, SampleBatches
 from scalelab.errors import UsageError
 from scalelab.measure.agreement import fetches_file
-from scalelab.measure.page_cache import can_forget, forget_files, list_files, measure_resident, read_in
-from scalelab.measure.stored_data import InMemory, Place, Samples, prepare_set
-from scalelab.observations import Fetch, RankReport, ReadingReport
-from scalelab.samples import render_raw
-from scalelab.settings import MEMORY, Pass, Reading
-from scalelab.trial import Trial
+from scalelab.measure.stored_data import (
+    InMemory,
+    Place,
+    Samples,
+    can_forget,
+    forget_files,
+    list_files,
+    measure_resident,
+    prepare_set,
+    read_in,
+)
+from scalelab.records.observations import Fetch, RankReport, ReadingReport
+from scalelab.records.samples import render_raw
+from scalelab.records.settings import MEMORY, Pass, Reading
+from scalelab.records.trial import Trial
 
 MEMCPY_BYTES = 1 << 26
 """Of the array that a copy within memory is measured on, at most: beyond every cache of a processor."""

@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from scalelab.errors import DamagedRun, LaunchFailed
-from scalelab.files import read_json, write_json
 from scalelab.ranks.discovery import LOOPBACK
+from scalelab.records.files import read_json, write_json
 
 CONNECT_SECONDS = 8.0
 """How long a node may take to answer. A route that drops packets does not answer at all."""

@@ -19,12 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from scalelab.errors import UsageError
 from scalelab.measure.batches import BatchStream, make_mover
 from scalelab.measure.randomness import seed_everything
+from scalelab.records.trial import Trial
 from scalelab.strategies.apply import APPLY
 from scalelab.strategies.blocks import find_blocks
 from scalelab.strategies.catalogue import FSDP
 from scalelab.strategies.checkpointing import apply_checkpointing
 from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
-from scalelab.trial import Trial
 from scalelab.workloads.load import load_workload
 from scalelab.workloads.optimizers import make_optimizer
 from scalelab.workloads.schedule import check_schedule, learning_rate_factor, scale_learning_rate

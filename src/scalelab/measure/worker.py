@@ -2,6 +2,10 @@
 
 It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extended after every block, and
 `rank<r>.json`, written last. Both are read by the launcher; what a rank measured before it failed is kept.
+
+What an optimizer keeps between steps: momenta, averages of squares, counters.
+
+Weights that were trained elsewhere, put into a model before anything else is done with it.
 """
 
 from __future__ import annotations
@@ -16,18 +20,20 @@ import resource
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.tensor import DTensor
 
-from scalelab.environment import usable_cores
 from scalelab.errors import StorageFull, UsageError
-from scalelab.files import read_json, write_json
 from scalelab.measure.agreement import (
     DUMP_SIGNAL,
     EXIT_FAILED,
@@ -43,18 +49,70 @@ from scalelab.measure.instruments import look
 from scalelab.measure.loop import run_block
 from scalelab.measure.memory_forecast import forecast_memory
 from scalelab.measure.memory_limit import LimitWatch, give_pages, limit_memory
-from scalelab.measure.optimizer_state import count_state_bytes
 from scalelab.measure.reading import run_reading
 from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.stored_data import read_from_set
-from scalelab.measure.trained_weights import load_weights
 from scalelab.measure.training import Training, build_training
-from scalelab.observations import Fetch, RankReport, RankSource, Transfer
 from scalelab.ranks.affinity import assign_cores
 from scalelab.ranks.topology import find_numa_nodes, read_numa_nodes
-from scalelab.samples import render_samples
+from scalelab.records.environment import usable_cores
+from scalelab.records.files import read_json, write_json
+from scalelab.records.observations import Fetch, RankReport, RankSource, Transfer
+from scalelab.records.samples import render_samples
+from scalelab.records.settings import Quantization
+from scalelab.records.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
 from scalelab.strategies.dp import own_cores
-from scalelab.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
+
+
+def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors in its state, of this rank's piece where they are sharded."""
+    return sum(tensor.nbytes for state in optimizer.state.values() for tensor in find_tensors(state))
+
+
+def find_tensors(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nest of dicts, lists and tuples."""
+    if isinstance(state, DTensor):
+        yield state.to_local()
+    elif isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for part in state.values():
+            yield from find_tensors(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from find_tensors(part)
+
+
+def load_weights(model: nn.Module, settings: Quantization) -> None:
+    """Put trained weights from a file into the model; one that does not fit is refused with what differs."""
+    if not settings.weights:
+        return
+    advice = "give what torch.save(model.state_dict(), …) writes"
+    try:
+        found: Any = torch.load(settings.weights, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(f"--weights {settings.weights} cannot be read ({type(error).__name__}): {advice}") from error
+    state = find_state(found)
+    if state is None:
+        raise UsageError(f"--weights {settings.weights} holds a {type(found).__name__} that is no state_dict: {advice}")
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UsageError(f"--weights {settings.weights} does not fit the model: {words}") from error
+
+
+def find_state(found: Any) -> dict[str, torch.Tensor] | None:
+    """A state_dict, or the one that a checkpoint of a training has inside; names without DDP's prefix."""
+    if not isinstance(found, dict):
+        return None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found.get(key), dict):
+            found = found[key]
+    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        return None
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
+
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""

@@ -23,10 +23,9 @@ from dataclasses import dataclass, field, replace
 from scipy import optimize
 
 from scalelab.errors import UsageError
-from scalelab.predict.buckets import Gradient, fill_buckets
 from scalelab.predict.link_cost import Network
-from scalelab.predict.overlap import Unit, expected_maximum, overlap_buckets, overlap_units
-from scalelab.steps import PHASES
+from scalelab.predict.overlap import Gradient, Unit, expected_maximum, fill_buckets, overlap_buckets, overlap_units
+from scalelab.records.steps import PHASES
 
 SHARDED = {"fsdp-full": True, "fsdp2": True, "fsdp-grad-op": False}
 """Strategies that shard, and whether they gather parameters again in backward."""

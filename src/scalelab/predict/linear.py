@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training
+from scalelab.analysis.growth import Extrapolation, extrapolate_training
 from scalelab.checks import check_positive
 from scalelab.predict.planning import SECONDS_PER_DAY, Plan, Totals
 

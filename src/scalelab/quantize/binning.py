@@ -17,7 +17,7 @@ from scalelab.quantize.calibrate import Calibration
 from scalelab.quantize.histogram import Histogram as Counted
 from scalelab.quantize.histogram import Values, count_values, rebin
 from scalelab.quantize.network import QuantizedLayer, QuantizedNetwork
-from scalelab.quantized import Histogram, HistogramKind
+from scalelab.records.quantized import Histogram, HistogramKind
 
 NUM_BINS = 100
 WEIGHT_LIMIT = 127

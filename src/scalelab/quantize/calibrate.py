@@ -25,9 +25,8 @@ from torch import distributed
 
 from scalelab.errors import UsageError
 from scalelab.quantize.histogram import Histogram, count_values, merge_histograms
-from scalelab.quantize.network import PASSING, Network
+from scalelab.quantize.network import PASSING, Network, run_float
 from scalelab.quantize.ranges import Range, RangeSettings, choose_range
-from scalelab.quantize.run_float import run_float
 from scalelab.quantize.timing import one_thread
 
 BUFFER_VALUES = 1 << 20

@@ -12,7 +12,7 @@ import torch
 from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.network import Network, QuantizedNetwork
 from scalelab.quantize.sessions import LayerKernel, list_fallbacks, open_session, profile_layers, run_session
-from scalelab.quantized import LayerReport
+from scalelab.records.quantized import LayerReport
 
 FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
 Run = Callable[[torch.Tensor], torch.Tensor]

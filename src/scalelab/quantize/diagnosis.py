@@ -27,9 +27,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.run_float import compute_layer
-from scalelab.quantized import LayerReport
+from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork, compute_layer
+from scalelab.records.quantized import LayerReport
 
 Results = dict[str, torch.Tensor]
 

@@ -35,7 +35,6 @@ import numpy as np
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.files import storage_errors
 from scalelab.quantize.export_nodes import (
     MICROSOFT,
     GraphParts,
@@ -49,6 +48,7 @@ from scalelab.quantize.export_nodes import (
 )
 from scalelab.quantize.network import PASSING, Grid, Network, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.sessions import open_session, run_session
+from scalelab.records.files import storage_errors
 
 Form = Literal["qdq", "operators"]
 OPSET = 19

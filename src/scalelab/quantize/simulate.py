@@ -14,9 +14,8 @@ import torch
 from torch.nn import functional
 
 from scalelab.quantize.integer_ops import Accumulator, choose_dtype, finish, round_to_grid, sum_products, to_numbers
-from scalelab.quantize.network import Grid, QuantizedLayer, QuantizedNetwork
+from scalelab.quantize.network import Grid, QuantizedLayer, QuantizedNetwork, compute_layer
 from scalelab.quantize.profiles import Profile, find_profile
-from scalelab.quantize.run_float import compute_layer
 
 LOGITS = "logits"
 """The key of the last layer's result as float32. A layer of this name has it too, in place of its integers."""

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 
-from scalelab.quantized import Timing
+from scalelab.records.quantized import Timing
 
 Call = Callable[[], object]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scalelab.settings import Bind
+from scalelab.records.settings import Bind
 
 
 def assign_cores(num_ranks: int, threads_per_rank: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from scalelab.errors import RankUnknown
-from scalelab.observations import RankSource
 from scalelab.ranks.discovery import PROXIES, Membership
+from scalelab.records.observations import RankSource
 
 BY_MPI = "Split_type(SHARED)"
 """The source's name beside those that are variables."""

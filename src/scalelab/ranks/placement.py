@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from scalelab.environment import usable_cores
 from scalelab.ranks.affinity import bind_cores
 from scalelab.ranks.topology import (
     Device,
@@ -26,7 +25,8 @@ from scalelab.ranks.topology import (
     read_numa_nodes,
     read_visible_devices,
 )
-from scalelab.trial import Trial
+from scalelab.records.environment import usable_cores
+from scalelab.records.trial import Trial
 
 NEAR = 10
 """The distance of a NUMA node to itself (ACPI's SLIT)."""

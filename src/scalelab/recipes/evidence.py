@@ -13,10 +13,10 @@ from typing import NamedTuple
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.recipes.recipe import Outcome, Size
+from scalelab.records.trial import Option, Status, StepKind, TrialResult
 from scalelab.report.document import Column, Table, make_row
-from scalelab.studies.arms import Arm
-from scalelab.studies.sweep import CONTROL, INTERVAL_NOTE
-from scalelab.trial import Option, Status, StepKind, TrialResult
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.sweep import CONTROL, INTERVAL_NOTE
 from scalelab.units import Quantity, format_quantity
 
 OTHER_MACHINE = "published: of another machine and another size, so that only ratios and orders can be compared"

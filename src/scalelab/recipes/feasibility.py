@@ -8,6 +8,8 @@ whatever it likes when memory runs out. So the least that the ranks must hold is
 
 Activations come on top, so a part that passes may still run out of memory. On a CPU each rank therefore gets a limit,
 its share of the machine: running out is then a result like any other.
+
+The two sizes of every recipe: the published parameters, and the same shape for two CPU cores and a few minutes.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
-from scalelab.environment import find_gpus, read_allowed_memory
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.measure.launchers.steps import find_program
 from scalelab.ranks.allocation import find_allocation
 from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.recipes.recipe import Size
 from scalelab.recipes.submitted import SubmittedTraining, find_submission_obstacle
-from scalelab.studies.memory import Memory
+from scalelab.records.environment import find_gpus, read_allowed_memory
+from scalelab.records.trial import Trial
+from scalelab.studies.memory.study import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
-from scalelab.studies.study import Sampling, Study
-from scalelab.trial import Trial
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.units import format_bytes
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
@@ -130,3 +134,35 @@ def count_moments(trial: Trial) -> int:
     if chosen is None:
         return 1 if trial.workload in ("resnet18", "lenet") else 2
     return 1 if chosen == "sgd" and trial.optimization.momentum else KEPT_TENSORS[chosen]
+
+
+T = TypeVar("T")
+
+
+def choose(size: Size, *, small: T, full: T) -> T:
+    return full if size == "full" else small
+
+
+def choose_ranks(size: Size, full: int) -> int:
+    """Two cores have room for two ranks."""
+    return choose(size, small=min(2, full), full=full)
+
+
+def make_sampling(
+    size: Size,
+    *,
+    rounds: int = 4,
+    steps: int = 12,
+    comm_free: bool = False,
+    phase_steps: int = 4,
+    profile_steps: int = 0,
+) -> Sampling:
+    """Few launches of few steps in small, as told; the control is left to full size."""
+    return Sampling(
+        rounds=choose(size, small=rounds, full=6),
+        steps=choose(size, small=steps, full=30),
+        phase_steps=phase_steps if size == "small" else 2 * phase_steps,
+        comm_free_steps=choose(size, small=4, full=8) if comm_free else 0,
+        profile_steps=profile_steps,
+        control=size == "full",
+    )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from scalelab.recipes.evidence import say
 from scalelab.recipes.recipe import Outcome
-from scalelab.studies.memory import Memory
-from scalelab.studies.memory_rows import collect_rows
-from scalelab.trial import Trial
+from scalelab.records.trial import Trial
+from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.memory.study import Memory
 from scalelab.workloads.catalogue import make_options
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document, Table
-from scalelab.studies.arms import Arm, group_arms
-from scalelab.studies.study import Study
-from scalelab.trial import Status, TrialResult
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.study import Study
 
 Size = Literal["small", "full"]
 

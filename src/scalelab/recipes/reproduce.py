@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from scalelab.answers.train import Train
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.site import Site
 from scalelab.recipes.assignments import RECIPES
@@ -22,10 +23,9 @@ from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, lim
 from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
 from scalelab.recipes.row_charts import choose_charts
 from scalelab.recipes.submitted import SubmittedTraining
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Caution, Column, Document, Section, Table, make_cell, make_row
-from scalelab.studies.study import Expecting, Job, Searching, Selective, Study
-from scalelab.studies.train import Train
-from scalelab.trial import Status, Trial, TrialResult
+from scalelab.studies.shared.study import Expecting, Job, Searching, Selective, Study
 
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
 

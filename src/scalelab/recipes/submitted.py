@@ -11,14 +11,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from scalelab.environment import installed_version
+from scalelab.answers.train import Train
 from scalelab.errors import RankUnknown
 from scalelab.measure.launchers.jobscripts import NO_PSIJ
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler, find_allocation
+from scalelab.records.environment import installed_version
+from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.train import Train
-from scalelab.trial import Status, TrialResult
 
 PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
 """What jobs are submitted by, in the order in which they are looked for."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
+from scalelab.records.trial import from_builtins
 from scalelab.report.text import Align
-from scalelab.trial import from_builtins
 from scalelab.units import Quantity
 
 SCHEMA_VERSION = 1

@@ -1,6 +1,12 @@
 """Several runs in one report: how they compare first, then what they share in one figure, then each for itself.
 
 Every run gets a letter, in the order in which they were named; each is compared with the first.
+
+The same figure of several runs in one: their lines over each other, in the same axes.
+
+Specifications are joined, not measurements: what two figures have in common is their axes, so they must agree on
+titles and units. Rows that have a key are measurements, and their series get the name of their run. Of lines without
+one only the ideal is kept: a fit belongs to the run that it was made for. Bars are not laid over each other.
 """
 
 from __future__ import annotations
@@ -8,9 +14,149 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
+from typing import Any
 
+from scalelab.report.charts.plot import DASHES, LEGEND, MOST_SERIES, SHAPES
 from scalelab.report.document import Caution, Chart, Document, Section
-from scalelab.report.overlaid import overlay_charts
+
+IDEAL = "ideal"
+KINDS = ("line", "point", "circle", "rule", "area")
+"""Marks that can lie over each other."""
+CAPTION = "All runs in the same axes, intervals as in each run's own figure below; fits are only there."
+Spec = Mapping[str, Any]
+
+
+def overlay_charts(charts: Mapping[str, Chart]) -> Chart | None:
+    """The same figure of several runs, by their names, as one; None where they cannot share axes."""
+    specs = {name: chart.spec for name, chart in charts.items()}
+    first, *others = specs.values()
+    if len(specs) < 2 or not all(is_of_lines(spec) for spec in specs.values()):
+        return None
+    if any(list_chart_titles(other) != list_chart_titles(first) for other in others):
+        return None
+    places = {channel: join_places(list(specs.values()), channel) for channel in ("x", "y")}
+    layers = [layer for name, spec in specs.items() for layer in rename_layers(spec, name, is_first=spec is first)]
+    own = list(dict.fromkeys(row["series"] for layer in layers for row in layer["data"]["values"]))
+    if not own or len(own) > MOST_SERIES + 1:
+        return None
+    layers = [dress_layer(layer, places, own) for layer in layers if layer["data"]["values"]]
+    last = max((index for index, layer in enumerate(layers) if kind_of(layer) == "point"), default=None)
+    for index, layer in enumerate(layers):
+        if index != last:
+            layer.pop("params", None)  # a selection has one name in a figure
+    chart = next(iter(charts.values()))
+    return Chart(title=chart.title, caption=CAPTION, spec={**first, "layer": layers})
+
+
+def is_of_lines(spec: Spec) -> bool:
+    """Whether a figure is layers of lines and points with data of their own."""
+    layers = spec.get("layer")
+    if not isinstance(layers, Sequence) or not any(kind_of(layer) == "line" for layer in layers):
+        return False
+    return all(
+        kind_of(layer) in KINDS and "values" in layer.get("data", {}) and tells_series_apart(layer) for layer in layers
+    )
+
+
+def tells_series_apart(layer: Spec) -> bool:
+    """Whether series differ only in what can be given anew; where it asks for names, they are parts of one run."""
+    encoded = [(name, place) for name, place in layer.get("encoding", {}).items() if isinstance(place, Mapping)]
+    by_series = {name for name, place in encoded if place.get("field") == "series"}
+    asks_names = any("datum.series" in str(place.get("condition", "")) for _, place in encoded)
+    return not asks_names and by_series <= {"color", "shape", "strokeDash", "detail"}
+
+
+def kind_of(layer: Spec) -> str:
+    mark = layer.get("mark", "")
+    return str(mark.get("type", "")) if isinstance(mark, Mapping) else str(mark)
+
+
+def list_chart_titles(spec: Spec) -> list[tuple[str, str]]:
+    """What the axes of a figure are called, units and all."""
+    found = {
+        (channel, f"{place.get('title')} {read_axis(place).get('description')}") for channel, place in list_places(spec)
+    }
+    return sorted(found)
+
+
+def read_axis(place: Spec) -> Spec:
+    axis = place.get("axis")
+    return axis if isinstance(axis, Mapping) else {}
+
+
+def list_places(spec: Spec) -> Iterator[tuple[str, Spec]]:
+    """The axes of every layer."""
+    for layer in spec["layer"]:
+        for channel in ("x", "y"):
+            place = layer.get("encoding", {}).get(channel)
+            if isinstance(place, Mapping) and "field" in place:
+                yield channel, place
+
+
+def join_places(specs: Sequence[Spec], channel: str) -> dict[str, Any]:
+    """Ticks and ends of an axis that hold for all figures.
+
+    Labels that were written for the ticks of one figure do not fit those of another: then the axis that reaches
+    furthest is taken as it is.
+    """
+    places = [place for spec in specs for name, place in list_places(spec) if name == channel]
+    joined: dict[str, Any] = {}
+    axes = [axis for place in places if "values" in (axis := read_axis(place))]
+    if len({str(axis.get("labelExpr")) for axis in axes}) > 1:
+        widest = max(axes, key=lambda axis: (max(axis["values"]), -min(axis["values"])))
+        joined["axis"] = {name: widest[name] for name in ("values", "labelExpr") if name in widest}
+    elif axes:
+        joined["axis"] = {"values": sorted({value for axis in axes for value in axis["values"]})}
+    domains = [place["scale"]["domain"] for place in places if "domain" in place.get("scale", {})]
+    if domains and all(isinstance(value, int | float) for domain in domains for value in domain):
+        joined["domain"] = [min(map(min, domains)), max(map(max, domains))]
+    return joined
+
+
+def rename_layers(spec: Spec, run: str, *, is_first: bool) -> Iterator[dict[str, Any]]:
+    """The layers of one run, its series named after it."""
+    for layer in spec["layer"]:
+        kept = []
+        for row in layer["data"]["values"]:
+            series = str(row.get("series", ""))
+            if row.get("key") is not None:
+                kept.append({**row, "series": f"{run} · {series}" if series else run})
+            elif series == IDEAL and is_first:
+                kept.append(dict(row))
+        yield {**layer, "data": {"values": kept}}
+
+
+def dress_layer(layer: Spec, places: Mapping[str, Spec], names: Sequence[str]) -> dict[str, Any]:
+    """A layer in the common axes, its series told apart from those of all runs."""
+    encoding = {}
+    for channel, place in layer["encoding"].items():
+        made = dict(place) if isinstance(place, Mapping) else place
+        if channel in places and isinstance(made, dict):
+            made = set_place(made, places[channel])
+        elif isinstance(made, dict) and made.get("field") == "series":
+            made |= {"scale": make_scale(channel, names)}
+            made |= {} if channel == "detail" else {"legend": LEGEND}
+        encoding[channel] = made
+    return {**layer, "encoding": encoding}
+
+
+def set_place(place: dict[str, Any], joined: Spec) -> dict[str, Any]:
+    if "axis" in joined and isinstance(place.get("axis"), Mapping):
+        place["axis"] = {**place["axis"], **joined["axis"]}
+    if "domain" in joined and "scale" in place:
+        place["scale"] = {**place["scale"], "domain": joined["domain"]}
+    return place
+
+
+def make_scale(channel: str, names: Sequence[str]) -> dict[str, Any]:
+    """Colours, shapes and dashes of all series; the ideal is a dotted line without points."""
+    scale: dict[str, Any] = {"domain": list(names)}
+    if channel == "shape":
+        scale["range"] = ["stroke" if name == IDEAL else SHAPES[n % len(SHAPES)] for n, name in enumerate(names)]
+    elif channel == "strokeDash":
+        scale["range"] = [[1, 3] if name == IDEAL else DASHES[n % len(DASHES)] for n, name in enumerate(names)]
+    return scale
+
 
 DECIDED = ("B is faster", "B is slower")
 """What a comparison says of what differs."""

@@ -1,4 +1,7 @@
-"""The strategies by name: `apply_x(model, device, trial) -> model`, one file each."""
+"""The strategies by name: `apply_x(model, device, trial) -> model`, one file each.
+
+`single`: the plain loop, the reference that has no process group at all.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from scalelab.records.trial import Trial
 from scalelab.strategies.ddp import apply_ddp
 from scalelab.strategies.dp import apply_dp
 from scalelab.strategies.fsdp import apply_fsdp
 from scalelab.strategies.fsdp2 import apply_fsdp2
-from scalelab.strategies.single import apply_single
-from scalelab.trial import Trial
+
+
+def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    """The model as it is."""
+    return model.to(device)
+
 
 Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
 

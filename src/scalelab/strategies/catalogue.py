@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.settings import Spreading
-from scalelab.trial import Trial
+from scalelab.records.settings import Spreading
+from scalelab.records.trial import Trial
 
 Strategy = Literal["single", "dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
 Spread = Literal["dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]

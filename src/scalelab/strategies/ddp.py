@@ -28,8 +28,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scalelab.settings import Spreading
-from scalelab.trial import Trial
+from scalelab.records.settings import Spreading
+from scalelab.records.trial import Trial
 
 
 def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:

@@ -23,8 +23,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
+from scalelab.records.trial import Trial
 from scalelab.strategies.blocks import find_blocks
-from scalelab.trial import Trial
 
 SHARDING = {
     "fsdp-full": ShardingStrategy.FULL_SHARD,

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from scalelab.records.trial import Trial
 from scalelab.strategies.blocks import find_blocks
-from scalelab.trial import Trial
 
 
 def apply_fsdp2(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:

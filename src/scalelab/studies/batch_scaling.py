@@ -15,20 +15,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from scalelab.analysis.batch_size import SaturationFit, fit_saturation
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.saturation import SaturationFit, fit_saturation
 from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_lines
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.strategies.catalogue import Spread
-from scalelab.studies.arms import Arm, group_arms
-from scalelab.studies.batch_size import check_batches, describe_saturation, warn_of_fit
-from scalelab.studies.status import describe_failures, find_status, join_words
-from scalelab.studies.study import Configuration, Job, Sampling
-from scalelab.studies.sweep import (
+from scalelab.studies.batch_size.study import check_batches, describe_saturation, warn_of_fit
+from scalelab.studies.shared.arms import Arm, describe_failures, find_status, group_arms, join_words
+from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     describe_measurement,
     describe_status,
@@ -37,7 +37,6 @@ from scalelab.studies.sweep import (
     find_sweep_cautions,
     plan_sweep,
 )
-from scalelab.trial import Trial, TrialResult
 from scalelab.units import format_quantity, format_share
 
 Reading = Literal["global", "per-rank"]

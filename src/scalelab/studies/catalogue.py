@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from scalelab.answers.metered import MeteredRun
+from scalelab.answers.train import Train
 from scalelab.errors import UnknownName
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.collectives import Collectives
+from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.collectives.study import Collectives
+from scalelab.studies.comm_volume.study import Messages
 from scalelab.studies.compile import Compile
-from scalelab.studies.delay import Delay
-from scalelab.studies.dimensions import Dimensions
+from scalelab.studies.delay.study import Delay
+from scalelab.studies.dimensions.study import Dimensions
 from scalelab.studies.dtypes import Dtypes
-from scalelab.studies.imbalance import Imbalance
-from scalelab.studies.io_formats import IoFormats
-from scalelab.studies.large_batch import LargeBatch
-from scalelab.studies.links import Links
+from scalelab.studies.io_formats.study import IoFormats
+from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers
-from scalelab.studies.max_batch import MaxBatch
-from scalelab.studies.memory import Memory
-from scalelab.studies.messages import Messages
-from scalelab.studies.metered import MeteredRun
-from scalelab.studies.model_size import ModelSize
+from scalelab.studies.max_batch.study import MaxBatch
+from scalelab.studies.memory.study import Memory
+from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.network.study import Links
 from scalelab.studies.optimizers import Optimizers
-from scalelab.studies.quantize import Quantize
-from scalelab.studies.reproducibility import Reproducibility
-from scalelab.studies.strategies import Strategies
-from scalelab.studies.strong_scaling import StrongScaling
+from scalelab.studies.quantize.study import Quantize
+from scalelab.studies.reproducibility.study import Reproducibility
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+from scalelab.studies.straggler.study import Imbalance
+from scalelab.studies.strategies.study import Strategies
 from scalelab.studies.throughput import Throughput
-from scalelab.studies.train import Train
-from scalelab.studies.weak_scaling import WeakScaling
 
 STUDIES: dict[str, type[Any]] = {
     study.name: study

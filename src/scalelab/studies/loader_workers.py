@@ -12,6 +12,8 @@ Workers live for all epochs. Where they do not, as in a DataLoader without `pers
 for in every epoch; here it is part of the first step, which has a column of its own. At the beginning of an epoch the
 first batch is waited for in any case, because none is prepared beyond the end. Means have that in them, medians not;
 so the time of an epoch is the number of its steps times the mean.
+
+The figures of `loader-workers`: what a step waits for, and what an epoch takes.
 """
 
 from __future__ import annotations
@@ -21,19 +23,61 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from scalelab.checks import check_at_least
-from scalelab.environment import count_cores
 from scalelab.errors import UsageError
-from scalelab.report.document import Caution, Document, Section
-from scalelab.studies.arms import group_arms
-from scalelab.studies.loader_charts import draw_epochs, draw_split
-from scalelab.studies.loader_split import make_epoch_table, make_split_table, summarise_workers
-from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
-from scalelab.studies.real_images import count_images, name_images, put_on_images
-from scalelab.studies.study import Configuration, Job, Sampling
-from scalelab.studies.sweep import describe_measurement, find_sweep_cautions, plan_sweep
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.environment import count_cores
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.charts.amounts import make_value_axis, read_columns, read_number
+from scalelab.report.charts.plot import Axis, plot_bars
+from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.input_split import make_epoch_table, make_split_table, summarise_workers
+from scalelab.studies.shared.real_images import count_images, name_images, put_on_images
+from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sweep import (
+    CONTROL,
+    MaybeStrategy,
+    check_placement,
+    choose_strategy,
+    describe_measurement,
+    describe_placement,
+    draw_columns,
+    find_sweep_cautions,
+    keep_charts,
+    list_keys,
+    plan_sweep,
+)
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
+
+
+def draw_split(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
+    """The step, and its two parts on top of each other."""
+    keys = list_keys(arms)
+    parts = {"load_seconds": "load", "train_seconds": "train"}
+    every = read_columns(table, parts, keys, leaving_out=(CONTROL,))
+    rows = [row for row in every if read_number(row, "value") is not None]
+    names = {row["name"] for row in rows}
+    failed = {row["name"]: row for row in every if row["name"] not in names}
+    stacked = None
+    if len(names) > 1:
+        stacked = plot_bars(
+            title="A step in two parts",
+            x=make_value_axis(table, "load_seconds", "median of each part"),
+            y=Axis(field="name", title="", quantity="text"),
+            rows=rows,
+            failed=list(failed.values()),
+            has_labels=True,
+            caption="load: waiting for the batch; train: forward, backward and optimizer. Medians of steps whose phases"
+            " were timed, so they need not add up to a clean step; intervals are in the table.",
+        )
+    return keep_charts(draw_columns(table, ["step_seconds"], title="Step by number of workers", keys=keys), stacked)
+
+
+def draw_epochs(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
+    """An epoch as it is, and as it would be without loading."""
+    columns = {"epoch_seconds": "with loading", "epoch_train_seconds": "without loading"}
+    chart = draw_columns(table, columns, title="An epoch", keys=list_keys(arms), axis_title="epoch")
+    return keep_charts(chart)
 
 
 @dataclass(frozen=True, kw_only=True)

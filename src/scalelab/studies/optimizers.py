@@ -18,26 +18,31 @@ from typing import ClassVar, Literal
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio, judge
 from scalelab.errors import UsageError
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Column, Document, Section
-from scalelab.studies.arms import Arm, group_arms
-from scalelab.studies.losses import read_losses
-from scalelab.studies.phase_shares import estimate_phase_share
-from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
-from scalelab.studies.study import Configuration, Job, Sampling
-from scalelab.studies.sweep import (
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.breakdown import estimate_phase_share
+from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sweep import (
     CONTROL,
+    MaybeStrategy,
     SweepColumn,
+    check_placement,
+    choose_strategy,
     describe_measurement,
+    describe_placement,
+    draw_columns,
     find_sweep_cautions,
+    keep_charts,
+    list_keys,
     make_sweep_table,
     memory_column,
     plan_sweep,
     ratio_column,
+    read_losses,
     samples_column,
     step_column,
 )
-from scalelab.studies.sweep_charts import draw_columns, keep_charts, list_keys
-from scalelab.trial import Trial, TrialResult
 from scalelab.units import format_bytes, format_interval, format_quantity
 
 OptimizerName = Literal["sgd", "nesterov", "adagrad", "adadelta", "adam", "adamw"]

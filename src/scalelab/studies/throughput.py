@@ -13,27 +13,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.extrapolation import Extrapolation, extrapolate_training
+from scalelab.analysis.growth import Extrapolation, extrapolate_training
 from scalelab.analysis.stats import estimate_over_rounds
 from scalelab.checks import check_positive
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
-from scalelab.studies.arms import Arm, group_arms
-from scalelab.studies.placement import MaybeStrategy, check_placement, choose_strategy, describe_placement
-from scalelab.studies.study import Configuration, Job, Sampling
-from scalelab.studies.sweep import (
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
+    MaybeStrategy,
     SweepColumn,
+    check_placement,
+    choose_strategy,
     describe_measurement,
+    describe_placement,
     find_sweep_cautions,
     make_sweep_table,
     memory_column,
     plan_sweep,
     step_column,
 )
-from scalelab.studies.work import count_parameters, measure_speed, parameters_column, read_options, speed_column
-from scalelab.trial import Trial, TrialResult
+from scalelab.studies.shared.work import count_parameters, measure_speed, parameters_column, read_options, speed_column
 from scalelab.units import format_quantity
 
 RUN = "throughput"

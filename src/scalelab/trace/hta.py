@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Event, Integer
+from scalelab.trace.classify import Event, Integer
 from scalelab.trace.pieces import Pieces
 from scalelab.trace.repair import repair_events
 

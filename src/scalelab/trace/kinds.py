@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalelab.analysis.bandwidth import KINDS, POINT_TO_POINT, bus_factor
+from scalelab.analysis.communication import KINDS, POINT_TO_POINT, bus_factor
 from scalelab.trace.collectives import Collective
 from scalelab.trace.matching import Matching
 

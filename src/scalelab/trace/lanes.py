@@ -14,10 +14,8 @@ import numpy as np
 
 from scalelab.trace.breakdown import select_busy
 from scalelab.trace.classify import Kind
-from scalelab.trace.gaps import GapPair, PairTally
-from scalelab.trace.idle import IdleTally, LaneIdle
-from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes
-from scalelab.trace.queues import Queue, QueueTally
+from scalelab.trace.idle import GapPair, IdleTally, LaneIdle, PairTally
+from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
 from scalelab.trace.rank import Tables
 from scalelab.trace.windows import Steps, Window, is_chosen
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.alignment import Pairs, align_from_end, align_lists
-from scalelab.trace.clocks import ENDS_TOGETHER, Clock, measure_spread, set_clock
+from scalelab.trace.clocks import ENDS_TOGETHER, Clock, Pairs, align_from_end, align_lists, measure_spread, set_clock
 from scalelab.trace.collectives import Collective
 from scalelab.trace.rank import RankTrace
 from scalelab.trace.windows import Step

@@ -21,7 +21,7 @@ from typing import BinaryIO, Generic, TypeVar, cast
 import msgspec
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.events import Header
+from scalelab.trace.classify import Header
 from scalelab.trace.repair import read_header
 
 PIECE_BYTES = 1 << 19

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Event, Header
+from scalelab.trace.classify import Event, Header
 from scalelab.trace.pieces import Pieces
 from scalelab.trace.repair import OpenEvents, is_time, pair_events, repair_events
 

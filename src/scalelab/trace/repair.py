@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from scalelab.trace.events import NO_ARGUMENTS, Arguments, DistributedInfo, Event, Header
+from scalelab.trace.classify import NO_ARGUMENTS, Arguments, DistributedInfo, Event, Header
 
 LARGEST_INTEGER = 2**62
 LARGEST_TIME = 10**30

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scalelab.trace.events import Arguments
+from scalelab.trace.classify import Arguments
 
 LARGEST_BYTES = 2**60
 """A size beyond is a broken number."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.trial import Option, from_builtins
+from scalelab.records.trial import Option, from_builtins
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
 from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions

@@ -11,7 +11,7 @@ import tyro
 from scalelab.checks import check_at_least, check_share, flag
 from scalelab.data.shards import find_shards, read_largest_token, split_shards
 from scalelab.errors import UsageError
-from scalelab.settings import MaybeInt
+from scalelab.records.settings import MaybeInt
 from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
 
 MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.trial import Trial
+from scalelab.records.trial import Trial
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.gpt2 import build_gpt2
 from scalelab.workloads.lenet import build_lenet

@@ -14,7 +14,7 @@ from torch import nn
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.settings import Optimization
+from scalelab.records.settings import Optimization
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 
 from scalelab.errors import UsageError
-from scalelab.settings import Optimization
+from scalelab.records.settings import Optimization
 
 
 def scale_learning_rate(lr: float, optimization: Optimization, num_ranks: int, global_batch: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalelab.errors import UsageError
-from scalelab.trial import Option
+from scalelab.records.trial import Option
 
 CONTEXT_NAMES = ("batch_size", "rank", "num_ranks", "seed", "device")
 """Parameters of `build` that scalelab fills in itself, where `build` asks for them."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from scalelab.data.cifar10 import read_binary
-from scalelab.data.fetching import rebuilding
-from scalelab.data.fetching.rebuilding import (
+from scalelab.data.fetching import known as rebuilding
+from scalelab.data.fetching.known import (
     SHEETS,
     TEST_LABELS,
     TRAIN_LABELS,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.data.fetching.unpacking import find_parts
+from scalelab.data.fetching.fetch import find_parts
 from scalelab.errors import DataUnreadable, UsageError
 from tests.data.fetching.sites import FILES, pack
 

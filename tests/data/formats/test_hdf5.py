@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.data.formats import hdf5, hdf5_sources
+from scalelab.data.formats import hdf5
+from scalelab.data.formats import hdf5 as hdf5_sources
 from scalelab.data.formats.columns import ArrayColumn, OddColumn
+from scalelab.data.formats.hdf5 import unshuffle
 from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
-from scalelab.data.formats.hdf5_sources import unshuffle
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DataUnreadable, UsageError

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from scalelab.quantize.lab.chain import run_integers
 from scalelab.quantize.lab.export import export_lab
-from scalelab.quantize.lab.integers import run_integers
 from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.workloads.lenet import Lenet

@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from scalelab.errors import ScalelabError
-from scalelab.quantize.lab.chain import LabLayer, LabNetwork
-from scalelab.quantize.lab.integers import add_products, check_integers, run_integers, run_layers, run_to_sums
+from scalelab.quantize.lab.chain import (
+    LabLayer,
+    LabNetwork,
+    add_products,
+    check_integers,
+    run_integers,
+    run_layers,
+    run_to_sums,
+)
 from scalelab.quantize.lab.settings import LabSettings
-from scalelab.quantize.network import Layer
-from scalelab.quantize.run_float import run_float
+from scalelab.quantize.network import Layer, run_float
 from tests.quantize.lab.chains import make_images, make_lab, make_plain, observe
 
 

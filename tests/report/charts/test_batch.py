@@ -11,9 +11,9 @@ from scalelab.report.charts.batch import (
     list_curve_batches,
     make_batch_axis,
     plot_against_batch,
+    plot_search,
 )
 from scalelab.report.charts.plot import Axis, Row
-from scalelab.report.charts.search import plot_search
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 
 SECONDS = Axis(field="seconds", title="step", quantity="seconds")

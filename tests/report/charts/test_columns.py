@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.cells import format_columns
-from scalelab.report.charts.columns import make_value_axis, read_columns
+from scalelab.report.charts.amounts import make_value_axis, read_columns
 from scalelab.report.document import Column, Table, make_row
 
 TABLE = Table(

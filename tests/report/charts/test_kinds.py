@@ -8,13 +8,18 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.charts.axes import CUT_NOTE, Axis
-from scalelab.report.charts.curves import MOST_SHOWN, plot_curves
-from scalelab.report.charts.distribution import plot_distribution
-from scalelab.report.charts.exchanges import plot_rates
-from scalelab.report.charts.prediction import MEASURED, PREDICTED, plot_fan
-from scalelab.report.charts.scaling import plot_efficiency, plot_speedup, trace_guides
-from scalelab.report.charts.steps import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_steps
-from scalelab.report.charts.timeline import plot_timeline
+from scalelab.report.charts.curves import MOST_SHOWN, plot_curves, plot_rates
+from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_efficiency, plot_fan, plot_speedup, trace_guides
+from scalelab.report.charts.steps import (
+    DRIFT,
+    MEDIAN,
+    OUTLIER,
+    STEP,
+    WARM_UP,
+    plot_distribution,
+    plot_steps,
+    plot_timeline,
+)
 from tests.report.charts.figures import draw, list_layers, list_values
 
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scalelab.environment import read_available_memory
 from scalelab.errors import DataUnreadable, UsageError
+from scalelab.records.environment import read_available_memory
 from scalelab.units import format_bytes
 
 Array = npt.NDArray[Any]

@@ -15,8 +15,8 @@ import numpy as np
 
 from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings
 from scalelab.data.formats.options import read_count
-from scalelab.environment import count_cores, read_available_memory
 from scalelab.errors import UsageError
+from scalelab.records.environment import count_cores, read_available_memory
 
 CHUNK_BYTES = 1 << 20
 """Of a chunk that is written, about, where nobody says otherwise."""

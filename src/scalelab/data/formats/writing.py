@@ -15,7 +15,7 @@ from pathlib import Path
 from scalelab.data.formats.catalogue import load_format
 from scalelab.data.formats.columns import Array, Arrays, Settings, check_arrays, refuse_options
 from scalelab.errors import UsageError
-from scalelab.files import storage_errors
+from scalelab.records.files import storage_errors
 
 MOST_FILES = 100
 """That are forced to the disk one by one; of more, everything at once takes less time."""

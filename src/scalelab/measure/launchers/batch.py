@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed, UsageError
-from scalelab.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.measure.launchers.jobscripts import JobRequest, make_executor, make_job, render_launch
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler
-from scalelab.trial import from_builtins, to_builtins
+from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.trial import from_builtins, to_builtins
 
 JOBS_FILE = "job.json"
 BATCH_DIRECTORY = "batch"
@@ -156,7 +156,7 @@ class BatchSystem:
 
     def _ask_plainly(self, ids: Collection[str]) -> dict[str, JobState]:
         """The same in plain text, where the batch system has such a form."""
-        from scalelab.measure.launchers.executors import Pbs
+        from scalelab.measure.launchers.jobscripts import Pbs
 
         states = self._guess(ids, UNREADABLE)
         if not isinstance(self._executor, Pbs):

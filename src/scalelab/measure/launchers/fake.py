@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.observations import Fetch, Message, RankReport, ReadingReport, TracedStep, Transfer
-from scalelab.settings import MEMORY, Pass
-from scalelab.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
+from scalelab.records.observations import Fetch, Message, RankReport, ReadingReport, TracedStep, Transfer
+from scalelab.records.settings import MEMORY, Pass
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
 
 WARMUP_FACTORS = (3.5, 1.6, 1.2)
 """How much longer the first steps take."""

@@ -23,11 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from scalelab.environment import usable_cores
 from scalelab.errors import DamagedRun, LaunchFailed, StorageFull
-from scalelab.files import read_json
 from scalelab.measure.agreement import EXIT_STORAGE, host_file, host_log, log_file, outcome_file, place_file
-from scalelab.measure.launchers.conditions import read_conditions
+from scalelab.measure.launchers.launcher import read_conditions
 from scalelab.measure.launchers.local import (
     GRACE_SECONDS,
     LocalLauncher,
@@ -46,7 +44,9 @@ from scalelab.ranks.namespaces import (
     remove_stale,
 )
 from scalelab.ranks.placement import bind_ranks
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.environment import usable_cores
+from scalelab.records.files import read_json
+from scalelab.records.trial import Trial, TrialResult
 
 PORT = 29500
 """Of the rendezvous; nothing else listens on an emulated host."""

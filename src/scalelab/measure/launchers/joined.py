@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalelab.environment import read_load_average
 from scalelab.errors import DamagedRun, RankUnknown, StorageFull
-from scalelab.files import read_json, storage_errors
 from scalelab.measure.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, outcome_file
 from scalelab.measure.launchers.launcher import check_torch
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
 from scalelab.measure.rendezvous import Meeting, choose_address, join_meeting, open_meeting, rendezvous_file
 from scalelab.ranks.discovery import Membership, find_membership
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.environment import read_load_average
+from scalelab.records.files import read_json, storage_errors
+from scalelab.records.trial import Trial, TrialResult
 
 WAIT_SECONDS = 15.0
 """How long rank 0 waits for the others' last words once it has ended."""

@@ -1,13 +1,19 @@
-"""The seam between planning and measuring: one method."""
+"""The seam between planning and measuring: one method.
+
+What the machine was doing before a launch, and what that makes of the result afterwards.
+"""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from scalelab.environment import installed_version
 from scalelab.errors import LaunchFailed
-from scalelab.trial import Trial, TrialResult
+from scalelab.records.environment import count_oom_kills, installed_version, read_load_average, read_stolen_seconds
+from scalelab.records.trial import Trial, TrialResult
 
 
 class Launcher(Protocol):
@@ -30,3 +36,43 @@ def check_torch() -> None:
         raise LaunchFailed(
             "measuring needs torch, which is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Readings of this machine, taken when a trial was about to start."""
+
+    started_at: str
+    launched: float
+    """By `perf_counter`."""
+    load_before: float | None
+    stolen: tuple[float, float] | None
+    oom_kills: int | None
+
+    def compare(self) -> dict[str, Any]:
+        """What `conclude_trial` is told, now that the trial has ended."""
+        return {
+            "started_at": self.started_at,
+            "launched": self.launched,
+            "wall_seconds": time.perf_counter() - self.launched,
+            "load_before": self.load_before,
+            "steal_ratio": find_steal_ratio(self.stolen, read_stolen_seconds()),
+            "has_oom_kill": self.oom_kills is not None and (count_oom_kills() or 0) > self.oom_kills,
+        }
+
+
+def read_conditions() -> Conditions:
+    return Conditions(
+        started_at=datetime.now(UTC).isoformat(),
+        load_before=read_load_average(),
+        stolen=read_stolen_seconds(),
+        oom_kills=count_oom_kills(),
+        launched=time.perf_counter(),
+    )
+
+
+def find_steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    """The share of processor time that a hypervisor gave to others between two readings; None where none is known."""
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])

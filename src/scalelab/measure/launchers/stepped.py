@@ -35,8 +35,7 @@ from scalelab.measure.agreement import (
     read_words,
     step_log,
 )
-from scalelab.measure.launchers.conditions import read_conditions
-from scalelab.measure.launchers.launcher import check_torch
+from scalelab.measure.launchers.launcher import check_torch, read_conditions
 from scalelab.measure.launchers.local import GRACE_SECONDS, clear_previous
 from scalelab.measure.launchers.outcome import RankEnd, conclude_trial
 from scalelab.measure.launchers.steps import (
@@ -50,9 +49,9 @@ from scalelab.measure.launchers.steps import (
     run_torchrun,
 )
 from scalelab.measure.launchers.utilization import OTHERS
-from scalelab.observations import DeviceLoad
 from scalelab.ranks.allocation import Allocation
-from scalelab.trial import Trial, TrialResult, from_builtins, not_run
+from scalelab.records.observations import DeviceLoad
+from scalelab.records.trial import Trial, TrialResult, from_builtins, not_run
 
 LOOK_SECONDS = 0.1
 """How often the launcher looks for words of the ranks."""

@@ -26,9 +26,9 @@ from scalelab.measure.launchers.batch import (
 )
 from scalelab.measure.launchers.jobscripts import JobRequest
 from scalelab.measure.launchers.stepped import count_cores_per_process
-from scalelab.observations import BatchNote
-from scalelab.store import RunStore
-from scalelab.trial import Status, Trial, TrialResult, not_run
+from scalelab.records.observations import BatchNote
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult, not_run
 
 TIME_WORDS = ("TimeLimit", "walltime", "TERM_RUNLIMIT")
 """What Slurm, PBS and LSF say of a job that has used up its wall time."""

@@ -38,9 +38,9 @@ from typing import Any, Protocol
 import psutil
 
 from scalelab.measure.replica_clock import clock_file, open_replica_clock
-from scalelab.observations import DeviceLoad
 from scalelab.ranks.affinity import assign_cores
-from scalelab.trial import Trial
+from scalelab.records.observations import DeviceLoad
+from scalelab.records.trial import Trial
 
 PERIOD_SECONDS = 0.05
 SLOW_PERIOD_SECONDS = 0.2

@@ -17,7 +17,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.network import Layer
-from scalelab.quantized import Histogram, HistogramKind
+from scalelab.records.quantized import Histogram, HistogramKind
 
 NUM_BINS = 100
 

@@ -15,9 +15,8 @@ from scalelab.quantize.diagnosis import count_tied, measure_sqnr
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork, find_weight_limit, round_to_int8
 from scalelab.quantize.lab.observe import Observed, make_histogram
 from scalelab.quantize.lab.settings import HIGH, LOW, LabSettings
-from scalelab.quantize.network import Layer, Network
-from scalelab.quantize.run_float import run_float
-from scalelab.quantized import Histogram, LayerReport
+from scalelab.quantize.network import Layer, Network, run_float
+from scalelab.records.quantized import Histogram, LayerReport
 
 
 @dataclass(kw_only=True)

@@ -29,16 +29,14 @@ from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network, unwrap
 from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE
 from scalelab.quantize.export import export_float_onnx
-from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, scale_network
+from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, run_integers, run_to_sums, scale_network
 from scalelab.quantize.lab.export import export_lab
-from scalelab.quantize.lab.integers import run_integers, run_to_sums
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
 from scalelab.quantize.lab.settings import BiasRule, LabSettings
-from scalelab.quantize.network import Layer, Network
-from scalelab.quantize.run_float import run_float
+from scalelab.quantize.network import Layer, Network, run_float
 from scalelab.quantize.sessions import open_session, run_session
-from scalelab.quantized import Quantized, Stage
+from scalelab.records.quantized import Quantized, Stage
 
 BATCH = 250
 """Test images that go through all stages at once."""

@@ -2,6 +2,10 @@
 
 A long curve is a line; one with few points shows them too. Where a line stands for several trainings, their spread is
 a band around it and each of them a faint line.
+
+A step in parts, one stacked bar for every rank or configuration, with the names of the parts inside.
+
+Communication alone: time and bandwidth of a message against its size, on logarithmic axes, with the fitted line.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from scalelab.report.charts.plot import (
     encode_tooltip,
     list_series,
     make_spec,
+    plot_bars,
+    plot_lines,
     stress,
 )
 from scalelab.report.document import Chart
@@ -74,3 +80,33 @@ def _choose_shown(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The points that are marked, for pointing at: of a long curve evenly some."""
     every = -(-len(values) // MOST_SHOWN)
     return values[:: max(every, 1)]
+
+
+def plot_parts(
+    *, title: str, rows: Rows, name: str, caption: str, failed: Rows = (), x_title: str = "time in a step"
+) -> Chart:
+    """`seconds` of every part (`series`) of every bar (`name`: what the axis calls them)."""
+    return plot_bars(
+        title=title,
+        x=Axis(field="seconds", title=x_title, quantity="seconds"),
+        y=Axis(field="bar", title=name, quantity="text"),
+        rows=rows,
+        failed=failed,
+        caption=caption,
+        has_labels=True,
+    )
+
+
+SIZE = Axis(field="payload_bytes", title="message size", quantity="bytes", is_log=True)
+
+
+def plot_times(*, title: str, rows: Rows, fits: Rows, caption: str = "", raw: Rows = (), failed: Rows = ()) -> Chart:
+    """`seconds` of one call by `payload_bytes`."""
+    y = Axis(field="seconds", title="time of a call", quantity="seconds", is_log=True)
+    return plot_lines(title=title, x=SIZE, y=y, rows=rows, raw=raw, guides=fits, failed=failed, caption=caption)
+
+
+def plot_rates(*, title: str, rows: Rows, caption: str = "", guides: Rows = ()) -> Chart:
+    """`bandwidth` in bytes per second by `payload_bytes`."""
+    y = Axis(field="bandwidth", title="bus bandwidth", quantity="bandwidth", is_log=True)
+    return plot_lines(title=title, x=SIZE, y=y, rows=rows, guides=guides, caption=caption)

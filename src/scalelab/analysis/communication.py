@@ -1,0 +1,178 @@
+"""What a step of data-parallel training has to send, from the sizes of the model.
+
+Payload is the whole tensor that a collective is about, on one rank. With P bytes of gradients, N ranks, and units (the
+blocks of a model and its root) that are sharded one by one:
+
+    ddp            all-reduce of P in backward; broadcast of rank 0's buffers before forward (Li et al. 2020)
+    fsdp-full      all-gather of every unit in forward, and again in backward of all but the root, which is needed
+                   first there and is kept; reduce-scatter of every unit's gradients (Zhao et al. 2023)
+    fsdp-grad-op   the same without gathering again
+    fsdp-none      all-reduce of every unit's gradients
+    fsdp2          as fsdp-full; without resharding after forward, as fsdp-grad-op
+    synchronised   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
+    batch norm     channels; all-reduce of two sums per channel in backward: 2C numbers
+
+What one rank then sends over the network, if the collective moves as few bytes as it can (Patarasu & Yuan 2009, ring
+all-reduce): 2·M·(N − 1)/N for an all-reduce of M bytes, M·(N − 1)/N for an all-gather or a reduce-scatter, and on
+average M·(N − 1)/N for a broadcast, which N − 1 ranks must receive whole.
+
+Bandwidth of a collective: what it moves, set against its time.
+
+A collective is timed with a size, and the size is that of the whole message, as nccl-tests defines it:
+
+    all-reduce, broadcast, reduce, point-to-point   the buffer
+    all-gather, gather                              what is gathered, of all ranks together
+    reduce-scatter, scatter                         what is scattered, over all ranks together
+    all-to-all                                      what one rank sends, to all ranks together
+
+Size over time is the *algorithm* bandwidth: what a training waits for. It falls with the number of ranks even on
+a perfect network, because more must be sent for the same message. The *bus* bandwidth takes that out. It is
+what every rank's link carries in each direction under the cheapest schedule, so that it can be held against the
+link's nominal rate (NVIDIA nccl-tests, doc/PERFORMANCE.md; Rabenseifner 2004 for the all-reduce). With n ranks:
+
+    all-reduce                                         algorithm × 2 (n − 1) / n
+    all-gather, reduce-scatter, all-to-all,
+    gather, scatter                                    algorithm × (n − 1) / n
+    broadcast, reduce, point-to-point                  algorithm
+
+One rank sends nothing: the factor of the first two is 0. A barrier has no message and no bandwidth: its factor
+is 0 with any number of ranks. A GB is 10⁹ bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from scalelab.errors import UnknownName
+from scalelab.records.observations import Message, MessageBasis
+from scalelab.records.settings import Spreading
+
+FLOAT_BYTES = 4
+"""Statistics of batch norm are exchanged in float32."""
+HALF_BYTES = 2
+"""Of a gradient that a hook has compressed to 16 bits."""
+WIRE_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
+
+
+def count_wire_bytes(kind: str, payload_bytes: float, num_ranks: int) -> float | None:
+    """What a rank sends at the least, on average over ranks; None for a collective that is not known."""
+    factor = WIRE_FACTORS.get(kind)
+    return None if factor is None else factor * payload_bytes * (num_ranks - 1) / num_ranks
+
+
+def expect_messages(
+    strategy: str, num_ranks: int, basis: MessageBasis, spreading: Spreading, accumulation: int = 1
+) -> list[Message]:
+    """What theory says one step sends; `count` is left at 0 where it depends on how tensors are put into buckets."""
+    exchange = _expect_ddp(basis, spreading) if strategy == "ddp" else []
+    if strategy.startswith("fsdp"):
+        exchange = _expect_fsdp(strategy, basis, spreading, accumulation)
+    return [message for message in (*exchange, *_expect_norms(basis, num_ranks, accumulation)) if message.payload_bytes]
+
+
+def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
+    """Whether theory gives every byte: not what PowerSGD compresses to, nor when FSDP gathers between passes."""
+    if strategy == "ddp":
+        return spreading.gradient_hook != "powersgd"
+    return strategy.startswith("fsdp") and accumulation == 1
+
+
+def _expect_ddp(basis: MessageBasis, spreading: Spreading) -> list[Message]:
+    found = []
+    if spreading.gradient_hook != "powersgd":
+        payload = HALF_BYTES * basis.num_gradients if spreading.gradient_hook != "none" else basis.gradient_bytes
+        found.append(_expect("all_reduce", "gradients", "backward", payload))
+    if spreading.broadcast_buffers:
+        found.append(_expect("broadcast", "buffers", "forward", basis.buffer_bytes))
+    return found
+
+
+def _expect_fsdp(strategy: str, basis: MessageBasis, spreading: Spreading, accumulation: int) -> list[Message]:
+    if accumulation > 1:
+        return []
+    units, total = basis.unit_bytes, sum(basis.unit_bytes)
+    sharded = [size for size in units if size]
+    if strategy == "fsdp-none":
+        return [_expect("all_reduce", "gradients", "backward", total, len(sharded))]
+    again = units[1:] if strategy == "fsdp-full" or (strategy == "fsdp2" and spreading.reshard_after_forward) else ()
+    return [
+        _expect("all_gather", "parameters", "forward", total, len(sharded)),
+        _expect("all_gather", "parameters", "backward", sum(again), sum(size > 0 for size in again)),
+        _expect("reduce_scatter", "gradients", "backward", total, len(sharded)),
+    ]
+
+
+def _expect_norms(basis: MessageBasis, num_ranks: int, accumulation: int) -> list[Message]:
+    count = accumulation * len(basis.norm_channels)
+    gathered = sum(num_ranks * (2 * channels + 1) for channels in basis.norm_channels) * FLOAT_BYTES
+    reduced = sum(2 * channels for channels in basis.norm_channels) * FLOAT_BYTES
+    return [
+        _expect("all_gather", "batch norm", "forward", accumulation * gathered, count),
+        _expect("all_reduce", "batch norm", "backward", accumulation * reduced, count),
+    ]
+
+
+def _expect(kind: str, purpose: str, phase: str, payload_bytes: int, count: int = 0) -> Message:
+    return Message(kind=kind, purpose=purpose, phase=phase, payload_bytes=payload_bytes, count=count)
+
+
+POINT_TO_POINT = "point_to_point"
+"""A message from one rank to one other; `send` and `recv` are its two sides."""
+
+
+def _pass_once(_num_ranks: int) -> float:
+    return 1.0
+
+
+def _keep_own_part(num_ranks: int) -> float:
+    return (num_ranks - 1) / num_ranks
+
+
+def _reduce_then_gather(num_ranks: int) -> float:
+    return 2 * (num_ranks - 1) / num_ranks
+
+
+def _carry_nothing(_num_ranks: int) -> float:
+    return 0.0
+
+
+_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
+    {
+        "all_reduce": _reduce_then_gather,
+        "all_gather": _keep_own_part,
+        "reduce_scatter": _keep_own_part,
+        "all_to_all": _keep_own_part,
+        "broadcast": _pass_once,
+        "reduce": _pass_once,
+        "gather": _keep_own_part,
+        "scatter": _keep_own_part,
+        "send": _pass_once,
+        "recv": _pass_once,
+        POINT_TO_POINT: _pass_once,
+        "barrier": _carry_nothing,
+    }
+)
+
+KINDS: tuple[str, ...] = tuple(_FACTORS)
+"""The kinds of communication, as the code, the files and the flags name them."""
+
+
+def bus_factor(kind: str, num_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth; above 0 unless nothing is sent."""
+    if kind not in _FACTORS:
+        raise UnknownName("collective", kind, KINDS)
+    if num_ranks < 1:
+        raise ValueError(f"{num_ranks} ranks cannot communicate: use 1 or more")
+    return _FACTORS[kind](num_ranks)
+
+
+def find_algorithm_bandwidth(payload_bytes: float, seconds: float) -> float | None:
+    """Size over time, in bytes per second; nothing where no time has passed."""
+    return payload_bytes / seconds if seconds > 0 else None
+
+
+def find_bus_bandwidth(kind: str, num_ranks: int, payload_bytes: float, seconds: float) -> float | None:
+    """What each link carries per direction, in bytes per second; nothing where no time has passed."""
+    algorithm = find_algorithm_bandwidth(payload_bytes, seconds)
+    return None if algorithm is None else algorithm * bus_factor(kind, num_ranks)

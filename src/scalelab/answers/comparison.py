@@ -1,0 +1,229 @@
+"""Two runs side by side: for every configuration that both measured, is B faster than A?
+
+The two were not interleaved: whatever changed on the machine between them is part of the ratio. So their launches are
+compared as two independent samples, and differences between the two environments are listed beside the verdict. Where
+each run has one configuration, as a Meter's has, the two are compared whatever they are called.
+
+The figures of a comparison: the ratio of every configuration against 1, and both runs' steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
+from scalelab.errors import UsageError
+from scalelab.records.trial import Trial, to_builtins
+from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.sweep import INTERVALS, draw_columns, keep_charts
+from scalelab.units import format_interval
+
+
+def draw_comparison(table: Table) -> tuple[Chart, ...]:
+    steps = {"before_seconds": "A", "after_seconds": "B"}
+    return keep_charts(
+        draw_columns(
+            table,
+            ["ratio"],
+            title="B over A",
+            axis_title="step of B over that of A",
+            reference=1.0,
+            from_zero=False,
+            caption=f"{INTERVALS} Left of the dashed line B is faster; an interval that crosses it decides nothing.",
+        ),
+        draw_columns(table, steps, title="Step in both runs", axis_title="step"),
+    )
+
+
+IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds", "bind", "launcher", "mpiexec", "ranks_per_node")
+"""Fields of a trial that do not change what is measured."""
+
+METERED = "metered"
+"""The strategy of a trial that a Meter recorded: how the script spread its training is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSide:
+    """One of the two runs."""
+
+    name: str
+    arms: Mapping[str, Arm]
+    environment: Mapping[str, Any]
+    damaged: tuple[str, ...] = ()
+    """What could not be read of it."""
+
+
+def compare_runs(before: RunSide, after: RunSide) -> Document:
+    """Every common configuration with its ratio and verdict, and what else differs between the runs."""
+    after = _match_workload(before, _match_single(before, after))
+    common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
+    if not common:
+        raise UsageError(
+            f"runs {before.name} and {after.name} have no configuration in common:"
+            f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
+        )
+    ratios = {name: _find_ratio(before.arms[name], after.arms[name]) for name in common}
+    different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
+    table = _make_table(before, after, ratios)
+    return Document(
+        title="Comparison",
+        question="Is B faster than A?",
+        setting=f"A {before.name} · B {after.name}",
+        sections=(
+            Section(tables=(table,), charts=draw_comparison(table)),
+            *_list_differences(before, after, common),
+        ),
+        summary=tuple(_say_verdict(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items()),
+        cautions=(
+            *_warn_of_other_work(different),
+            *(Caution(message=words, next_step="scalelab resume measures it again") for words in before.damaged),
+            *(Caution(message=words, next_step="scalelab resume measures it again") for words in after.damaged),
+            Caution(
+                message="the runs were not interleaved: a ratio may be the machine's and not the code's",
+                next_step="for a difference that matters, measure both in one run, or repeat A after B",
+            ),
+        ),
+    )
+
+
+def _match_single(before: RunSide, after: RunSide) -> RunSide:
+    """The second run, its only configuration called as the first run's only one."""
+    if len(before.arms) != 1 or len(after.arms) != 1:
+        return after
+    return replace(after, arms=dict(zip(before.arms, after.arms.values(), strict=True)))
+
+
+def _match_workload(before: RunSide, after: RunSide) -> RunSide:
+    """The second run, its workload called as the first run's where both are one file that lies in two places."""
+    shared = before.environment.get("workload sha256")
+    if shared is None or after.environment.get("workload sha256") != shared:
+        return after
+    names = {arm.trial.workload.rpartition(":")[2]: arm.trial.workload for arm in before.arms.values()}
+    arms = {}
+    for name, arm in after.arms.items():
+        workload = names.get(arm.trial.workload.rpartition(":")[2], arm.trial.workload)
+        arms[name] = replace(arm, trial=replace(arm.trial, workload=workload))
+    return replace(after, arms=arms)
+
+
+def _name_pair(before: Arm, after: Arm) -> str:
+    """How tables call what is compared; a Meter's by the names that scripts gave it."""
+    if before.configuration != after.configuration:
+        return f"{before.configuration} → {after.configuration}"
+    return before.configuration if before.trial.strategy == METERED else before.label
+
+
+def _is_other_work(before: Trial, after: Trial) -> bool:
+    """Whether a step of the two trials does not do the same work, so that its time cannot be compared.
+
+    Of scripts nothing is known but their batch: which file it was says nothing about a step.
+    """
+    is_metered = before.strategy == after.strategy == METERED
+    names = ("global_batch",) if is_metered else ("workload", "options", "global_batch")
+    return any(getattr(before, name) != getattr(after, name) for name in names)
+
+
+def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
+    if names:
+        yield Caution(
+            message=f"a step of A does not do the work of a step of B: {', '.join(names)} differ in workload, options"
+            " or batch",
+            next_step="compare their samples/s, or measure the same job in both",
+        )
+
+
+def _find_ratio(before: Arm, after: Arm) -> Estimate | None:
+    """B's time over A's; None unless both were measured and do the same work."""
+    if not before.is_measured or not after.is_measured or _is_other_work(before.trial, after.trial):
+        return None
+    return estimate_unpaired_ratio(after.clean, before.clean)
+
+
+def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None]) -> Table:
+    columns = (
+        Column(key="run", header="run", align="left"),
+        Column(key="before_seconds", header="A step", quantity="seconds"),
+        Column(key="after_seconds", header="B step", quantity="seconds"),
+        Column(key="ratio", header="B / A", quantity="ratio"),
+        Column(key="verdict", header="B is", align="left"),
+    )
+    rows = tuple(
+        make_row(
+            _name_pair(before.arms[name], after.arms[name]),
+            _step_cell(before.arms[name]),
+            _step_cell(after.arms[name]),
+            ratio,
+            "–" if ratio is None else str(judge(ratio)),
+        )
+        for name, ratio in ratios.items()
+    )
+    return Table(columns=columns, rows=rows, notes=("± is a 95 % confidence interval, its longer arm",))
+
+
+def _step_cell(arm: Arm) -> Cell:
+    if arm.is_measured:
+        return make_cell(arm.step)
+    return make_cell(arm.failure.status.replace("_", " ") if arm.failure else "not run yet")
+
+
+def _say_verdict(before: Arm, after: Arm, ratio: Estimate | None) -> str:
+    label = _name_pair(before, after)
+    if ratio is None:
+        return f"{label}: there is no verdict, it was not measured in both runs or is not the same work."
+    words = {
+        Verdict.FASTER: "B is faster",
+        Verdict.SLOWER: "B is slower",
+        Verdict.NO_DIFFERENCE: "no difference",
+        Verdict.UNRESOLVED: f"unresolved: {_ask_for_more(before, after)}",
+    }[judge(ratio)]
+    return f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
+
+
+def _ask_for_more(before: Arm, after: Arm) -> str:
+    """Why there is no verdict, and what would give one."""
+    if min(sum(bool(len(steps)) for steps in arm.clean) for arm in (before, after)) > 1:
+        return "more --rounds would narrow the interval"
+    if METERED in (before.trial.strategy, after.trial.strategy):
+        return "one launch does not show how launches differ; launch both again and see whether the ratio stays"
+    return "one launch does not show how launches differ; use more --rounds"
+
+
+def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Iterator[Section]:
+    """What is not the same in the two runs, apart from the times."""
+    here, there = _describe_environment(before), _describe_environment(after)
+    changed = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+    rows = [make_row(key, _show(here.get(key)), _show(there.get(key))) for key in changed]
+    for name in common:
+        first, second = _describe_trial(before.arms[name].trial), _describe_trial(after.arms[name].trial)
+        differing = [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
+        rows += [make_row(f"{name}: {key}", _show(first.get(key)), _show(second.get(key))) for key in differing]
+    if rows:
+        columns = tuple(Column(key=key.lower(), header=key, align="left") for key in ("what", "A", "B"))
+        yield Section(heading="What else differs", tables=(Table(columns=columns, rows=tuple(rows)),))
+
+
+def _describe_environment(side: RunSide) -> dict[str, Any]:
+    """What is known of the machine and the software; its variables by their own names, its load left out."""
+    known = {key: value for key, value in side.environment.items() if key not in ("load_average", "variables")}
+    return known | dict(side.environment.get("variables", {}))
+
+
+def _describe_trial(trial: Trial) -> dict[str, Any]:
+    data: dict[str, Any] = to_builtins(trial)
+    return _flatten({key: value for key, value in data.items() if key not in IGNORED_FIELDS})
+
+
+def _flatten(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Records within records by their paths: `shape.autocast`."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flatten(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
+
+
+def _show(value: object) -> str:
+    return "–" if value is None else str(value)

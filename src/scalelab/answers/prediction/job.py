@@ -1,0 +1,255 @@
+"""From a measured run to a job that can be scaled: what `scalelab predict RUN` starts from.
+
+One rank gives the phases of a step and when each gradient is ready; two ranks give the same phases with half the batch
+(strong scaling), how long messages travel, and the whole step, on which contention and residual are settled. A run on
+more ranks is not needed, and what it measured stands beside the prediction.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.link import LinkFit, fit_links
+from scalelab.analysis.stats import drop_empty
+from scalelab.errors import NothingMeasured, UsageError
+from scalelab.predict.job import (
+    NUM_UNITS,
+    SHARDED,
+    Known,
+    Line,
+    ScaledJob,
+    find_core_seconds,
+    fit_line_by_batch,
+    settle_on_two,
+    share_times,
+)
+from scalelab.predict.link_cost import LinkCost, Network, share_cores
+from scalelab.predict.overlap import MEBIBYTE, Gradient
+from scalelab.predict.what_if import WIDTHS
+from scalelab.records.observations import GradientTimes
+from scalelab.records.trial import PHASES, TrialResult
+from scalelab.studies.scaling.answer import ScalingAnswer
+from scalelab.studies.shared.arms import Arm
+
+NORMAL_REACH = 1.96
+"""Standard deviations in half of a 95 % interval."""
+TRACED_SPREAD = 0.2
+"""How well a bandwidth is known that follows from a few profiled steps."""
+LEAST_SPREAD = 0.01
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLink:
+    """What joins the ranks, and where that is known from."""
+
+    cost: LinkCost
+    source: str
+    latency_spread: float = 0.2
+    bandwidth_spread: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredJob:
+    """A run as a job."""
+
+    job: ScaledJob
+    batch: int
+    """Global (strong) or per rank (weak)."""
+    is_weak: bool
+    link: FoundLink
+    device: str
+    measured: Mapping[int, Estimate]
+    """Step times by number of ranks, as they were measured."""
+
+
+def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
+    """The job of a scaling study. `link` overrules what its own messages say; `cores`: all ranks share those of a host.
+
+    How long a step keeps a core busy is known from both.
+    """
+    one, two = find_bases(answer)
+    batch = one.trial.global_batch
+    batches = {two.trial.batch_per_rank: two, one.trial.batch_per_rank: one}  # the same batch: one rank is alone
+    times = find_gradients(one)
+    phases = find_phases(batches)
+    found = link or find_own_link(two)
+    network, core_seconds = Network(inside=found.cost), 0.0
+    if cores is not None:
+        busy, total = find_busy(one, two), float(sum(times.payload_bytes))
+        network = share_cores(found.cost, cores, *busy, total)
+        core_seconds = find_core_seconds(network, *busy, total)
+    job = ScaledJob(
+        phases=phases,
+        gradients=share_times(
+            [Gradient(*pair) for pair in zip(times.ready_seconds, times.payload_bytes, strict=True)],
+            times.ready_seconds[-1],
+        ),
+        network=network,
+        core_seconds=core_seconds,
+        strategy=answer.strategy,
+        dtype=one.trial.dtype,
+        bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
+        accumulation=one.trial.accumulation,
+        jitter_ratio=find_jitter(one) / one.step.value,
+        known=Known(
+            compute=find_spread(one.step),
+            latency=found.latency_spread,
+            bandwidth=found.bandwidth_spread,
+        ),
+    )
+    settled = settle_on_two(job, two.step.value, two.trial.batch_per_rank)
+    return MeasuredJob(
+        job=settled,
+        batch=batch,
+        is_weak=not answer.is_strong,
+        link=found,
+        device=one.trial.device,
+        measured={arm.trial.num_ranks: arm.step for arm in answer.spread},
+    )
+
+
+def find_bases(answer: ScalingAnswer) -> tuple[Arm, Arm]:
+    """The arms on one and on two ranks."""
+    arms = {arm.trial.num_ranks: arm for arm in answer.spread}
+    for count in (1, 2):
+        if count not in arms:
+            raise NothingMeasured(
+                f"{answer.strategy} was not measured on {count} rank{'s'[: count != 1]}: a prediction starts from one"
+                " and two, so run it with --ranks 1 2"
+            )
+    return arms[1], arms[2]
+
+
+def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
+    """How long a step keeps a core busy on one rank and on two; where nobody looked, all of it."""
+    found = []
+    for arm in (one, two):
+        said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
+        seconds = [value for value in said if value is not None]
+        found.append(statistics.median(seconds) if seconds else arm.step.value)
+    return found[0], found[1]
+
+
+def find_gradients(arm: Arm) -> GradientTimes:
+    """When gradients are ready on one rank; of a sharded model, which has none of its own, evenly over backward."""
+    found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
+    counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
+    if not found and arm.trial.strategy in SHARDED and counts:
+        size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
+        ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
+        return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)
+    if not found:
+        raise UsageError(
+            "this run does not say when gradients are ready: it is older than predictions: run strong-scaling or"
+            " weak-scaling again"
+        )
+    return found[0]
+
+
+def find_phases(batches: Mapping[int, Arm]) -> dict[str, Line]:
+    """The phases of a step, by a line through its batches; they add up to the clean step of one rank.
+
+    On two ranks backward is what steps without communication leave for it.
+    """
+    seconds: dict[str, dict[float, float]] = {name: {} for name in PHASES}
+    for batch, arm in batches.items():
+        timed = {name: estimate.value for name in PHASES if (estimate := arm.phase(name)) is not None}
+        if len(timed) < len(PHASES):
+            raise UsageError("this run did not time its phases: run it again with --phase-steps 4 or more")
+        if arm.trial.num_ranks == 1:
+            whole = arm.step.value
+        elif any(arm.comm_free):
+            whole = statistics.median([float(step) for steps in drop_empty(arm.comm_free) for step in steps])
+        else:
+            continue
+        rest = sum(timed[name] for name in PHASES if name != "backward")
+        timed["backward"] = max(whole - rest, 0.1 * whole)
+        factor = whole / sum(timed.values())
+        for name in PHASES:
+            seconds[name][batch] = timed[name] * factor
+    return {name: fit_line_by_batch(found) for name, found in seconds.items()}
+
+
+def find_jitter(arm: Arm) -> float:
+    """The standard deviation of a rank's steps within a launch, from their quartiles."""
+    spreads = []
+    for steps in drop_empty(arm.clean):
+        if len(steps) >= 4:
+            low, _, high = statistics.quantiles(steps.tolist(), n=4)
+            spreads.append((high - low) / 1.349)
+    return statistics.median(spreads) if spreads else 0.0
+
+
+def find_spread(estimate: Estimate) -> float:
+    """The relative standard deviation that an interval stands for."""
+    if estimate.half_width is None or not estimate.value:
+        return 0.1
+    return max(LEAST_SPREAD, estimate.half_width / NORMAL_REACH / estimate.value)
+
+
+def says_link(answer: ScalingAnswer) -> bool:
+    """Whether the run itself shows how fast its messages travel."""
+    return bool(find_rates(find_bases(answer)[1])[0])
+
+
+def find_own_link(arm: Arm) -> FoundLink:
+    """The bandwidth that the messages of the run itself show."""
+    rates, source = find_rates(arm)
+    if not rates:
+        raise UsageError(
+            "this run does not say how fast its messages travel: give --link 10GB/s,5us, or --collectives RUN of"
+            " scalelab collectives"
+        )
+    cost = LinkCost(latency_seconds=0.0, bytes_per_second=statistics.median(rates))
+    return FoundLink(cost=cost, source=source, bandwidth_spread=TRACED_SPREAD)
+
+
+def find_rates(arm: Arm) -> tuple[list[float], str]:
+    """Bytes per second of profiled steps, or else of DDP's counters, and which of them."""
+    rates = [
+        step.payload_bytes / (step.transfer_ns * 1e-9)
+        for result in arm.completed
+        for rank in result.ranks
+        for step in rank.traced_steps
+        if step.payload_bytes and step.transfer_ns
+    ]
+    if rates:
+        return rates, "its own profiled steps"
+    rates = [
+        sum(rank.counters.bucket_bytes) / statistics.median(rank.counters.communication_seconds)
+        for result in arm.completed
+        for rank in result.ranks
+        if rank.counters is not None and rank.counters.bucket_bytes
+    ]
+    return rates, "DDP's counters, with the waiting that is in them"
+
+
+def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink:
+    """The hop that an all-reduce on two ranks took, from a run of `collectives`.
+
+    On two ranks it is two hops of half the message each: α is half of the line's latency, and 1/β its bandwidth.
+    """
+    fits = [fit for fit in fit_links(results) if fit.operation == "all_reduce" and fit.num_ranks == 2]
+    if not fits:
+        raise UsageError(f"{source} has no all_reduce on 2 ranks: run scalelab collectives --ranks 2")
+    fit = fits[0]
+    cost = LinkCost(
+        latency_seconds=max(0.0, fit.line.fitted_latency_seconds) / 2,
+        bytes_per_second=1 / fit.line.fitted_byte_seconds,
+    )
+    return FoundLink(
+        cost=cost,
+        source=f"scalelab collectives ({source})",
+        latency_spread=_spread_of(fit, "latency_seconds"),
+        bandwidth_spread=math.hypot(_spread_of(fit, "byte_seconds"), fit.line.residual_ratio / 2),
+    )
+
+
+def _spread_of(fit: LinkFit, name: str) -> float:
+    estimate: Estimate | None = getattr(fit.line, name)
+    return 0.3 if estimate is None else find_spread(estimate)

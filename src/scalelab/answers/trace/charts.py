@@ -1,0 +1,239 @@
+"""The timeline of one profiled step, from a run's traces or from somebody else's.
+
+Every trace is read once for all questions, so the timeline is a counter like the others (`trace/rank.py`). It keeps the
+events of one step, the middle one of those that are shown: the first profiled step is often slow. What begins within
+one step of a collective on the same thread, or inside another operator, is part of that and not drawn. Events that are
+shorter than a pixel would be are merged with their neighbours, which bounds the number of marks whatever a trace holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import ScalelabError
+from scalelab.report.charts.steps import plot_timeline
+from scalelab.report.document import Chart
+from scalelab.studies.shared.arms import Arm
+from scalelab.trace.breakdown import find_parts_of_collectives, select_busy
+from scalelab.trace.classify import Kind
+from scalelab.trace.rank import RankTrace, Tables
+from scalelab.trace.ranks import JobTrace, find_trace_files, read_ranks
+from scalelab.trace.windows import Step, Steps, Window
+from scalelab.units import format_seconds
+
+RESOLUTION = 2000
+"""Events shorter than this part of the step are merged while a trace is read."""
+MOST_MARKS = 700
+MOST_RANKS = 16
+LARGEST_FILES = 64_000_000
+"""Compressed bytes of a run's traces that are read for its chart; larger ones are for `scalelab trace`."""
+LANES = ("communication", "compute", "copies")
+_KINDS = {Kind.COMMUNICATION: "communication", Kind.COPY: "copies"}
+NANOSECONDS = 1e-9
+
+
+@dataclass
+class Span:
+    """One event, or several that were merged."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    longest_ns: int
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What one rank did in one step."""
+
+    step: int | None
+    """None: the trace has no steps, and this is all of it."""
+    low_ns: int
+    high_ns: int
+    lanes: Mapping[str, Sequence[Span]]
+
+
+@dataclass
+class _Lane:
+    """Spans in order of their start; short ones join their neighbours."""
+
+    shortest_ns: int
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, start: int, end: int, name: str, longest: int | None = None, count: int = 1) -> None:
+        last = self.spans[-1] if self.spans else None
+        if last is None or start >= last.end_ns + self.shortest_ns or self._is_long(start, end, last):
+            self.spans.append(Span(start, end, name, end - start if longest is None else longest, count))
+        elif end > last.end_ns:
+            last.end_ns, last.count = end, last.count + count
+            if (longest or end - start) > last.longest_ns:
+                last.name, last.longest_ns = name, longest or end - start
+
+    def _is_long(self, start: int, end: int, last: Span) -> bool:
+        """Whether an event that follows at once deserves a mark of its own: both are long, and it is not inside."""
+        is_inside = end <= last.end_ns
+        return not is_inside and min(end - start, last.end_ns - last.start_ns) >= self.shortest_ns
+
+
+class TimelineCounter:
+    """Keeps the events of one step of a trace."""
+
+    def __init__(self, tables: Tables, steps: Steps = None) -> None:
+        self._tables = tables
+        self._step = choose_step(tables.steps, steps)
+        bounds = (self._step.start, self._step.end) if self._step else (tables.low, tables.high)
+        self._low, self._high = bounds
+        shortest = max(1, (self._high - self._low) // RESOLUTION)
+        self._lanes = {name: _Lane(shortest) for name in LANES}
+        self._has_begun = False
+
+    def take(self, window: Window) -> None:
+        if window.end <= self._low or window.start >= self._high:
+            return
+        records = select_busy(window.all_records, has_device=self._tables.has_device)
+        if not self._tables.has_device:
+            records = records[~find_parts_of_collectives(records)]
+        if self._has_begun:
+            records = records[records["start"] >= window.start]
+        self._has_begun = True
+        records = records[np.lexsort((-records["end"], records["start"]))]
+        starts = np.maximum(records["start"], self._low).tolist()
+        ends = np.minimum(records["end"], self._high).tolist()
+        names = self._tables.names
+        for start, end, kind, name in zip(
+            starts, ends, records["kind"].tolist(), records["name"].tolist(), strict=True
+        ):
+            if start < end:
+                self._lanes[_KINDS.get(kind, "compute")].add(start, end, names[name])
+
+    def finish(self) -> Timeline:
+        return Timeline(
+            step=self._step.number if self._step else None,
+            low_ns=self._low,
+            high_ns=self._high,
+            lanes={name: lane.spans for name, lane in self._lanes.items() if lane.spans},
+        )
+
+
+def choose_step(steps: Sequence[Step], wanted: Steps) -> Step | None:
+    """The middle one of those that are shown."""
+    known = [step for step in steps if wanted is None or step.number in wanted]
+    return known[len(known) // 2] if known else None
+
+
+def merge_spans(spans: Sequence[Span], shortest_ns: int) -> list[Span]:
+    """The same with larger pieces."""
+    lane = _Lane(shortest_ns)
+    for span in spans:
+        lane.add(span.start_ns, span.end_ns, span.name, span.longest_ns, span.count)
+    return lane.spans
+
+
+def plot_recorded_step(arms: Sequence[Arm], find_directory: Callable[[str], Path]) -> Chart | None:
+    """The timeline of the configuration with most ranks that has traces, of its last launch; None without any."""
+    for arm in sorted(arms, key=lambda arm: -arm.trial.num_processes):
+        for result in reversed(arm.completed):
+            if not result.trial.plan.profiled_steps and result.trial.course is None:
+                break
+            job = read_recorded(find_directory(result.trial.name))
+            if job is not None:
+                timelines = {rank: trace.counted[0] for rank, trace in job.by_rank.items()}
+                return draw_timelines(job, timelines, f"of {arm.label}, launch {result.trial.round}")
+    return None
+
+
+def read_recorded(directory: Path) -> JobTrace | None:
+    """The traces of a trial; None where there are none, or they cannot be read at once."""
+    if not (directory / "trace").is_dir():
+        return None
+    try:
+        files = find_trace_files([directory / "trace"])
+        if sum(file.stat().st_size for file in files) > LARGEST_FILES:
+            return None
+        return read_ranks(files, counters=[TimelineCounter])
+    except (ScalelabError, OSError):
+        return None
+
+
+def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str = "") -> Chart | None:
+    """Every rank's step on one clock; None where nothing ran in it."""
+    steps = {timeline.step for timeline in timelines.values()}
+    shown = {rank: timeline for rank, timeline in timelines.items() if timeline.lanes}
+    chosen = dict(list(shown.items())[:MOST_RANKS])
+    if not chosen:
+        return None
+    origin = min(_find_shift(job, rank)(timeline.low_ns) for rank, timeline in chosen.items())
+    span = max(timeline.high_ns - timeline.low_ns for timeline in chosen.values())
+    shortest, merged = merge_all(chosen, span)
+    rows = [row for rank, lanes in merged.items() for row in _list_rows(rank, lanes, _find_shift(job, rank), origin)]
+    num_merged = sum(row["count"] for row in rows if row["count"] > 1)
+    said = [describe_steps(steps, words)]
+    if num_merged:
+        said.append(
+            f"{num_merged} events with less than {format_seconds(shortest * NANOSECONDS)} of their own or between them"
+            " are merged with their neighbours."
+        )
+    said += list(_describe_clock(job, chosen))
+    if len(shown) > len(chosen):
+        said.append(f"{len(shown) - len(chosen)} more ranks are not drawn.")
+    return plot_timeline(title="Timeline of a profiled step", rows=rows, caption=" ".join(said))
+
+
+def describe_steps(steps: set[int | None], words: str) -> str:
+    known = sorted(step for step in steps if step is not None)
+    which = f"Step {known[0]} of the profiler" if len(known) == 1 else "The middle of the profiled steps"
+    return f"{which if known else 'The whole trace'}{f' {words}' if words else ''}; communication over compute."
+
+
+def merge_all(timelines: Mapping[int, Timeline], span_ns: int) -> tuple[int, dict[int, dict[str, list[Span]]]]:
+    """As few marks as a figure bears, and what is merged for that."""
+    shortest = max(1, span_ns // RESOLUTION)
+    while True:
+        merged = {
+            rank: {name: merge_spans(spans, shortest) for name, spans in timeline.lanes.items()}
+            for rank, timeline in timelines.items()
+        }
+        if sum(len(spans) for lanes in merged.values() for spans in lanes.values()) <= MOST_MARKS:
+            return shortest, merged
+        shortest = shortest * 3 // 2 + 1
+
+
+def _find_shift(job: JobTrace, rank: int) -> Callable[[int], int]:
+    """From a rank's times to those of the reference's clock."""
+    trace: RankTrace = job.by_rank[rank]
+    base = trace.header.base_ns if abs(trace.header.base_ns) < 2**62 else 0
+    clock = job.matching.clocks.get(rank) if job.matching is not None else None
+    if clock is None:
+        return lambda time: time + base
+    return lambda time: int(clock.correct(np.array([time + base], dtype=np.int64))[0])
+
+
+def _describe_clock(job: JobTrace, timelines: Mapping[int, Timeline]) -> Iterator[str]:
+    if len(timelines) > 1 and job.matching is not None:
+        uncertain = job.matching.uncertainty_ns * NANOSECONDS
+        yield f"Clocks are brought together to {format_seconds(uncertain)}." if uncertain else ""
+
+
+def _list_rows(
+    rank: int, lanes: Mapping[str, Sequence[Span]], shift: Callable[[int], int], origin: int
+) -> Iterator[dict[str, Any]]:
+    for name in LANES:
+        for span in lanes.get(name, ()):
+            start = shift(span.start_ns) - origin
+            length = span.end_ns - span.start_ns
+            others = f" and {span.count - 1} more" if span.count > 1 else ""
+            yield {
+                "series": name,
+                "lane": f"rank {rank} {name}",
+                "rank": rank,
+                "start": start * NANOSECONDS,
+                "duration": length * NANOSECONDS,
+                "name": f"{span.name[:80]}{others}",
+                "count": span.count,
+            }

@@ -1,0 +1,203 @@
+"""The polaris assignment's training: a transformer on random sequences, in its published size or a narrow one.
+
+P9: the job script for two nodes under PBS: scattered, with queue, wall time and account.
+
+The script is written by the same code that submits jobs, and what it tells PBS is shown. Then a job of two nodes is
+submitted where there is a PBS, or a Slurm: what becomes of it is the row's result. One that is refused, as published,
+is a row that was not run, in the batch system's words. A site file and flags say what it asks for; without them it asks
+for what the report did, but for the account, which is nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scalelab.answers.train import Train
+from scalelab.measure.launchers.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
+from scalelab.measure.launchers.site import Site
+from scalelab.ranks.allocation import Scheduler
+from scalelab.recipes.feasibility import choose
+from scalelab.recipes.polaris import published
+from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.submitted import SubmittedTraining, find_batch_system
+from scalelab.records.environment import installed_version
+from scalelab.records.settings import Course, Optimization
+from scalelab.records.trial import Option, Status, TrialResult
+from scalelab.report.document import Column, Table, make_row
+from scalelab.studies.shared.study import Job
+
+SMALL_WIDTH = 64
+SHALLOW: dict[str, Option] = {"encoder_layers": 1, "decoder_layers": 1}
+"""For what costs much per layer in small: types of 16 bits, for which few CPUs have units, and compiling."""
+SCALED_BY_RANKS = Optimization(optimizer="adam", lr=1e-3, lr_scaling="ranks")
+
+
+def make_options(size: Size, **options: Option) -> dict[str, Option]:
+    """Lengths are the published ones in both sizes; small has narrow and fewer layers, and fewer samples."""
+    narrow: dict[str, Option] = {
+        "samples": 512,
+        "features": SMALL_WIDTH,
+        "d_model": SMALL_WIDTH,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "feedforward": 4 * SMALL_WIDTH,
+    }
+    return choose(size, small=narrow, full={}) | options
+
+
+def make_training_job(size: Size, options: dict[str, Option] | None = None, **fields: Any) -> Job:
+    return Job(
+        workload="transformer",
+        options=make_options(size, **(options or {})),
+        threads_per_rank=choose(size, small=1, full=None),
+        timeout=choose(size, small="5min", full="1h"),
+        **fields,
+    )
+
+
+def print_seconds(seconds: float) -> str:
+    """As both reports print times."""
+    return f"{seconds:.2f} s"
+
+
+def print_share(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def print_gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> Train:
+    """The published loop: epochs over all samples, batch 32 per rank, the learning rate times the ranks."""
+    return Train(
+        ranks=ranks,
+        global_batch=published.BATCH_PER_RANK * ranks,
+        course=Course(
+            epochs=choose(size, small=2, full=full_epochs),
+            log_every=8,
+            keep=0,
+            profile_active=profile_active,
+            profile_name=published.PROFILE_NAME if profile_active else None,
+        ),
+        job=make_training_job(size, optimization=SCALED_BY_RANKS),
+    )
+
+
+NUM_NODES = 2
+NUM_STEPS = 2
+SITE = Site(
+    scheduler="pbs",
+    account="PROJECT",
+    queue="debug",
+    wall_time="10min",
+    chunk="system=polaris",
+    placement="scatter",
+    filesystems="home:eagle",
+)
+SUBMIT = (
+    f"scalelab run strong-scaling --workload transformer --device cuda --ranks 4 8 --launcher pbs --nodes {NUM_NODES}"
+    " --site examples/sites/polaris.toml --account PROJECT"
+)
+MEANINGS = {
+    "-A": "what is charged",
+    "-q": "the queue",
+    "-N": "the name",
+    "select": "nodes",
+    "place": "each on a host of its own",
+    "filesystems": "what must be there",
+    "walltime": "how long",
+}
+"""Of the directives that are shown; the others hand the environment on and leave output to us."""
+
+
+def make_p9(size: Size) -> Row:
+    return Row(
+        id="P9",
+        title="Job script",
+        parts={"job": make_submitted(size, find_batch_system() or "pbs")},
+        conclude=find_p9,
+        num_tables=0,
+    )
+
+
+def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
+    """A few steps on two nodes; Slurm is asked for no queue, which would be another site's."""
+    per_node = choose(size, small=1, full=published.NUM_RANKS)
+    train = make_training(size, ranks=NUM_NODES * per_node, full_epochs=1)
+    return SubmittedTraining(
+        ranks=train.ranks,
+        global_batch=train.global_batch,
+        course=Course(steps=NUM_STEPS, log_every=1, keep=0),
+        job=replace(train.job, launcher=scheduler, ranks_per_node=per_node),
+        site=replace(SITE, account=None) if scheduler == "pbs" else Site(wall_time=SITE.wall_time),
+    )
+
+
+def find_p9(outcomes: Outcomes) -> Finding:
+    results = outcomes["job"].results if "job" in outcomes else ()
+    became = tuple(describe_job(result) for result in results)
+    if installed_version("psij-python") is None:
+        return Finding(answers=(*became, f"No script: {NO_PSIJ}."))
+    directives = list_directives(write_script())
+    columns = (
+        Column(key="directive", header="#PBS", align="left"),
+        Column(key="meaning", header="says", align="left"),
+    )
+    rows = tuple(
+        make_row(" ".join(words), MEANINGS[name]) for words in directives if (name := name_directive(words)) in MEANINGS
+    )
+    answer = (
+        f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
+        f" has {len(directives)} directives. A whole study is submitted by: {SUBMIT}"
+    )
+    return Finding(tables=(Table(title="Job script for PBS", columns=columns, rows=rows),), answers=(*became, answer))
+
+
+def describe_job(result: TrialResult) -> str:
+    """What became of the job that was submitted, beside what was published."""
+    note = result.batch
+    whose = "" if note is None else f" to {note.scheduler}"
+    named = f" as job {note.job}" if note is not None and note.job else ""
+    if result.status is Status.COMPLETED:
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and ran"
+    elif note is None:
+        where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
+    elif named:
+        how = f"{result.status.words}: {result.reason}"
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and was {how}"
+    else:
+        where = f"A job of {NUM_NODES} nodes was submitted{whose}, which refused it: {result.reason}"
+    return f"{where}; published: {published.REJECTION}."
+
+
+def write_script() -> str:
+    """The job script, as PSI/J writes it; of its paths nothing is shown."""
+    with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:
+        place = Path(scratch)
+        request = JobRequest(
+            name="scalelab-p9",
+            num_nodes=NUM_NODES,
+            ranks_per_node=published.NUM_RANKS,
+            cores_per_rank=1,
+            has_gpus=True,
+            arguments=("-m", "scalelab", "resume", "RUN"),
+            directory=place,
+            batch_directory=place,
+        )
+        return render_script(make_executor("pbs", place), make_job(request, SITE, "pbs"))
+
+
+def list_directives(script: str) -> list[tuple[str, ...]]:
+    """The words of every directive."""
+    return [tuple(shlex.split(words)) for words in re.findall(r"^#PBS (.*)$", script, re.MULTILINE)]
+
+
+def name_directive(words: tuple[str, ...]) -> str:
+    """The resource that is asked for, or the option."""
+    return words[1].partition("=")[0] if words[0] == "-l" else words[0]

@@ -1,0 +1,388 @@
+"""The directory of a run: create, append, read, resume.
+
+    runs/2026-08-22-1403-strong-scaling/
+      run.json            study, its fields, command line, version
+      environment.json
+      trials/ddp-2-r1/    trial.json   samples.csv   rank0.log …   result.json
+      document.json       what every renderer reads
+
+`result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
+checksum of `samples.csv` (and of `transfers.csv` or `fetches.csv`), so that a file that was cut or changed afterwards
+is noticed. Plain files, because compute nodes share file systems where a database's locks do not work. Two runs at
+once never touch each other: the directory is claimed by creating it. Two processes on one run are kept apart by
+`running.json`, which appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageError
+from scalelab.records.environment import Environment
+from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
+from scalelab.records.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
+
+RUNS_DIR = Path("runs")
+"""Where runs are kept unless told otherwise."""
+RUNNING = "running.json"
+"""Who executes the run: process, host, and the batch job that it is in."""
+
+GLANCE_BYTES = 8192
+STATUS = re.compile(rb'"status": "(\w+)"')
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What `run.json` says: which question was asked, how, when and by which version."""
+
+    study: str
+    fields: dict[str, Any]
+    """The study's fields, as its class reads them back."""
+    command: tuple[str, ...]
+    version: str
+    created_at: str
+    """UTC, ISO 8601, to the microsecond."""
+    workload_sha256: str | None = None
+    """Of the user's own workload file when the run began; None for a built-in workload."""
+    trials: tuple[str, ...]
+    """Names of the planned trials, in the order in which they run."""
+    schema_version: int = SCHEMA_VERSION
+
+
+class RunStore:
+    """One run's directory."""
+
+    def __init__(self, path: Path, record: RunRecord) -> None:
+        self.path = path
+        self.record = record
+
+    @classmethod
+    def create(
+        cls,
+        runs_dir: Path,
+        *,
+        study: str,
+        fields: dict[str, Any],
+        trials: Sequence[Trial],
+        environment: Environment,
+        command: Sequence[str] = (),
+        label: str | None = None,
+    ) -> RunStore:
+        """Make the directory of a new run, named by its time and its study or `label`, and write down its plan."""
+        if not trials:
+            raise StoreError(f"study {study!r} planned no trial")
+        now = datetime.now(UTC)
+        record = RunRecord(
+            study=study,
+            fields=fields,
+            command=tuple(command),
+            version=environment.scalelab,
+            created_at=now.isoformat(),
+            workload_sha256=hash_workload(trials[0].workload),
+            trials=tuple(trial.name for trial in trials),
+        )
+        with storage_errors(runs_dir):
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            path = _claim_directory(runs_dir, f"{now.astimezone():%Y-%m-%d-%H%M}-{label or study}")
+            store = cls(path, record)
+            write_json(path / "environment.json", to_builtins(environment))
+            for trial in trials:
+                store.trial_directory(trial.name).mkdir(parents=True)
+                write_json(store.trial_directory(trial.name) / "trial.json", to_builtins(trial))
+            write_json(path / "run.json", to_builtins(record))
+        return store
+
+    @classmethod
+    def open(cls, path: Path) -> RunStore:
+        """The run in an existing directory."""
+        if not (path / "run.json").is_file():
+            raise StoreError(f"{path} is not a run: it has no run.json")
+        data = read_json(path / "run.json")
+        check_schema(path / "run.json", data)
+        return cls(path, _convert(path / "run.json", data, RunRecord))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def trial_directory(self, trial_name: str) -> Path:
+        return self.path / "trials" / trial_name
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The planned trials, in the order in which they run."""
+        files = [self.trial_directory(name) / "trial.json" for name in self.record.trials]
+        return tuple(_convert(file, read_json(file), Trial) for file in files)
+
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        """Extend the plan: a search decides by its results what to run next."""
+        known = set(self.record.trials)
+        for trial in trials:
+            if trial.name in known:
+                raise StoreError(f"run {self.name} has a trial {trial.name} already")
+        with storage_errors(self.path):
+            for trial in trials:
+                self.trial_directory(trial.name).mkdir(parents=True, exist_ok=True)
+                write_json(self.trial_directory(trial.name) / "trial.json", to_builtins(trial))
+            record = replace(self.record, trials=(*self.record.trials, *(trial.name for trial in trials)))
+            write_json(self.path / "run.json", to_builtins(record))
+        self.record = record
+
+    def environment(self) -> Environment:
+        file = self.path / "environment.json"
+        return _convert(file, read_json(file), Environment)
+
+    def save_environment(self, environment: Environment) -> None:
+        """Where it is measured, if that is not where it was planned."""
+        with storage_errors(self.path):
+            write_json(self.path / "environment.json", to_builtins(environment))
+
+    def has_result(self, trial_name: str) -> bool:
+        return (self.trial_directory(trial_name) / "result.json").is_file()
+
+    def save_result(self, result: TrialResult) -> None:
+        """Write the samples, then `result.json`; after this the trial is never run again."""
+        directory = self.trial_directory(result.trial.name)
+        raw = list_raw(result)
+        texts = {name: render_raw(name, lines) for name, lines in raw.items()}
+        header = {k: value for k, value in to_builtins(with_samples(result, ())).items() if k not in RAW_FILES}
+        header |= {"schema_version": SCHEMA_VERSION} | {f"num_{name}": len(lines) for name, lines in raw.items()}
+        header |= {f"{name}_sha256": sha256_of(text.encode()) for name, text in texts.items()}
+        with storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                write_atomically(directory / f"{name}.csv", text)
+            write_json(directory / "result.json", header)
+
+    def result(self, trial_name: str) -> TrialResult:
+        """A stored result with all that was timed; raises `DamagedRun` when a file is not what was written."""
+        directory = self.trial_directory(trial_name)
+        header = read_json(directory / "result.json")
+        check_schema(directory / "result.json", header)
+        known = {name: (header.pop(f"{name}_sha256", None), header.pop(f"num_{name}", None)) for name in RAW_FILES}
+        header.pop("schema_version")
+        bare = _convert(directory / "result.json", header, TrialResult)
+        raw = {name: read_raw(directory / f"{name}.csv", *known[name]) for name in list_raw(bare)}
+        return with_samples(bare, **raw)
+
+    def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
+        """All readable results in the order of the plan, and what could not be read."""
+        found, damaged = [], []
+        for name in self.record.trials:
+            if self.has_result(name):
+                try:
+                    found.append(self.result(name))
+                except DamagedRun as error:
+                    damaged.append(error)
+        return found, damaged
+
+    def set_aside(self, trial_name: str) -> None:
+        """Rename a damaged result, so that the trial runs again and nothing is deleted."""
+        file = self.trial_directory(trial_name) / "result.json"
+        with storage_errors(file):
+            file.replace(file.with_suffix(".json.damaged"))
+
+    def reopen(self, trial_name: str) -> None:
+        """Rename the result of a trial that is to go on; nothing is deleted."""
+        file = self.trial_directory(trial_name) / "result.json"
+        with storage_errors(file):
+            file.replace(file.with_suffix(".json.before"))
+
+    def save_document(self, text: str) -> None:
+        with storage_errors(self.path):
+            write_atomically(self.path / "document.json", text)
+
+    def read_document_text(self) -> str | None:
+        try:
+            return (self.path / "document.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DamagedRun(f"{self.path / 'document.json'} cannot be read: {error}") from error
+
+    @contextmanager
+    def claim(self, name: str = RUNNING, job: str = "") -> Iterator[None]:
+        """Hold the run for this process, in this batch job; raises `RunBusy` while another living one holds it."""
+        marker = self.path / name
+        refuse_holder(marker)
+        with storage_errors(marker):
+            _remove_stale_marker(marker)
+            _put_marker(marker, job)
+        try:
+            yield
+        finally:
+            marker.unlink(missing_ok=True)
+
+    def release(self, job: str) -> None:
+        """Take away the claim of a batch job that is known to have ended; that of anybody else stays."""
+        marker = self.path / RUNNING
+        holder = find_holder(marker)
+        if holder is not None and holder.get("job") == job:
+            marker.unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        return find_holder(self.path / RUNNING) is not None
+
+
+def glance_at_status(file: Path) -> str | None:
+    """How a trial ended, from the first bytes of its result where it stands there; None: it has none."""
+    try:
+        with file.open("rb", buffering=0) as stream:
+            head = stream.read(GLANCE_BYTES)
+            found = STATUS.search(head) or STATUS.search(head + stream.read())
+    except OSError:
+        return None
+    return found[1].decode() if found else "damaged"
+
+
+def hash_workload(workload: str) -> str | None:
+    """The checksum of the user's own file; None for a built-in workload and for a file that is gone."""
+    try:
+        return sha256_of(Path(workload.rpartition(":")[0]).read_bytes()) if ":" in workload else None
+    except OSError:
+        return None
+
+
+def find_runs(runs_dir: Path) -> list[Path]:
+    """The directories of all runs, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    found = [entry for entry in runs_dir.iterdir() if (entry / "run.json").is_file()]
+    return sorted(found, key=lambda path: (_creation_time(path), path.name))
+
+
+def open_run(name: str, runs_dir: Path) -> RunStore:
+    """The run called `name`: `last`, a directory's name or the only one it begins, a path, or a label's newest."""
+    as_path = Path(name)
+    if (as_path / "run.json").is_file():
+        return RunStore.open(as_path)
+    runs = find_runs(runs_dir)
+    if name == "last" and runs:
+        return RunStore.open(runs[-1])
+    by_name = {path.name: path for path in runs}
+    matching = [path for path in runs if path.name.startswith(name)] if name else []
+    if name in by_name:
+        return RunStore.open(by_name[name])
+    if len(matching) == 1:
+        return RunStore.open(matching[0])
+    if matching:
+        names = ", ".join(path.name for path in matching)
+        raise UsageError(f"{name!r} begins the names of {len(matching)} runs: {names}; give more of the name")
+    labelled = [path for path in runs if re.fullmatch(rf"[\d-]+-{re.escape(name)}(-\d+)?", path.name)]
+    if labelled:
+        return RunStore.open(labelled[-1])
+    raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
+
+
+def find_holder(marker: Path) -> dict[str, Any] | None:
+    """Who executes the run: None when nobody does or the process has ended."""
+    try:
+        holder = json.loads(marker.read_text())
+        host, pid, started = holder["host"], holder["pid"], holder["started"]
+        if host == socket.gethostname() and not _is_same_process(pid, started):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(holder)
+
+
+def refuse_holder(marker: Path) -> None:
+    """Raise `RunBusy`, with who it is and where, while somebody executes the run."""
+    holder = find_holder(marker)
+    if holder is not None:
+        where = f"{holder['host']} in job {holder['job']}" if holder.get("job") else holder["host"]
+        raise RunBusy(
+            f"run {marker.parent.name} is being executed by process {holder['pid']} on {where}: "
+            f"wait for it, or stop it and remove {marker}"
+        )
+
+
+def check_schema(path: Path, data: dict[str, Any]) -> None:
+    version = data.get("schema_version")
+    if not isinstance(version, int):
+        raise DamagedRun(f"{path} has no schema_version: it was not written by scalelab, or was changed")
+    if version > SCHEMA_VERSION:
+        raise DamagedRun(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab")
+
+
+def _convert(path: Path, data: Any, kind: type[T]) -> T:
+    try:
+        return from_builtins(data, kind)
+    except (ValueError, UsageError) as error:
+        raise DamagedRun(f"{path} is damaged: {error}") from error
+
+
+def _claim_directory(runs_dir: Path, name: str) -> Path:
+    """Create `name`, or `name-2`, `name-3` … when two runs start at once: creating a directory is atomic."""
+    for attempt in range(1, 10_000):
+        path = runs_dir / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise StoreError(f"{runs_dir} has no free name left for {name}")
+
+
+def _creation_time(path: Path) -> str:
+    """When the run was created, from its record; a damaged record sorts by the name's own date."""
+    try:
+        head = (path / "run.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return path.name
+    match = re.search(r'"created_at": "([^"]+)"', head)
+    return match.group(1) if match else path.name
+
+
+def _put_marker(marker: Path, job: str) -> None:
+    """Put our own marker there, whole and only where there is none: a link is made at once or not at all."""
+    scratch = marker.with_name(f".running.{os.getpid()}")
+    write_json(scratch, _own_identity() | ({"job": job} if job else {}))
+    try:
+        marker.hardlink_to(scratch)
+    except FileExistsError:
+        raise RunBusy(f"run {marker.parent.name} was taken by another process just now") from None
+    finally:
+        scratch.unlink()
+
+
+def _remove_stale_marker(marker: Path) -> None:
+    """Remove a dead process's marker; of several that want to, one has the ticket, and it looks again first."""
+    if not marker.exists():
+        return
+    ticket = marker.with_name("running.takeover")
+    try:
+        ticket.touch(exist_ok=False)
+    except FileExistsError:
+        raise RunBusy(
+            f"run {marker.parent.name} is being taken by another process just now: wait for it, or remove {ticket}"
+        ) from None
+    try:
+        if find_holder(marker) is None:
+            marker.unlink(missing_ok=True)
+    finally:
+        ticket.unlink()
+
+
+def _own_identity() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
+
+
+def _is_same_process(pid: int, started: float) -> bool:
+    try:
+        return abs(psutil.Process(pid).create_time() - started) < 1.0
+    except psutil.Error:
+        return False

@@ -1,0 +1,331 @@
+"""What to run and what it gave: `Trial` and `TrialResult`.
+
+A trial is one configuration run once in fresh processes. It is a frozen record that travels as `trial.json` from the
+planner to the ranks, so everything a rank needs stands in it and nothing else does. A result is what came back: a
+status and the raw samples of every rank and step. A failure is a result too.
+
+    completed       every rank ran every step
+    out_of_memory   a rank asked for more memory than it may have
+    invalid         the configuration cannot work: building it or its first step raised an error
+    crashed         a rank died, or raised an error after it had completed a step
+    timed_out       the time limit passed; every rank's stack is in its log
+    not_run         never started; the reason says why
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
+from scalelab.errors import UsageError
+from scalelab.records.observations import BatchNote, CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
+from scalelab.records.quantized import Quantized
+from scalelab.records.settings import (
+    Bind,
+    Course,
+    Dtype,
+    Exchange,
+    LauncherName,
+    Optimization,
+    Perturbation,
+    Quantization,
+    Reading,
+    Spreading,
+    StepShape,
+)
+from scalelab.records.steps import PHASES as PHASES
+from scalelab.records.steps import Block as Block
+from scalelab.records.steps import StepKind as StepKind
+from scalelab.records.steps import StepPlan as StepPlan
+from scalelab.records.steps import StepSample as StepSample
+
+SCHEMA_VERSION = 1
+"""Raised by one whenever a file of an older version would be misread."""
+
+Option = bool | int | float | str
+"""What a workload's option may be: it must survive JSON and a command line."""
+
+DTYPES = get_args(Dtype)
+DEVICES = ("cpu", "cuda")
+ALLOCATORS = ("system", "keep", "pages")
+SINGLE_PROCESS = ("single", "dp")
+"""Strategies that have no process group."""
+NO_STRATEGY = "none"
+"""What a trial has in place of a strategy that trains nothing: it exchanges messages, or reads a stored set."""
+
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out_of_memory"
+    INVALID = "invalid"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    NOT_RUN = "not_run"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same trial would end the same way again, so that repeating it is a waste."""
+        return self in (Status.OUT_OF_MEMORY, Status.INVALID, Status.TIMED_OUT, Status.NOT_RUN)
+
+    @property
+    def words(self) -> str:
+        """The status as a reader is told it."""
+        return self.value.replace("_", " ")
+
+    @property
+    def advice(self) -> str:
+        """What to do about a trial that ended so."""
+        return {
+            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (--memory-limit, if there is one)",
+            Status.TIMED_OUT: "look where the stacks in the logs wait, or raise --timeout",
+            Status.INVALID: "correct the workload or its options",
+            Status.NOT_RUN: "change what the reason names",
+        }.get(self, "look at the last lines of the logs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One configuration, run once in fresh processes."""
+
+    configuration: str
+    """What is compared: trials that differ only in their round share it, for example `ddp-2`."""
+    workload: str
+    """The name of a built-in workload, or `file.py:build`; empty for an exchange, which trains nothing."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """The workload's own options."""
+    strategy: str = "single"
+    num_ranks: int = 1
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    round: int = 1
+    """Which of the interleaved repetitions this is, from 1."""
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads_per_rank: int = 1
+    spare_cores_per_rank: int = 0
+    """Cores that a rank owns beside those it computes on: for the processes that load its data."""
+    is_oversubscribed: bool = False
+    """Whether the ranks of this trial must share cores or devices."""
+    shape: StepShape = field(default_factory=StepShape)
+    optimization: Optimization = field(default_factory=Optimization)
+    spreading: Spreading = field(default_factory=Spreading)
+    perturbation: Perturbation = field(default_factory=Perturbation)
+    plan: StepPlan = field(default_factory=StepPlan)
+    course: Course | None = None
+    """A training run instead of a measurement by `plan`."""
+    exchange: Exchange | None = None
+    """Communication alone instead of a training: no workload, and `NO_STRATEGY`."""
+    reading: Reading | None = None
+    """A stored set that is written and read: alone, with no workload and `NO_STRATEGY`, or by a training."""
+    quantization: Quantization | None = None
+    """The model is taken to int8 when its course has ended, or at once where it has none."""
+    instruments: tuple[Instrument, ...] = ()
+    """What is looked at besides time."""
+    label: str = ""
+    """How tables call the configuration; empty: by its strategy and number of ranks."""
+    timeout_seconds: float = 600.0
+    memory_limit_bytes: int | None = None
+    """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
+    allocator: str = "system"
+    """`system`: as torch finds it; `keep`: freed memory stays with the process; `pages`: every tensor has pages of its
+    own (glibc, CPU)."""
+    port: int = 0
+    """The rendezvous port on loopback; 0: any free one."""
+    launcher: LauncherName = "local"
+    mpiexec: str | None = None
+    ranks_per_node: int | None = None
+    bind: Bind = "cores"
+    """Who starts its ranks (by which mpiexec, how many on a node; None: as it is found), and which cores they get."""
+    link: str = ""
+    """What joins the hosts that ranks are spread over, as `ranks/links.py` reads it; empty: all are on one host."""
+    ranks_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.configuration):
+            raise UsageError(
+                f"configuration {self.configuration!r} cannot name a directory: use letters, digits, '.', '_' and '-'"
+            )
+        for name in ("num_ranks", "global_batch", "round", "threads_per_rank", "ranks_per_host"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("spare_cores_per_rank", self.spare_cores_per_rank, 0)
+        check_divisible(self.global_batch, self.num_ranks)
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("allocator", ALLOCATORS)):
+            check_one_of(name, getattr(self, name), known)
+        check_positive("timeout", self.timeout_seconds)
+        if self.memory_limit_bytes is not None:
+            check_at_least("memory_limit", self.memory_limit_bytes, 1)
+        for name, value in self.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{flag(name)} {value:g} cannot be stored: use a finite number")
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
+        if self.strategy == "single" and self.num_ranks > 1:
+            raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+        if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
+            what = "an exchange" if self.exchange is not None else "reading alone"
+            raise UsageError(
+                f"{what} trains nothing: leave the workload empty, not {self.workload!r}, and use strategy"
+                f" {NO_STRATEGY!r}, not {self.strategy!r}"
+            )
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        if self.shape.autocast and self.dtype not in ("bfloat16", "float16"):
+            raise UsageError(f"--autocast with --dtype {self.dtype} means nothing: use bfloat16 or float16")
+        micro, batch = self.shape.micro_batch, self.batch_per_rank
+        if micro is not None and batch % micro:
+            raise UsageError(f"--micro-batch {micro} does not divide the {batch} samples of a rank: use a divisor")
+        rank = self.perturbation.delay_rank
+        if rank is not None and rank >= self.num_processes and self.num_processes > 1:
+            raise UsageError(
+                f"--delay-rank {rank} does not exist: the last of {self.num_processes} is {self.num_processes - 1}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the trial's directory."""
+        return f"{self.configuration}-r{self.round}"
+
+    @property
+    def num_processes(self) -> int:
+        """One per rank; the replicas of `dp` are threads of one process, and a forecast needs no ranks."""
+        return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
+
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether messages are exchanged, or a stored set is read, without a training around it."""
+        return self.exchange is not None or (self.reading is not None and not self.workload)
+
+    @property
+    def num_hosts(self) -> int:
+        """One unless a link joins several."""
+        return -(-self.num_processes // self.ranks_per_host) if self.link else 1
+
+    @property
+    def is_forecast(self) -> bool:
+        """Whether nothing is trained: a step is gone through on tensors that have no memory."""
+        return "memory_forecast" in self.instruments
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the strategy exists for GPUs only and is played here by threads on cores."""
+        return self.strategy == "dp" and self.device == "cpu"
+
+    @property
+    def batch_per_rank(self) -> int:
+        """Samples of one step on one rank, or on one replica of `dp`."""
+        return self.global_batch // self.num_ranks
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of one step on one rank."""
+        return 1 if self.shape.micro_batch is None else self.batch_per_rank // self.shape.micro_batch
+
+    @property
+    def batch_per_pass(self) -> int:
+        """Samples of one forward pass of one process."""
+        num_processes = 1 if self.strategy in SINGLE_PROCESS else self.num_ranks
+        return self.global_batch // num_processes // self.accumulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """How a trial ended, with the raw samples of every rank and step that it completed."""
+
+    trial: Trial
+    status: Status
+    reason: str = ""
+    """Why it is not `completed`, in one sentence."""
+    traceback: str = ""
+    """The user's own frames, where the user's code raised the error."""
+    samples: tuple[StepSample, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    """The timings of an exchange, of every rank; empty for a training."""
+    fetches: tuple[Fetch, ...] = ()
+    """Every batch that was read, where reading is measured alone."""
+    ranks: tuple[RankReport, ...] = ()
+    batch: BatchNote | None = None
+    """Of the batch job that was to run it, where it had one of its own, or was refused one."""
+    curve: tuple[CurvePoint, ...] = ()
+    """The lines of a training run; empty for a measurement."""
+    quantized: Quantized | None = None
+    """What taking the model to int8 left, as far as it came; None where that was not asked for."""
+    loads: tuple[DeviceLoad, ...] = ()
+    """How busy cores and GPUs were over time, where that was looked at."""
+    started_at: str = ""
+    """UTC, ISO 8601."""
+    wall_seconds: float = 0.0
+    """From the launch to the end of the last process."""
+    first_step_seconds: float | None = None
+    """From the launch to the start of the first step."""
+    load_before: float | None = None
+    """The host's one-minute load average before the launch."""
+    steal_ratio: float | None = None
+    """The share of the host's processor time that its hypervisor gave to others meanwhile."""
+
+    def step_seconds(self, kind: StepKind) -> dict[int, float]:
+        """The time of each complete step of one kind: the maximum over ranks, by step number."""
+        by_step: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if sample.kind is kind:
+                by_step.setdefault(sample.step, []).append(sample.step_seconds)
+        wanted = self.trial.num_processes
+        return {step: max(times) for step, times in sorted(by_step.items()) if len(times) == wanted}
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step: the mean over ranks, by step number; comm-free steps are no part of the training."""
+        by_step: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if sample.loss is not None and sample.kind is not StepKind.COMM_FREE:
+                by_step.setdefault(sample.step, []).append(sample.loss)
+        return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
+
+    def first_non_finite_loss(self) -> StepSample | None:
+        """The first sample whose loss is NaN or infinite, if there is one."""
+        bad = (s for s in self.samples if s.kind is not StepKind.COMM_FREE and not math.isfinite(s.loss or 0.0))
+        return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
+
+
+def with_samples(
+    result: TrialResult,
+    samples: Iterable[StepSample],
+    transfers: Iterable[Transfer] = (),
+    fetches: Iterable[Fetch] = (),
+) -> TrialResult:
+    """The same result with other samples, transfers and fetches: they are kept in files of their own."""
+    return replace(result, samples=tuple(samples), transfers=tuple(transfers), fetches=tuple(fetches))
+
+
+def not_run(trial: Trial, reason: str, batch: BatchNote | None = None) -> TrialResult:
+    """The result of a trial that was never started."""
+    return TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason, batch=batch)
+
+
+T = TypeVar("T")
+
+
+def to_builtins(record: object) -> Any:
+    """A record as dicts, lists and scalars, ready for JSON."""
+    return msgspec.to_builtins(record, enc_hook=_encode_mapping)
+
+
+def from_builtins(data: object, kind: type[T]) -> T:
+    """The record that `to_builtins` gave; a wrong or missing field raises `ValueError` with its path."""
+    return msgspec.convert(data, kind)
+
+
+def _encode_mapping(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"cannot store a {type(value).__name__}")

@@ -1,0 +1,101 @@
+"""The numbers of a document for other programs: JSON and CSV, raw and in base units.
+
+JSON is the whole document, as `read_document` takes it; unknown, nan and the infinities are null. CSV is the
+tables in long form, one line per cell, so that tables of any shape fit one file: `pandas.read_csv(path)`
+reads it, and `frame.pivot(index="row", columns="column", values="value")` restores a table. A spreadsheet
+would execute a text that starts like a formula: such a text gets a single quote in front of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from scalelab.records.trial import to_builtins
+from scalelab.report.document import Cell, Document, Value
+from scalelab.report.text import clean_text
+from scalelab.units import Quantity
+
+STRICT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
+
+_UNITS: Mapping[Quantity, str] = {
+    "text": "", "seconds": "s", "bytes": "B", "rate": "1/s", "latency": "s", "bandwidth": "B/s"
+}  # fmt: skip
+"""The base units; everything else is a pure number, "1"."""
+
+
+def render_json(document: Document) -> str:
+    """The document as strict JSON, indented but for the figures: those are for programs, each on one line."""
+    data: Any = _replace_non_finite(to_builtins(document))
+    charts = [chart for section in data["sections"] for chart in section["charts"]]
+    specs = iter([json.dumps(chart["spec"], **STRICT, separators=(",", ":")) for chart in charts])
+    for chart in charts:
+        chart["spec"] = None
+    # No text can hold this key: its quotes would be escaped.
+    text = re.sub('"spec": null', lambda _: f'"spec": {next(specs)}', json.dumps(data, **STRICT, indent=2))
+    # Halves of characters, from file names that could not be decoded, fit no file.
+    return text.encode("utf-8", "replace").decode("utf-8") + "\n"
+
+
+def render_csv(document: Document) -> str:
+    """Every cell of every table: table, row (from 1), column, unit, value, low, high, mark."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    writer.writerows(_list_cells(document))
+    return buffer.getvalue()
+
+
+def _list_cells(document: Document) -> Iterator[tuple[str, ...]]:
+    """One line of CSV per cell."""
+    for name, table in zip(_name_tables(document), document.tables, strict=True):
+        for row in table.rows:
+            label = _write_value(row[0].value)
+            for column, cell in zip(table.columns, row, strict=True):
+                unit = _UNITS.get(column.quantity, "1") if cell.estimate else ""
+                yield (name, label, _defuse_formula(column.key), unit, *_list_values(cell))
+
+
+def _name_tables(document: Document) -> list[str]:
+    """A different name for each table: its title, its section's or the document's, with a number if that is taken."""
+    names: list[str] = []
+    for section in document.sections:
+        for table in section.tables:
+            name = _defuse_formula(table.title or section.heading or document.title)
+            names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
+
+
+def _list_values(cell: Cell) -> tuple[str, ...]:
+    return (*map(_write_value, (cell.value, cell.low, cell.high)), _defuse_formula(cell.mark))
+
+
+def _write_value(value: Value) -> str:
+    """A raw value: every digit of a number, nothing for what is unknown."""
+    if isinstance(value, str):
+        return _defuse_formula(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return "" if is_unknown else str(value)
+
+
+def _defuse_formula(text: str) -> str:
+    """One clean line of text that no spreadsheet takes for a formula."""
+    cleaned = clean_text(text)
+    return f"'{cleaned}" if cleaned.startswith(("=", "+", "-", "@")) else cleaned
+
+
+def _replace_non_finite(data: object) -> object:
+    """The same builtins with None for nan and the infinities, which JSON cannot hold."""
+    if isinstance(data, dict):
+        return {key: _replace_non_finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_replace_non_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

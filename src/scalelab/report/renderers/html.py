@@ -1,0 +1,342 @@
+"""A document as one page that needs nothing else: no network, no server, no other file.
+
+The finding comes first, in a sentence; then figures with their tables below them; then what else was found, and what
+is wrong with the measurement, with the next step; then what it was measured on, and the raw samples. The page holds
+the whole document as JSON and the program that draws its figures, so what is pointed at is what `--json` writes.
+
+What a document says may come from anybody: names of runs, paths, texts of failures. It goes in as text. A
+Content-Security-Policy lets only the two programs run that are in the page, known by their hashes, and lets nothing be
+loaded from anywhere. It forbids `eval` too: Vega then interprets its expressions instead of compiling them.
+
+Colours follow the reader's system, or the button; printed, a page is light and unfolded. Without scripts, words and
+tables are still there.
+
+Text, tables and figures of a page. Whatever a document says goes in as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib.resources import files
+
+from scalelab import __version__
+from scalelab.report.cells import TextColumn, format_columns, list_notes
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.renderers.exports import render_csv, render_json
+from scalelab.report.renderers.html_files import Archive, load_script
+from scalelab.report.renderers.theme import (
+    BESIDE,
+    COMPOSED,
+    DARK,
+    FONT,
+    LEGEND_SIGN,
+    LETTER,
+    LIGHT,
+    Palette,
+    list_names,
+    make_config,
+)
+from scalelab.report.text import clean_text
+from scalelab.units import PLUS_MINUS, format_bytes
+
+LONG_PROSE = 40
+"""Cells with more letters than this get more room before they are broken into lines."""
+MOST_VECTORS = 4000
+"""A figure of more data than this is drawn as pixels, which browsers handle faster than as many elements."""
+
+ZOOM_HINT = "Zoom with Ctrl or Shift and the wheel, drag to move, double-click for all of it."
+"""Only a page can be zoomed: paper is not told of it."""
+
+
+def set_text(text: str) -> str:
+    """A text as it is, on one line, whatever is in it."""
+    return escape(clean_text(text), quote=True)
+
+
+def set_words(text: str) -> str:
+    """A sentence in which a number is not torn from its interval or its sign by the end of a line."""
+    return re.sub("(?<=±) | (?=[±%])", "\u00a0", set_text(text))
+
+
+def set_table(table: Table, label: str) -> str:
+    """A table in a box of its own, which scrolls sideways where a screen is narrow."""
+    columns = format_columns(table)
+    titled = f"<caption>{set_text(table.title)}</caption>" if table.title else ""
+    head = "".join(f'<th scope="col"{_name_classes(column)}>{set_text(column.header)}</th>' for column in columns)
+    rows = "\n".join(
+        f"<tr>{''.join(_set_cell(column, row, is_name=not number) for number, column in enumerate(columns))}</tr>"
+        for row in range(len(table.rows))
+    )
+    notes = "".join(f"<p>{set_text(note)}</p>" for note in list_notes(table))
+    return (
+        f'<div class="table"><div class="scroll" tabindex="0" role="region" aria-label="{set_text(label)}">'
+        f"<table>{titled}<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        f'{f"""<div class="notes">{notes}</div>""" if notes else ""}</div>\n'
+    )
+
+
+def _name_classes(column: TextColumn, text: str = "") -> str:
+    names = ["left"] if column.align == "left" else []
+    if column.is_prose:
+        names += ["prose", "long"] if len(text) > LONG_PROSE else ["prose"]
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _set_cell(column: TextColumn, row: int, *, is_name: bool) -> str:
+    text = re.sub(" +", " ", column.cells[row].strip())
+    number, sign, interval = text.partition(PLUS_MINUS)
+    inner = set_text(text)
+    if sign and not column.is_prose:
+        inner = f'{escape(number)}<span class="pm">{escape(sign + interval)}</span>'
+    mark = f"<sup>{set_text(column.marks[row])}</sup>" if column.marks[row] else ""
+    tag, scope = ("th", ' scope="row"') if is_name else ("td", "")
+    return f"<{tag}{scope}{_name_classes(column, text)}>{inner}{mark}</{tag}>"
+
+
+def set_charts(section: Section, number: int) -> str:
+    """The figures of a section, two beside each other where there is room."""
+    if not section.charts:
+        return ""
+    last = len(section.charts) - 1
+    figures = "".join(
+        set_figure(chart, f"{number}-{index}", is_wide=is_wide(chart) or (index == last and last % 2 == 0))
+        for index, chart in enumerate(section.charts)
+    )
+    many = " many" if len(section.charts) > 1 else ""
+    return f'<div class="charts{many}">{figures}</div>\n'
+
+
+def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
+    """The frame of a figure; the program of the page draws into it."""
+    title, caption = set_text(chart.title), set_text(chart.caption)
+    label = ": ".join(part for part in (title, caption) if part) or "chart"
+    longest = max((len(name) for name in list_names(chart.spec)), default=0)
+    large = ' data-large="true"' if count_values(chart.spec) > MOST_VECTORS else ""
+    wide = ' class="wide"' if is_wide else ""
+    heading = f"<h3>{title}</h3>" if title else ""
+    words = f"<p>{caption}</p>" if caption else ""
+    words += f'<p class="hint">{ZOOM_HINT}</p>' if is_zoomable(chart) else ""
+    actions = "".join(f'<button type="button" data-format="{one}">{one.upper()}</button>' for one in ("svg", "png"))
+    return (
+        f'<figure{wide}>{heading}<div class="plot" role="img" aria-label="{label}" data-chart="{place}"'
+        f' data-entry="{longest * LETTER + LEGEND_SIGN:.1f}" data-name="{name_file(chart.title)}"{large}></div>'
+        f'<figcaption>{words}<div class="actions">{actions}</div></figcaption></figure>\n'
+    )
+
+
+def is_wide(chart: Chart) -> bool:
+    """Whether a figure needs all of the page: several views, or one that is gone through in detail."""
+    return any(name in chart.spec for name in COMPOSED) or is_zoomable(chart)
+
+
+def is_zoomable(chart: Chart) -> bool:
+    return "interval" in _list_params(chart.spec)
+
+
+def _list_params(part: object) -> Iterator[str]:
+    """The kinds of selections in a figure."""
+    if isinstance(part, Mapping):
+        select = part.get("select")
+        kind = select.get("type") if isinstance(select, Mapping) else select
+        if isinstance(kind, str):
+            yield kind
+        for name, value in part.items():
+            if name not in ("data", "datasets"):
+                yield from _list_params(value)
+    elif isinstance(part, list | tuple):
+        for value in part:
+            yield from _list_params(value)
+
+
+def count_values(part: object) -> int:
+    """How many rows of data a figure has."""
+    if isinstance(part, Mapping):
+        rows = part.get("values")
+        own = len(rows) if isinstance(rows, list | tuple) else 0
+        return own + sum(count_values(value) for name, value in part.items() if name != "values")
+    return sum(map(count_values, part)) if isinstance(part, list | tuple) else 0
+
+
+def name_file(title: str) -> str:
+    """A name for the picture of a figure."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower())[:60].strip("-") or "chart"
+
+
+LONG_FINDING = 150
+"""A first sentence with more letters than this is set smaller."""
+EXTRAS = {
+    "light": {"accent": "#0b4a8f", "raised": "#fbfcfd", "edge": "#dfe3e9", "hover": "#f1f5fa", "warn": "#96500a"},
+    "dark": {"accent": "#9cc7ff", "raised": "#191e26", "edge": "#2e3641", "hover": "#202732", "warn": "#f0b35f"},
+}
+"""Colours of the page that figures have not."""
+
+
+def render_html(document: Document, *, archive: Archive | None = None) -> str:
+    """The whole page; `archive` are the raw files to download from it."""
+    style = make_style()
+    scripts = [load_script(), read_asset("report.js")] if has_charts(document) else [read_asset("report.js")]
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="generator" content="scalelab {__version__}">\n<link rel="icon" href="data:,">\n'
+        f"<title>{set_text(document.headline)}</title>\n<style>{style}</style>\n</head>\n"
+    )
+    data = (
+        f'<script type="application/json" id="document">{set_json(json.loads(render_json(document)))}</script>\n'
+        f'<script type="application/json" id="theme">{set_json(make_themes())}</script>\n'
+    )
+    programs = "".join(f"<script>{script}</script>\n" for script in scripts)
+    return f"{head}<body>\n{set_page(document, archive)}{data}{programs}</body>\n</html>\n"
+
+
+def has_charts(document: Document) -> bool:
+    return any(section.charts for section in document.sections)
+
+
+def set_page(document: Document, archive: Archive | None) -> str:
+    """Everything that is seen."""
+    parts = list(list_parts(document))
+    contents = "".join(f'<li><a href="#{place}">{heading}</a></li>' for place, heading, _ in parts)
+    body = "".join(
+        f'<section id="{place}"><h2>{heading}</h2>\n{content}</section>\n' for place, heading, content in parts
+    )
+    nav = f'<nav aria-label="contents"><ol>{contents}<li><a href="#data">Raw data</a></li></ol></nav>'
+    return (
+        '<div class="page">\n<div class="bar"><div class="brand">scalelab <span>report</span></div>'
+        '<button type="button" id="mode">Dark</button></div>\n'
+        f"<header class='hero'>{set_hero(document)}</header>\n"
+        '<noscript><p class="note">Charts and downloads need scripts, which are switched off here. The words and the'
+        " tables below are complete.</p></noscript>\n"
+        f'<div class="columns"><main>\n{body}{set_downloads(document, archive)}'
+        f"<footer><p>Made by scalelab {__version__}. This file is complete: it loads nothing.</p></footer></main>\n"
+        f"{nav}</div>\n</div>\n"
+    )
+
+
+def set_hero(document: Document) -> str:
+    """Title, the main finding, what was measured, and whether there are warnings."""
+    question = f": {set_text(document.question)}" if document.question else ""
+    found = clean_text(document.summary[0]) if document.summary else ""
+    long = " long" if len(found) > LONG_FINDING else ""
+    finding = f'<p class="finding{long}">{set_words(found)}</p>' if found else ""
+    setting = f'<p class="setting">{set_text(document.setting)}</p>' if document.setting else ""
+    number = len(document.cautions)
+    counted = f"{number} warning{'s' if number > 1 else ''}"
+    jump = f'<p class="jump"><a href="#warnings">{counted} about this measurement</a></p>' if number else ""
+    return f"<h1><strong>{set_text(document.title)}</strong>{question}</h1>{finding}{setting}{jump}"
+
+
+def list_parts(document: Document) -> Iterator[tuple[str, str, str]]:
+    """Place, heading and content of every part, in their order."""
+    for number, section in enumerate(document.sections):
+        if section.heading or section.paragraphs or section.tables or section.charts:
+            heading = section.heading or ("Results" if not number else "More results")
+            yield f"part-{number}", set_text(heading), set_section(section, number)
+    if document.summary[1:]:
+        found = "".join(f"<li>{set_words(finding)}</li>" for finding in document.summary[1:])
+        yield "findings", "What else was found", f'<ul class="list">{found}</ul>\n'
+    if document.cautions:
+        warnings = "".join(
+            f'<div class="warning"><p><span class="sign">Warning.</span> {set_words(caution.message)}</p>'
+            f'<p class="next">→ {set_words(caution.next_step)}</p></div>\n'
+            for caution in document.cautions
+        )
+        yield "warnings", "Warnings", warnings
+    if document.environment:
+        rows = "".join(f"<dt>{set_text(name)}</dt><dd>{set_text(value)}</dd>" for name, value in document.environment)
+        folded = f"<details><summary>Hardware, software and command</summary><dl>{rows}</dl></details>\n"
+        yield "environment", "Environment", folded
+
+
+def set_section(section: Section, number: int) -> str:
+    words = "".join(f"<p>{set_words(paragraph)}</p>\n" for paragraph in section.paragraphs)
+    tables = "".join(set_table(table, table.title or section.heading or "table of results") for table in section.tables)
+    return f"{words}{set_charts(section, number)}{tables}"
+
+
+def set_downloads(document: Document, archive: Archive | None) -> str:
+    """Links to what the page carries, and the data behind them."""
+    table = render_csv(document).encode()
+    stem = name_file(document.title)
+    carried = [("tables", f"{stem}.csv", "text/csv", "every cell of every table", table)]
+    words = "The document has every number of this page, raw and in base units, with its interval."
+    if archive is not None:
+        inside = f"plan, environment, samples and results in {archive.num_files} files"
+        carried.insert(0, ("raw", archive.name, "application/zip", inside, archive.content))
+        words += " Traces, logs and checkpoints stay with the run."
+        if archive.left_out:
+            shown = ", ".join(archive.left_out[:5])
+            more = f" and {len(archive.left_out) - 5} more" if len(archive.left_out) > 5 else ""
+            words += f" Too large for this page: {shown}{more}."
+    links = f'<a class="button" href="#document" data-file="document" download="{stem}.json" type="application/json">'
+    links += f"{stem}.json <small>the whole document</small></a>"
+    blocks = ""
+    for place, name, kind, what, content in carried:
+        size = format_bytes(len(content))
+        links += f'<a class="button" href="#data" data-file="{place}" download="{set_text(name)}" type="{kind}">'
+        links += f"{set_text(name)} <small>{what}, {size}</small></a>"
+        encoded = base64.b64encode(content).decode()
+        blocks += f'<script type="application/octet-stream" id="{place}">{encoded}</script>\n'
+    return (
+        f'<section id="data"><h2>Raw data</h2>\n<div class="downloads">{links}</div>\n'
+        f'<p class="files">{set_text(words)}</p>\n</section>\n{blocks}'
+    )
+
+
+def make_style() -> str:
+    """The style sheet, with the colours of both themes."""
+    light, dark = (make_variables(name, palette) for name, palette in (("light", LIGHT), ("dark", DARK)))
+    rules = (
+        f":root {{ --font: {FONT}; color-scheme: light; {light} }}",
+        f':root[data-theme="dark"] {{ color-scheme: dark; {dark} }}',
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}",
+    )
+    return "\n".join([*rules, read_asset("report.css")])
+
+
+def make_variables(name: str, palette: Palette) -> str:
+    """The colours of a theme as the style sheet calls them."""
+    other = DARK if name == "light" else LIGHT
+    colours = {"background": palette.background, "text": palette.text, "quiet": palette.quiet, "line": palette.line}
+    colours |= {"tip": palette.text if name == "light" else "#eef1f5", "tip-text": other.text, "tip-quiet": other.quiet}
+    return " ".join(f"--{key}: {value};" for key, value in (colours | EXTRAS[name]).items())
+
+
+def make_themes() -> dict[str, object]:
+    """What the page's program needs to dress figures as `theme.apply_theme` does."""
+    named = {"light": LIGHT, "dark": DARK}
+    looks = {
+        name: {"background": palette.background, "config": make_config(palette)} for name, palette in named.items()
+    }
+    return looks | {"beside": BESIDE, "sign": LEGEND_SIGN, "composed": list(COMPOSED)}
+
+
+def make_policy(scripts: list[str], style: str) -> str:
+    """What the page may do: run its own programs, and nothing else."""
+    allowed = " ".join(f"'{hash_source(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src '{hash_source(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def hash_source(text: str) -> str:
+    """A program or style sheet as a policy names it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def set_json(data: object) -> str:
+    """Data inside a script element, which nothing in them can end."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def read_asset(name: str) -> str:
+    return (files("scalelab.report") / "assets" / name).read_text(encoding="utf-8")

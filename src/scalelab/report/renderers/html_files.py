@@ -1,0 +1,137 @@
+"""What a page carries to be downloaded: the raw files of a run in one archive.
+
+A report that convinces can be checked. So the page holds what it was derived from: plan, environment, and of every
+trial its samples and its result. Traces, logs and checkpoints are left out, and so is whatever would make the page
+heavier than a mail takes: what is missing is named.
+
+The program that draws charts in a page: Vega, Vega-Lite and vega-embed in one text, from vl-convert.
+
+vl-convert bundles them anew whenever it is asked, which takes longer than everything else about a report. So the text
+is kept in the user's cache directory (`$XDG_CACHE_HOME/scalelab`, or `~/.cache/scalelab`), named by the version of
+vl-convert and checked by its hash when it is read. Where nothing can be kept, it is made every time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from scalelab.errors import UsageError
+from scalelab.records.files import write_atomically
+
+MOST_BYTES = 3_000_000
+"""Of an archive: with the program that draws, a page stays below 5 MB."""
+MOST_RAW_BYTES = 60_000_000
+"""Before compression: more would take seconds."""
+RUN_FILES = ("run.json", "environment.json")
+TRIAL_FILES = ("trial.json", "result.json", "samples.csv", "transfers.csv", "fetches.csv")
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+"""The same files give the same archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """Files to download as one."""
+
+    name: str
+    content: bytes
+    num_files: int
+    left_out: tuple[str, ...] = ()
+    """Files that were too large, by name."""
+
+
+def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Archive:
+    """The raw files of runs, small ones first, as far as there is room."""
+    files = [(path, file) for path in paths for file in list_raw_files(path)]
+    files.sort(key=lambda pair: pair[1].stat().st_size)
+    buffer, left_out, num_files, num_raw_bytes = io.BytesIO(), [], 0, 0
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for run, file in files:
+            name = f"{run.resolve().name}/{file.relative_to(run)}"
+            num_raw_bytes += file.stat().st_size
+            # Numbers as text shrink to about a third.
+            if num_raw_bytes > MOST_RAW_BYTES or buffer.tell() + file.stat().st_size / 3 > most_bytes:
+                left_out.append(name)
+                continue
+            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), file.read_bytes(), zipfile.ZIP_DEFLATED)
+            num_files += 1
+    name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
+    return Archive(name=name, content=buffer.getvalue(), num_files=num_files, left_out=tuple(left_out))
+
+
+def list_raw_files(run: Path) -> Iterator[Path]:
+    """What everything else of a run is derived from."""
+    yield from (run / name for name in RUN_FILES if (run / name).is_file())
+    for trial in sorted((run / "trials").glob("*")):
+        yield from (trial / name for name in TRIAL_FILES if (trial / name).is_file())
+
+
+PACKAGE = "vl-convert-python"
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+NOTICE = (
+    "/* Vega, Vega-Lite, vega-embed and what they are made of: (c) University of Washington Interactive Data Lab and"
+    " contributors, BSD-3-Clause and other permissive licences; https://vega.github.io */"
+)
+
+
+def check_charts_possible(flag: str) -> None:
+    """Refuse, before anything is measured, a format whose charts cannot be made."""
+    find_version(flag)
+
+
+def find_version(flag: str = "--html") -> str:
+    """The version of vl-convert that is installed."""
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        raise UsageError(
+            f"{flag} draws charts, and what draws them is not installed: pip install 'scalelab[report]',"
+            " or --markdown and --json, which need nothing"
+        ) from None
+
+
+def load_script() -> str:
+    """The program, as text for a script element; it sets `vegaEmbed` and keeps its other names to itself."""
+    place = find_cache_directory() / f"vega-{find_version()}.js"
+    return read_kept(place) or make_script(place)
+
+
+def find_cache_directory() -> Path:
+    """Where a user's programs keep what they can make again (XDG Base Directory Specification)."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):  # nobody's home
+        chosen = chosen.expanduser()
+    return chosen / "scalelab"
+
+
+def read_kept(place: Path) -> str | None:
+    """The text that was kept; None where there is none, or not the one that was written."""
+    try:
+        digest, _, script = place.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return script if digest == f"// {hash_text(script)}" else None
+
+
+def make_script(place: Path) -> str:
+    """Have vl-convert bundle the program, and keep it where that is possible."""
+    import vl_convert
+
+    # A script element ends at the first </script, wherever that stands.
+    bundled = vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = f"{NOTICE}\n(function () {{\n{bundled}\n}})();\n"
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, f"// {hash_text(script)}\n{script}")
+    return script
+
+
+def hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,104 @@
+"""A document as a typeset A4 report, by typst.
+
+The template stands in `assets/report.typ` and reads the document as data, so nothing in it can be taken for markup.
+Charts are vectors, with their fonts. How wide a column must be is measured by typst, which knows its letters: a table
+that is too wide for the page is set in a smaller size, and then split into tables below each other that repeat the
+first column, as in a terminal. What the fonts lack is spelled out.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import UsageError
+from scalelab.report.cells import TextColumn, format_columns, list_notes
+from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.report.renderers.pictures import PICTURE_WIDTH, draw_pdf, spell_out
+from scalelab.units import PLUS_MINUS
+
+NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab[report]'"
+NO_BREAK = "\u00a0"
+FIGURE_BLANK = "\u2007"
+"""As wide as a digit."""
+
+
+def render_pdf(document: Document) -> bytes:
+    """The whole document, its environment last."""
+    try:
+        import typst
+    except ImportError as error:
+        raise UsageError(NO_TYPST) from error
+    with tempfile.TemporaryDirectory(prefix="scalelab-pdf-") as place:
+        directory = Path(place)
+        described = describe_document(document, directory)
+        (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
+        template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
+        (directory / "report.typ").write_text(template, encoding="utf-8")
+        pdf: bytes = typst.compile(str(directory / "report.typ"), root=place, ignore_system_fonts=True)
+    return pdf
+
+
+def describe_document(document: Document, directory: Path) -> dict[str, Any]:
+    """The document as the template reads it; its charts become files in a directory."""
+    names = iter(range(10**6))
+    return {
+        "headline": spell_out(document.headline),
+        "title": spell_out(document.title),
+        "question": spell_out(document.question),
+        "setting": spell_out(document.setting),
+        "footer": spell_out(next((value for name, value in document.environment if name == "run"), document.title)),
+        "summary": [spell_out(finding) for finding in document.summary],
+        "cautions": [_describe_caution(caution) for caution in document.cautions],
+        "sections": [
+            {
+                "heading": spell_out(section.heading or "Results"),
+                "paragraphs": [spell_out(paragraph) for paragraph in section.paragraphs],
+                "charts": [_describe_chart(chart, directory, f"chart{next(names)}.pdf") for chart in section.charts],
+                "tables": [_describe_table(table) for table in section.tables],
+            }
+            for section in document.sections
+            if _says_something(section)
+        ],
+        "environment": [[spell_out(name), spell_out(value)] for name, value in document.environment],
+    }
+
+
+def _says_something(section: Section) -> bool:
+    return bool(section.heading or section.paragraphs or section.charts or section.tables)
+
+
+def _describe_caution(caution: Caution) -> dict[str, str]:
+    return {"message": spell_out(caution.message), "next_step": spell_out(caution.next_step)}
+
+
+def _describe_chart(chart: Chart, directory: Path, name: str) -> dict[str, Any]:
+    (directory / name).write_bytes(draw_pdf(chart, width=PICTURE_WIDTH))
+    return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": name}
+
+
+def _describe_table(table: Table) -> dict[str, Any]:
+    columns = format_columns(table)
+    return {
+        "title": spell_out(table.title),
+        "columns": [
+            {"header": spell_out(column.header), "align": column.align, "prose": column.is_prose} for column in columns
+        ],
+        "rows": [[_set_cell(column, row) for column in columns] for row in range(len(table.rows))],
+        "notes": [spell_out(note) for note in list_notes(table)],
+    }
+
+
+def _set_cell(column: TextColumn, row: int) -> str:
+    """Words as they are; a number in one piece, with blanks as wide as digits where others have more of them."""
+    text, mark = column.cells[row], column.marks[row]
+    if column.is_prose:
+        return spell_out(text + mark)
+    number, sign, interval = text.partition(PLUS_MINUS)
+    missing = FIGURE_BLANK * (len(interval) - len(interval.lstrip(" ")))
+    beside = FIGURE_BLANK * (column.mark_width - len(mark))
+    spelled = spell_out(number) + sign + missing + spell_out(interval) + spell_out(mark) + beside
+    return spelled.replace(" ", NO_BREAK)

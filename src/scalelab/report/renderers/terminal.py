@@ -1,0 +1,214 @@
+"""A document in a terminal, as wide as that is; without colours it is the same words.
+
+Fit the columns of a table into a width.
+
+A table that is too wide first breaks its headers at blanks and its prose into lines, then moves its columns
+closer together, and is at last split into tables below each other which repeat the first column. No entry is
+ever cut off: where even two columns do not fit, entries are broken into lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from scalelab.report.cells import TextColumn, format_columns, list_notes
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.text import clean_text, measure_text, pad_text, split_words, wrap_text
+
+GAPS = (3, 2)
+"""The blanks between two columns, in the order in which they are tried."""
+MAX_HEADER_LINES = 2
+MAX_WORD = 20
+"""A longer word in prose, such as a path, may be broken."""
+
+
+class ColumnSize(NamedTuple):
+    """How wide a column would be, and how narrow it can be."""
+
+    natural: int
+    least: int
+    is_prose: bool = False
+    """Whether any width between the two is of use."""
+
+
+class Part(NamedTuple):
+    """Some columns of a table, by index, with their widths."""
+
+    columns: tuple[int, ...]
+    widths: tuple[int, ...]
+    gap: int
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths) + self.gap * (len(self.widths) - 1)
+
+
+def measure_column(column: TextColumn) -> ColumnSize:
+    """Natural is all on one line; least has headers and prose broken between words, but numbers whole."""
+    natural = max(1, *map(measure_text, (column.header, *column.cells)))
+    least = next(width for width in range(1, natural + 1) if _is_short_enough(column.header, width))
+    for cell in column.cells:
+        words = split_words(cell) if column.is_prose else [cell]
+        longest = max(map(measure_text, words))
+        least = max(least, min(longest, MAX_WORD) if column.is_prose else longest)
+    return ColumnSize(natural + column.mark_width, least + column.mark_width, column.is_prose)
+
+
+def _is_short_enough(header: str, width: int) -> bool:
+    """Whether a header takes few enough lines of a width, with every word whole."""
+    is_whole = all(measure_text(word) <= width for word in split_words(header))
+    return is_whole and len(wrap_text(header, width)) <= MAX_HEADER_LINES
+
+
+def arrange_columns(sizes: Sequence[ColumnSize], available: int) -> tuple[Part, ...]:
+    """The table in as few parts as fit into the available width, all about as wide."""
+    num_parts = len(_group_columns(sizes, available))
+    groups = next(
+        groups
+        for groups in (_group_columns(sizes, limit) for limit in range(available + 1))
+        if len(groups) == num_parts
+    )
+    return tuple(_fit_columns(sizes, group, available) or _squeeze_columns(sizes, group, available) for group in groups)
+
+
+def _group_columns(sizes: Sequence[ColumnSize], limit: int) -> list[list[int]]:
+    """The columns in groups that are no wider than a limit; each begins with the first column."""
+    groups = [[0]]
+    for index in range(1, len(sizes)):
+        if len(groups[-1]) > 1 and _fit_columns(sizes, [*groups[-1], index], limit) is None:
+            groups.append([0])
+        groups[-1].append(index)
+    return groups
+
+
+def _fit_columns(sizes: Sequence[ColumnSize], group: Sequence[int], available: int) -> Part | None:
+    """The columns with their widths, the fewest headers broken; None if they do not fit."""
+    least = [sizes[index].least for index in group]
+    for gap in GAPS:
+        spare = available - sum(least) - gap * (len(group) - 1)
+        if spare >= 0:
+            widths = _widen_columns([sizes[index] for index in group], spare)
+            return Part(columns=tuple(group), widths=tuple(widths), gap=gap)
+    return None
+
+
+def _widen_columns(sizes: Sequence[ColumnSize], spare: int) -> list[int]:
+    """The least widths, and the spare width given to prose first, then to headers, the most modest first."""
+    widths = [size.least for size in sizes]
+    missing_widths = [size.natural - size.least for size in sizes]
+    order = sorted(range(len(sizes)), key=lambda index: (not sizes[index].is_prose, missing_widths[index]))
+    for index in order:
+        missing = missing_widths[index]
+        if missing <= spare or sizes[index].is_prose:
+            widths[index] += min(missing, spare)
+            spare -= min(missing, spare)
+    return widths
+
+
+def _squeeze_columns(sizes: Sequence[ColumnSize], group: Sequence[int], available: int) -> Part:
+    """One or two columns that do not fit: the first gets at most half, the other one the rest."""
+    gap = GAPS[-1]
+    if len(group) == 1:
+        return Part(columns=(0,), widths=(max(1, available),), gap=gap)
+    first = max(1, min(sizes[0].least, (available - gap) // 2))
+    return Part(columns=tuple(group), widths=(first, max(1, available - gap - first)), gap=gap)
+
+
+def set_header(columns: Sequence[TextColumn], part: Part) -> list[str]:
+    """The lines of a part's header, bottom aligned."""
+    return _set_row(columns, part, [(column.header, "") for column in columns], fill_above=True)
+
+
+def set_rows(columns: Sequence[TextColumn], part: Part) -> list[str]:
+    """The lines of a part's rows."""
+    rows = range(len(columns[0].cells))
+    cells = ([(column.cells[row], column.marks[row]) for column in columns] for row in rows)
+    return [line for row in cells for line in _set_row(columns, part, row)]
+
+
+def _set_row(
+    columns: Sequence[TextColumn], part: Part, cells: Sequence[tuple[str, str]], *, fill_above: bool = False
+) -> list[str]:
+    """The lines of one row of texts with their marks; a row is as high as its highest cell."""
+    blocks = []
+    for column, width, (text, mark) in zip(columns, part.widths, cells, strict=True):
+        inner = max(1, width - column.mark_width)
+        lines = [pad_text(line, inner, column.align) for line in wrap_text(text, inner)]
+        blocks.append([pad_text(lines[0] + mark, width, "left"), *lines[1:]])
+    height = max(map(len, blocks))
+    for block, width in zip(blocks, part.widths, strict=True):
+        missing = [" " * width] * (height - len(block))
+        block[:] = missing + block if fill_above else block + missing
+    return [(" " * part.gap).join(lines) for lines in zip(*blocks, strict=True)]
+
+
+INDENT = "  "
+
+
+class Line(NamedTuple):
+    """One line of output and its style."""
+
+    text: str = ""
+    style: str = ""
+
+
+def render_terminal(document: Document, console: Console) -> None:
+    """Print a document: title, sections, summary, warnings."""
+    for line in _set_document(document, console.width):
+        style = "" if console.no_color else line.style
+        console.print(Text(line.text.rstrip(" "), style), soft_wrap=True, highlight=False)
+
+
+def _set_document(document: Document, width: int) -> Iterator[Line]:
+    yield from _set_text(document.headline, width, style="bold")
+    yield from _set_text(document.setting, width, INDENT)
+    for section in document.sections:
+        if section.paragraphs or section.tables or not section.charts:  # of figures alone there is nothing to print
+            yield from _set_section(section, width)
+    if document.summary:
+        yield from (Line(), Line("Summary", "bold"))
+    for finding in document.summary:
+        yield from _set_text(finding, width, INDENT)
+    if document.cautions:
+        yield from (Line(), Line("Warnings", "bold yellow"))
+    for caution in document.cautions:
+        yield from _set_text(caution.message, width, INDENT)
+        for number, line in enumerate(_set_text(caution.next_step, width, 3 * INDENT, "dim")):
+            yield line if number else Line(2 * INDENT + "→ " + line.text.lstrip(" "), line.style)
+
+
+def _set_section(section: Section, width: int) -> Iterator[Line]:
+    if section.heading or section.paragraphs:
+        yield Line()
+    yield from _set_text(section.heading, width, style="bold")
+    for paragraph in section.paragraphs:
+        yield from _set_text(paragraph, width, INDENT)
+    for table in section.tables:
+        yield from _set_table(table, width)
+
+
+def _set_text(text: str, width: int, indent: str = "", style: str = "") -> Iterator[Line]:
+    cleaned = clean_text(text)
+    if cleaned:
+        yield from (Line(indent + line, style) for line in wrap_text(cleaned, width - len(indent)))
+
+
+def _set_table(table: Table, width: int) -> Iterator[Line]:
+    columns = format_columns(table)
+    parts = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))
+    if table.title:
+        yield Line()
+        yield from _set_text(table.title, width, INDENT)
+    for part in parts:
+        chosen = [columns[index] for index in part.columns]
+        yield Line()
+        yield from (Line(INDENT + line, "bold") for line in set_header(chosen, part))
+        yield Line(INDENT[1:] + "─" * (part.width + 1), "dim")
+        yield from (Line(INDENT + line) for line in set_rows(chosen, part))
+    for note in list_notes(table):
+        for line in wrap_text(note, width - len(INDENT)):
+            yield Line(INDENT + pad_text(line, parts[-1].width, "right"), "dim")

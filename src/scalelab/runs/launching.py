@@ -1,0 +1,132 @@
+"""Which launcher runs the trials of a job: the only place that knows all of them.
+
+    local              this machine, from a forkserver
+    hosts              emulated hosts, where a trial has several
+    torchrun           torchrun on this machine; inside an allocation of other nodes one on each of them
+    mpi                mpiexec, whosever it is
+    slurm, pbs, lsf    inside an allocation its own command: srun, mpiexec, jsrun
+
+Outside an allocation the batch systems' names mean that a job is submitted, which `cli/submit.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from scalelab.errors import LaunchFailed, RankUnknown
+from scalelab.measure.launchers.hosts import HostsLauncher
+from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.measure.launchers.site import SCHEDULERS
+from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.measure.launchers.steps import find_program, is_this_host, tell_kind
+from scalelab.measure.launchers.trial_jobs import JobLauncher
+from scalelab.ranks.allocation import Allocation, Scheduler, find_allocation
+from scalelab.studies.shared.study import Job
+from scalelab.records.trial import Trial, TrialResult, not_run
+
+ON_THIS_MACHINE = ("local", "hosts")
+
+
+class MixedLauncher:
+    """Runs every trial by its own launcher: the rows of a recipe may differ in theirs."""
+
+    def __init__(self, own: LocalLauncher | HostsLauncher, submit: Submitter | None = None) -> None:
+        self._own = own
+        self._submit = submit
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        if trial.launcher in ON_THIS_MACHINE:
+            return self._own.launch(trial, directory)
+        try:
+            launcher = self._choose(trial, directory)
+        except (LaunchFailed, RankUnknown) as error:
+            return not_run(trial, str(error))  # the trials of other launchers can go on
+        try:
+            return launcher.launch(trial, directory)
+        finally:
+            launcher.close()
+
+    def _choose(self, trial: Trial, directory: Path) -> StepLauncher | JobLauncher:
+        job = Job(launcher=trial.launcher, mpiexec=trial.mpiexec, ranks_per_node=trial.ranks_per_node)
+        scheduler = find_scheduler(job, os.environ)
+        if scheduler is None or self._submit is None:
+            return StepLauncher(find_step(job, os.environ))
+        launcher = self._submit(scheduler, trial, directory.parents[1])
+        launcher.check()
+        return launcher
+
+    def check(self) -> None:
+        self._own.check()
+
+    def close(self) -> None:
+        self._own.close()
+
+
+Submitter = Callable[[Scheduler, Trial, Path], JobLauncher]
+"""Who hands a trial of a run to a batch system."""
+CheckedLauncher = LocalLauncher | HostsLauncher | StepLauncher | MixedLauncher
+
+
+def choose_launcher(job: Job, trials: Sequence[Trial], submit: Submitter | None = None) -> CheckedLauncher:
+    """The launcher that a job asks for; raises `LaunchFailed` where what it needs is not there.
+
+    `submit` is asked where a trial of a recipe is a job of a batch system; without it such a trial is not run.
+    """
+    if job.launcher not in ON_THIS_MACHINE:
+        return StepLauncher(find_step(job, os.environ))
+    own = HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
+    is_mixed = any(trial.launcher not in ON_THIS_MACHINE for trial in trials)
+    return MixedLauncher(own, submit) if is_mixed else own
+
+
+def find_scheduler(job: Job, variables: Mapping[str, str]) -> Scheduler | None:
+    """The batch system that a job must be submitted to; None: it can be run here, or in the allocation we are in."""
+    scheduler = next((name for name in SCHEDULERS if name == job.launcher), None)
+    allocation = find_allocation(variables) if scheduler else None
+    return None if allocation is not None and allocation.scheduler == scheduler else scheduler
+
+
+def find_step(job: Job, variables: Mapping[str, str]) -> Step:
+    """By which command the ranks of a job are started here."""
+    allocation = find_allocation(variables)
+    if job.launcher == "torchrun":
+        # A job's shell may be on a login node, and its script on a node for scripts.
+        is_here = allocation is not None and (not allocation.first_node or is_this_host(allocation.first_node))
+        if allocation is None or (allocation.num_nodes == 1 and is_here):
+            return Step(kind="", is_torchrun=True, ranks_per_node=job.ranks_per_node)
+        return make_step(allocation, job, is_torchrun=True)
+    if job.launcher == "mpi":
+        return make_mpi_step(allocation, job)
+    if allocation is None or allocation.scheduler != job.launcher:
+        raise LaunchFailed(
+            f"--launcher {job.launcher} can only start ranks inside a job of it, and this is none: start it in one"
+        )
+    return make_step(allocation, job)
+
+
+def make_step(allocation: Allocation, job: Job, *, is_torchrun: bool = False) -> Step:
+    """The command of the batch system that the allocation is from."""
+    if allocation.scheduler == "pbs":
+        return make_mpi_step(allocation, job, is_torchrun=is_torchrun)
+    kind = {"slurm": "srun", "lsf": "jsrun"}[allocation.scheduler]
+    return Step(
+        kind=kind,
+        program=find_program(kind),
+        allocation=allocation,
+        ranks_per_node=job.ranks_per_node,
+        is_torchrun=is_torchrun,
+    )
+
+
+def make_mpi_step(allocation: Allocation | None, job: Job, *, is_torchrun: bool = False) -> Step:
+    """mpiexec, which finds the nodes of an allocation itself."""
+    program = find_program("mpiexec", "--mpiexec", job.mpiexec)
+    return Step(
+        kind=tell_kind(program),
+        program=program,
+        allocation=allocation,
+        ranks_per_node=job.ranks_per_node,
+        is_torchrun=is_torchrun,
+    )

@@ -1,0 +1,107 @@
+"""Run the trials of a run one after the other; each result is on disk before the next trial starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scalelab.errors import DamagedRun
+from scalelab.measure.agreement import remove_stored
+from scalelab.measure.launchers.launcher import Launcher
+from scalelab.records.store import RunStore
+from scalelab.records.trial import Status, Trial, TrialResult, not_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted:
+    trial: Trial
+    number: int
+    num_trials: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    result: TrialResult
+    number: int
+    num_trials: int
+    is_from_disk: bool = False
+    """The result was there already: an earlier execution of the run had it."""
+
+
+Event = TrialStarted | TrialEnded
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How earlier results steer what is run: by default, not at all."""
+
+    plan_more: Callable[[Sequence[TrialResult]], list[Trial]] = lambda _: []
+    """Asked when every planned trial has a result; what it gives is added to the run."""
+    refuse: Callable[[Trial, Sequence[TrialResult]], str | None] = lambda _, __: None
+    """Why a trial need not be run, given the results so far."""
+
+
+def run_trials(
+    store: RunStore, launcher: Launcher, listener: Listener, guidance: Guidance | None = None
+) -> list[TrialResult]:
+    """Run every trial that has no result yet, in the order of the plan, and give all results.
+
+    A configuration that never completed and failed in a way that repeating cannot change is not launched again in
+    later rounds: those trials become `not_run` with that reason.
+    """
+    guidance = guidance or Guidance()
+    results: list[TrialResult] = []
+    while True:
+        trials = store.trials()
+        for number, trial in enumerate(trials[len(results) :], start=len(results) + 1):
+            known = _read_known(store, trial)
+            if known is None:
+                listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
+                known = _skip(trial, results, guidance) or _launch(launcher, trial, store)
+                store.save_result(known)
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
+            else:
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
+            results.append(known)
+        more = guidance.plan_more(results)
+        if not more:
+            return results
+        store.add_trials(more)
+
+
+def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
+    """Launch a trial; also where that is interrupted, no stored set of it stays."""
+    directory = store.trial_directory(trial.name)
+    try:
+        return launcher.launch(trial, directory)
+    finally:
+        if trial.reading is not None:
+            remove_stored(directory)
+
+
+def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
+    """The result on disk; a damaged one is set aside and the trial runs again."""
+    if not store.has_result(trial.name):
+        return None
+    try:
+        return store.result(trial.name)
+    except DamagedRun:
+        store.set_aside(trial.name)
+        return None
+
+
+def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> TrialResult | None:
+    """The result of a trial that need not be run: what is known already tells it."""
+    reason = guidance.refuse(trial, results)
+    if reason:
+        return not_run(trial, reason)
+    earlier = [result for result in results if result.trial.configuration == trial.configuration]
+    if any(result.status is Status.COMPLETED for result in earlier):
+        return None
+    cause = next((result for result in earlier if result.status.is_final), None)
+    if cause is None:
+        return None
+    if cause.status is Status.NOT_RUN:
+        return not_run(trial, cause.reason, cause.batch)
+    return not_run(trial, f"round {cause.trial.round} of it was {cause.status}, and would be again")

@@ -1,1 +1,0 @@
-"""A local page over the runs directory: browse, search, compare, watch. It reads and never writes."""

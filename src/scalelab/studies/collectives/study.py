@@ -1,0 +1,280 @@
+"""Collectives: communication alone, without a training around it.
+
+Every operation is timed on messages from a few bytes to hundreds of megabytes, on every number of ranks, and checked
+once per size. A line through the times gives latency and bandwidth (`analysis/link.py`): what a prediction of larger
+jobs needs, and what nccl-tests and the OSU benchmarks print for comparison.
+
+One trial is one operation on so many ranks, all sizes in one launch (`measure/exchange.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, get_args
+
+import tyro
+
+from scalelab.analysis.communication import POINT_TO_POINT
+from scalelab.analysis.link import LinkFit, TransferSeries, fit_series, group_transfers
+from scalelab.checks import check_at_least, check_positive, read_flag
+from scalelab.errors import UsageError
+from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.ranks.links import UNSHAPED
+from scalelab.records.environment import find_gpus, read_available_memory
+from scalelab.records.settings import LACKED, NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
+from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
+from scalelab.report.document import Document, Section
+from scalelab.studies.collectives.charts import plot_operation, plot_operations
+from scalelab.studies.collectives.report import (
+    make_fit_table,
+    make_size_table,
+    name_operation,
+    summarise_links,
+    warn_of_exchanges,
+    warn_of_left_out,
+)
+from scalelab.studies.shared.study import Job, check_gpus, check_ranks
+from scalelab.units import format_bytes, parse_bytes, parse_seconds
+
+GROWTH = 4
+"""Each size is this many times the one before."""
+LARGEST_ON_CPU = "64MB"
+LARGEST_ON_CUDA = "1GB"
+COPIES = {"all_reduce": 2, "all_gather": 3, "reduce_scatter": 4, "broadcast": 2, "all_to_all": 3, POINT_TO_POINT: 2}
+"""What one rank holds at once, in whole messages, with gloo's own scratch: rounded up from measured peaks."""
+GPU_SHARE = 0.9
+"""What of a GPU's memory may be messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collectives:
+    """Latency and bandwidth of all-reduce and its kin, by the size of the message."""
+
+    name: ClassVar[str] = "collectives"
+    question: ClassVar[str] = "How long does each collective take, and what latency and bandwidth does that make?"
+
+    operations: tuple[Operation, ...] = get_args(Operation)
+    """What to time."""
+    ranks: tuple[int, ...] = (2,)
+    """Numbers of ranks, each two or more; point_to_point runs between two whatever stands here."""
+    min_size: Annotated[str, tyro.conf.arg(metavar="BYTES")] = "4B"
+    """The smallest message; each further one is four times as large."""
+    max_size: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    """The largest message. None: 1GB on GPUs; 64MB on a CPU, where bandwidth has levelled off by then and a gigabyte
+    takes seconds."""
+    backend: Backend = "auto"
+    """What carries the messages. auto: nccl on GPUs, gloo on a CPU."""
+    rounds: int = 6
+    """Launches of every operation, interleaved with the others'."""
+    repeats: int = 50
+    """Timings of every size in one launch, at the most."""
+    warmup_calls: int = 3
+    """Calls of every size before its first timing."""
+    budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0.5s"
+    """What the timings of one size may take in one launch: large messages are timed less often, but three times."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the messages are. auto takes CUDA where there is a GPU."""
+    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Cores that each rank owns. None: as many as the largest trial can give each."""
+    bind: Bind = "cores"
+    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
+    is known. none: all that there are, shared."""
+    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
+    """Time limit of one trial, for example 90s or 10min."""
+    port: int = 0
+    """Rendezvous port on loopback. 0: any free one."""
+    launcher: LauncherName = "local"
+    """local: all ranks on this host. hosts: they are spread over hosts that are emulated here (Linux, root). torchrun,
+    mpi, slurm, pbs, lsf: as in every study."""
+    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
+    link: str = UNSHAPED
+    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
+    ranks_per_host: int = 1
+    """With --launcher hosts."""
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks)
+        for num_ranks in self.ranks:
+            check_at_least("ranks", num_ranks, 2)
+        if not self.operations or len(set(self.operations)) < len(self.operations):
+            raise UsageError(f"--operations {' '.join(self.operations)} must name at least one, and each once")
+        for name, least in (("rounds", 1), ("repeats", 1), ("warmup_calls", 0)):
+            check_at_least(name, getattr(self, name), least)
+        check_positive("budget", self.budget_seconds)
+        check_at_least("min_size", self.smallest, 1)
+        if self.largest < self.smallest:
+            raise UsageError(f"--max-size {self.max_size} is less than --min-size {self.min_size}: use more")
+        assert self.job.timeout_seconds  # what a job refuses is refused now
+        if self.launcher == "hosts" and self.ranks_per_host >= max(self.ranks):
+            raise UsageError(
+                f"--ranks-per-host {self.ranks_per_host} puts all of --ranks {max(self.ranks)} on one host, where no"
+                " link joins them: use fewer per host, or more ranks"
+            )
+
+    @property
+    def job(self) -> Job:
+        """On what it runs; nothing is trained."""
+        return Job(
+            device=self.device,
+            threads_per_rank=self.threads_per_rank,
+            bind=self.bind,
+            timeout=self.timeout,
+            port=self.port,
+            launcher=self.launcher,
+            mpiexec=self.mpiexec,
+            ranks_per_node=self.ranks_per_node,
+            link=self.link,
+            ranks_per_host=self.ranks_per_host,
+        )
+
+    @property
+    def budget_seconds(self) -> float:
+        return read_flag("budget", self.budget, parse_seconds)
+
+    @property
+    def smallest(self) -> int:
+        return read_flag("min_size", self.min_size, parse_bytes)
+
+    @property
+    def largest(self) -> int:
+        return self.find_largest(self.job.found_device)
+
+    def find_largest(self, device: str) -> int:
+        """On the device of a trial, for a run may be shown on another machine than the one it was measured on."""
+        if self.max_size is not None:
+            return read_flag("max_size", self.max_size, parse_bytes)
+        return max(parse_bytes(LARGEST_ON_CUDA if device == "cuda" else LARGEST_ON_CPU), self.smallest)
+
+    def plan(self) -> list[Trial]:
+        device = self.job.found_device
+        if self.backend == "nccl" and device != "cuda":
+            raise UsageError("--backend nccl needs GPUs: use --backend gloo, or --device cuda where there are some")
+        if device == "cuda" and not self.job.is_elsewhere:
+            check_gpus(self.job.count_on_node(max(self.ranks)))
+        first_round = [self._plan_trial(*configuration) for configuration in self._list_configurations()]
+        return [
+            Trial(**{**vars(trial), "round": number})
+            for number in range(1, self.rounds + 1)
+            for trial in (first_round if number % 2 else reversed(first_round))
+        ]
+
+    def _list_configurations(self) -> Iterator[tuple[Operation, int]]:
+        """Operation and number of ranks of every row."""
+        for operation in self.operations:
+            for num_ranks in (2,) if operation == POINT_TO_POINT else self.ranks:
+                yield operation, num_ranks
+
+    def _plan_trial(self, operation: Operation, num_ranks: int) -> Trial:
+        job, num_cores = self.job, self.job.count_node_cores()
+        threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(max(self.ranks)), num_cores)
+        return Trial(
+            configuration=f"{operation}-{num_ranks}",
+            workload="",
+            strategy=NO_STRATEGY,
+            num_ranks=num_ranks,
+            global_batch=num_ranks,
+            device=job.found_device,
+            threads_per_rank=threads,
+            is_oversubscribed=is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores),
+            label=f"{name_operation(operation)} × {num_ranks}{self._say_where(num_ranks)}",
+            timeout_seconds=job.timeout_seconds,
+            port=job.port,
+            bind=job.bind,
+            launcher=job.launcher,
+            mpiexec=job.mpiexec,
+            ranks_per_node=job.ranks_per_node,
+            link=job.link if job.launcher == "hosts" else "",
+            ranks_per_host=job.ranks_per_host,
+            exchange=Exchange(
+                operation=operation,
+                sizes=fit_sizes(self.list_sizes(operation, num_ranks), operation, num_ranks, job.found_device),
+                repeats=self.repeats,
+                warmup_calls=self.warmup_calls,
+                budget_seconds=self.budget_seconds,
+                backend=self.backend,
+            ),
+        )
+
+    def _say_where(self, num_ranks: int) -> str:
+        """Ranks that share one of several hosts have no link between them."""
+        return ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
+
+    def list_sizes(self, operation: str, num_ranks: int, device: str | None = None) -> tuple[int, ...]:
+        """From the smallest to the largest, each rounded up to whole float32 numbers for every rank."""
+        largest = self.find_largest(device or self.job.found_device)
+        wanted, size = [largest], self.smallest
+        while size < largest:
+            wanted.append(size)
+            size *= GROWTH
+        is_divided = operation in ("all_gather", "reduce_scatter", "all_to_all")
+        step = NUMBER_BYTES * (num_ranks if is_divided else 1)
+        return tuple(sorted({-(-size // step) * step for size in wanted}))
+
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
+        """What the backend lacks in one round it lacks in all."""
+        earlier = (result for result in results if result.trial.configuration == trial.configuration)
+        return next((result.reason for result in earlier if LACKED in result.reason), None)
+
+    def expects(self, result: TrialResult) -> bool:
+        """That a backend lacks an operation is an answer."""
+        return result.status in (Status.INVALID, Status.NOT_RUN) and LACKED in result.reason
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        every = list(group_transfers(results).values())
+        fits = {series.trial.configuration: fit_series(series) for series in every}
+        sections = [Section(tables=(make_fit_table(every, fits),), charts=plot_operations(every))]
+        measured = [series for series in every if series.is_measured]
+        sections += [_make_section(series, fits[series.trial.configuration]) for series in measured]
+        left_out = {
+            series.trial.label: [
+                size
+                for size in self.list_sizes(series.operation, series.trial.num_ranks, series.trial.device)
+                if size not in series.exchange.sizes
+            ]
+            for series in every
+        }
+        return Document(
+            title="Collectives",
+            question=self.question,
+            setting=self._describe_setting(every),
+            sections=tuple(sections),
+            summary=summarise_links(every, fits),
+            cautions=(*warn_of_left_out(left_out), *warn_of_exchanges(every, fits)),
+        )
+
+    def _describe_setting(self, every: Sequence[TransferSeries]) -> str:
+        if not every:
+            return ""
+        trial = every[0].trial
+        cores = f"{trial.threads_per_rank} core{'s'[: trial.threads_per_rank != 1]} per rank"
+        sizes = [size for series in every for size in series.exchange.sizes]
+        reach = f"float32 messages of {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+        launches = f"{self.rounds} launch{'es'[: 2 * (self.rounds != 1)]} × at most {self.repeats} timings"
+        hosts = [f"{self.ranks_per_host} per host, {trial.link}"] if trial.link else []
+        return " · ".join([every[0].backend, trial.device, *hosts, reach, cores, launches])
+
+
+def _make_section(series: TransferSeries, fit: LinkFit | None) -> Section:
+    chart = plot_operation(series, fit)
+    charts = (chart,) if chart is not None else ()
+    return Section(heading=series.trial.label, tables=(make_size_table(series, fit),), charts=charts)
+
+
+def fit_sizes(sizes: Sequence[int], operation: str, num_ranks: int, device: str) -> tuple[int, ...]:
+    """The sizes that memory has room for; raises `UsageError` where there is none."""
+    if device == "cuda":
+        room = GPU_SHARE * min((gpu.memory_bytes for gpu in find_gpus()), default=0)
+    else:
+        room = read_available_memory() / num_ranks
+    fitting = tuple(size for size in sizes if COPIES[operation] * size <= room)
+    if not fitting:
+        needed = COPIES[operation] * min(sizes)
+        raise UsageError(
+            f"--min-size {format_bytes(min(sizes))}: {operation} needs {format_bytes(needed)} on each of {num_ranks}"
+            f" ranks, and {format_bytes(room)} are free for each: use smaller messages or fewer ranks"
+        )
+    return fitting

@@ -1,0 +1,115 @@
+"""Delay: what a fixed time in every step does to the speedup.
+
+A delay that every rank sits out is a serial part: no rank can take it off another. Amdahl's law says what it must do,
+S_N(d) = (T₁ + d) / (T_N + d), and the study lays that over the measurement (`analysis/overlay.py`): once with the
+measured T_N, which asks only whether the delay adds up, and once with T_N = T₁ / N, which also believes that everything
+else scales perfectly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from scalelab.checks import check_at_least, read_flag
+from scalelab.errors import UsageError
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Document, Section
+from scalelab.strategies.catalogue import Spread
+from scalelab.studies.delay.report import (
+    DelayAnswer,
+    format_delay,
+    make_delay_table,
+    make_overlay_table,
+    name_row,
+    plot_delayed_speedups,
+    plot_delayed_steps,
+    summarise_delay,
+)
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.study import Configuration, Job, Sampling, check_ranks
+from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
+from scalelab.units import parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay:
+    """Every delay on every number of ranks; the phase that is delayed is --delay-phase."""
+
+    name: ClassVar[str] = "delay"
+    question: ClassVar[str] = "What does a fixed delay in every step do to the speedup, and does Amdahl's law say so?"
+
+    delays: tuple[str, ...] = ("0ms", "10ms")
+    """Delays of every step on every rank; none at all is always measured."""
+    ranks: tuple[int, ...] = (1, 2)
+    """Numbers of ranks to measure; one rank is always measured."""
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    strategy: Spread = "ddp"
+    """How the training is spread."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
+
+    def __post_init__(self) -> None:
+        check_at_least("global_batch", self.global_batch, 1)
+        check_ranks(self.ranks, self.global_batch)
+        seconds = [read_flag("delays", text, parse_seconds) for text in self.delays]
+        if not seconds or len(set(seconds)) < len(seconds):
+            raise UsageError(f"--delays {' '.join(self.delays)} must name at least one time, each once")
+        disturbance = self.job.perturbation
+        if disturbance.seconds:
+            raise UsageError(f"--delay {disturbance.delay} is not read here: use --delays 0ms {disturbance.delay}")
+        if disturbance.delay_rank is not None:
+            raise UsageError(
+                f"--delay-rank {disturbance.delay_rank} would delay one rank only, which is an imbalance: leave it"
+                " out, or use scalelab run imbalance"
+            )
+
+    @property
+    def delay_seconds(self) -> list[float]:
+        return sorted({0.0, *(parse_seconds(text) for text in self.delays)})
+
+    @property
+    def all_ranks(self) -> list[int]:
+        return sorted({1, *self.ranks})
+
+    def plan(self) -> list[Trial]:
+        return plan_sweep(self.job, self.sampling, list(self._configure()))
+
+    def _configure(self) -> Iterator[Configuration]:
+        for delay in self.delay_seconds:
+            perturbation = replace(self.job.perturbation, delay=f"{delay * 1e3:.6g}ms")
+            for num_ranks in self.all_ranks:
+                words = f" + {format_delay(delay)}" if delay else ""
+                yield Configuration(
+                    name=name_row(self.strategy, num_ranks, delay),
+                    strategy=self.strategy,
+                    num_ranks=num_ranks,
+                    global_batch=self.global_batch,
+                    job=replace(self.job, perturbation=perturbation),
+                    label=f"{self.strategy} × {num_ranks}{words}",
+                )
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms(results, self.sampling.warmup)
+        answer = DelayAnswer(
+            arms=arms, strategy=self.strategy, delays=tuple(self.delay_seconds), ranks=tuple(self.all_ranks)
+        )
+        phase = self.job.perturbation.delay_phase
+        words = (self.strategy, self.job.dtype, f"global batch {self.global_batch}", f"delays in {phase}")
+        steps, speedups = plot_delayed_steps(answer), plot_delayed_speedups(answer)
+        sections = [Section(tables=(make_delay_table(answer),), charts=(steps,) if steps else ())]
+        overlay = make_overlay_table(answer)
+        if overlay is not None:
+            sections.append(
+                Section(heading="Against Amdahl's law", tables=(overlay,), charts=(speedups,) if speedups else ())
+            )
+        return Document(
+            title="Delay",
+            question=self.question,
+            setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
+            sections=tuple(sections),
+            summary=tuple(summarise_delay(answer, phase)),
+            cautions=find_sweep_cautions(arms, answer.find(1, 0.0)),
+        )

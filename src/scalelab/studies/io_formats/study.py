@@ -1,0 +1,379 @@
+"""I/O formats: the same samples stored in every format, and read in every way.
+
+A comparison is fair when all formats are read alike. So each is read *lazily* (what is asked for, when it is), and
+*eagerly* (all at the start, then from memory), by the readers of `data/formats`; HDF5 also *naively*, as most scripts
+do, sample by sample with `dataset[i]`. Shuffled and in order, by whole batches and by samples, with the file on the
+disk and in the kernel's memory; by the rank itself and by worker processes; alone, and inside a training.
+
+One trial is one format read in one way, all passes in one launch (`measure/reading.py`); rank 0 has written the set
+before, in the trial's own directory, and nothing of it stays. The yardsticks are measured in the same rounds: a memory
+map of the plain array (`npy`, lazily), and gathering the samples within memory, in the very same process.
+
+Inside a training two numbers say what reading costs: the share of the step that waits for its batch, and accelerator
+utilisation as MLPerf Storage defines it, the time that the computing takes over the time that all takes. The first is
+taken from steps whose phases were timed; the second from the steps of a training whose data are in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from scalelab.analysis.fetches import group_fetches
+from scalelab.checks import check_at_least, check_positive, read_flag
+from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
+from scalelab.errors import UnknownName, UsageError
+from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
+from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
+from scalelab.report.document import Document, Section, Table
+from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
+from scalelab.studies.io_formats.report import (
+    draw_batches,
+    draw_costs,
+    draw_trainings,
+    draw_workers,
+    make_batch_table,
+    make_cost_table,
+    make_pass_table,
+    make_training_table,
+    make_worker_table,
+)
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.study import Configuration, Job, Sampling, check_gpus, check_ranks, plan_rounds
+from scalelab.units import format_bytes, parse_seconds
+from scalelab.workloads.options import TransformerOptions
+
+PUBLISHED = (MEMORY, "npy", "npz", "npz-compressed", "pt", "hdf5", "hdf5-gzip")
+CHUNKED = ("hdf5-gzip", "hdf5-lzf", "hdf5-blosc2", "zarr", "parquet")
+"""Formats that are read by chunks; a user's own HDF5 may be too."""
+ALL = "all"
+NOT_INSTALLED = "which is not installed"
+"""The words by which the reason of a trial says that its format has no library here."""
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+PATIENCE = 10
+"""Times the budget for readers that keep what they have inflated: their first batches pay for all."""
+TRAINING = "train-"
+"""What the configurations begin with that train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IoFormats:
+    """Writes the samples of --workload transformer, of --shape or of --data in every format, and reads them."""
+
+    name: ClassVar[str] = "io-formats"
+    question: ClassVar[str] = "Which storage format is read how fast, and why?"
+    swept_options: ClassVar[tuple[str, ...]] = ("stored", "reader", "workers")
+    """Options of the workload that the study sets itself."""
+
+    formats: tuple[str, ...] = PUBLISHED
+    """memory (no file), npy, npz, npz-compressed, pt, hdf5, hdf5-gzip, hdf5-lzf, hdf5-blosc2, files, tokens,
+    safetensors, zarr, arrow, parquet, lmdb, webdataset, or all."""
+    modes: tuple[ReadingMode, ...] = ("lazy", "eager", "naive")
+    """lazy: what is asked for is read when it is. eager: all at the start. naive: HDF5 by dataset[i], sample by
+    sample."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Store the samples of this file instead, and read it as it is too."""
+    shape: Annotated[str | None, tyro.conf.arg(metavar="SHAPE")] = None
+    """Store random samples of this shape and type instead, such as 3x32x32:uint8. None: those of the workload."""
+    ranks: tuple[int, ...] = (1,)
+    """Numbers of ranks that read at once, each its own part of every batch; the most of them train."""
+    workers: tuple[int, ...] = (0,)
+    """Processes that read for each rank; lazily, and in memory."""
+    batch_per_rank: int = 32
+    """Samples of a batch on every rank."""
+    epochs: int = 2
+    """Times that every warm pass goes through all samples; the first is told apart."""
+    budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "2s"
+    """What one epoch of a naive reader may take; of another, ten times as much. A longer one is cut short, and told
+    from the batches that it had."""
+    cold: bool = True
+    """Read from the disk too, after the kernel was asked to forget the file."""
+    chunks: Literal["automatic", "samples"] = "automatic"
+    """HDF5 is written in the chunks that h5py chooses, as most files are, or in whole samples, as scalelab does."""
+    train: bool = False
+    """Train the workload on every format as well."""
+    job: Job = field(default_factory=lambda: Job(workload="transformer"))
+    sampling: Sampling = field(
+        default_factory=lambda: Sampling(rounds=3, steps=12, phase_steps=8, comm_free_steps=0, control=False)
+    )
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks)
+        for name, least in (("batch_per_rank", 1), ("epochs", 1)):
+            check_at_least(name, getattr(self, name), least)
+        check_positive("budget", self.budget_seconds)
+        for name in ("formats", "modes", "workers"):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise UsageError(f"--{name} {' '.join(map(str, given))} must name at least one, and each once")
+        for count in self.workers:
+            check_at_least("workers", count, 0)
+        for wanted in self.formats:
+            if wanted not in (MEMORY, ALL, *ENTRIES):
+                raise UnknownName("format", wanted, (MEMORY, *ENTRIES, ALL))
+        self._check_data()
+
+    def _check_data(self) -> None:
+        if self.job.workload != "transformer":
+            raise UsageError(
+                f"--workload {self.job.workload}: only transformer's samples are stored; use --shape for samples of"
+                " another shape, or --data for a file of yours"
+            )
+        if self.data is not None and self.shape is not None:
+            raise UsageError(f"--data {self.data} and --shape {self.shape} contradict each other: give one")
+        if self.train and (self.data is not None or self.shape is not None):
+            given = f"--data {self.data}" if self.data is not None else f"--shape {self.shape}"
+            raise UsageError(f"--train trains on the workload's own samples, not on {given}: leave one out")
+        if self.shape is not None:
+            parse_shape(self.shape)
+
+    @property
+    def budget_seconds(self) -> float:
+        return read_flag("budget", self.budget, parse_seconds)
+
+    @property
+    def listed_formats(self) -> tuple[str, ...]:
+        """All where all were asked for, but those that hold tokens only."""
+        if ALL not in self.formats:
+            return self.formats
+        return (MEMORY, *(name for name in ENTRIES if name != "tokens"))
+
+    @property
+    def fields(self) -> tuple[DataField, ...]:
+        """What is stored of every sample; nothing of a file, which only ranks open."""
+        if self.data is not None:
+            return ()
+        if self.shape is not None:
+            return (parse_shape(self.shape),)
+        options = self.options
+        lengths = {"src": options.src_length, "tgt": options.tgt_length}
+        return tuple(DataField(name=name, shape=(length, options.features)) for name, length in lengths.items())
+
+    @property
+    def options(self) -> TransformerOptions:
+        found = self.job.built_in
+        assert isinstance(found, TransformerOptions)
+        return found
+
+    def plan(self) -> list[Trial]:
+        if self.data is not None:
+            find_format(Path(self.data))
+        if self.job.found_device == "cuda" and not self.job.is_elsewhere:
+            check_gpus(self.job.count_on_node(max(self.ranks)))
+        alone = [self._plan_trial(reading, ranks) for reading in self._list_readings() for ranks in self.ranks]
+        trainings = self._plan_trainings() if self.train else []
+        trials = []
+        for number in range(1, self.sampling.rounds + 1):
+            own = [replace(trial, round=number) for trial in (alone if number % 2 else reversed(alone))]
+            trials += own + [trial for trial in trainings if trial.round == number]
+        return trials
+
+    def _list_readings(self) -> Iterator[Reading]:
+        """Every way to read every format; the user's own file first, as it is."""
+        if self.data is not None:
+            path = str(Path(self.data).expanduser().absolute())
+            name = find_format(Path(path))
+            for mode in self._list_modes(name):
+                yield from self._spread(Reading(format=name, mode=mode, source=path, is_as_it_is=True))
+        for name in self.listed_formats:
+            for mode in self._list_modes(name):
+                is_automatic = name.startswith("hdf5") and (self.chunks == "automatic" or mode == "naive")
+                yield from self._spread(Reading(format=name, mode=mode, automatic_chunks=is_automatic))
+
+    def _list_modes(self, name: str) -> Iterator[ReadingMode]:
+        if name == MEMORY:
+            yield "eager"
+            return
+        is_hdf5 = name in ("hdf5", "hdf5-gzip", "hdf5-lzf")
+        yield from (mode for mode in self.modes if mode != "naive" or is_hdf5)
+
+    def _spread(self, reading: Reading) -> Iterator[Reading]:
+        """The same by this process and by workers."""
+        source = str(Path(self.data).expanduser().absolute()) if self.data is not None else ""
+        for count in self.workers:
+            if count and (reading.mode == "naive" or (reading.mode == "eager" and reading.format != MEMORY)):
+                continue
+            yield replace(
+                reading,
+                source=reading.source or source,
+                num_samples=self.options.samples,
+                fields=self.fields,
+                epochs=self.epochs,
+                budget_seconds=self.budget_seconds * (1 if reading.mode == "naive" else PATIENCE),
+                workers=count,
+                passes=tuple(list_passes(reading, count, self.cold)),
+            )
+
+    def _plan_trial(self, reading: Reading, num_ranks: int) -> Trial:
+        job, num_cores = self.job, self.job.count_node_cores()
+        threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(max(self.ranks)), num_cores)
+        name, label = name_reading(reading, num_ranks if len(self.ranks) > 1 else 1)
+        return Trial(
+            configuration=name,
+            label=label,
+            workload="",
+            strategy=NO_STRATEGY,
+            reading=reading,
+            num_ranks=num_ranks,
+            global_batch=self.batch_per_rank * num_ranks,
+            seed=job.seed,
+            device=job.found_device,
+            threads_per_rank=threads,
+            is_oversubscribed=is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores),
+            timeout_seconds=job.timeout_seconds,
+            port=job.port,
+            bind=job.bind,
+            launcher=job.launcher,
+            mpiexec=job.mpiexec,
+            ranks_per_node=job.ranks_per_node,
+            link=job.link if job.launcher == "hosts" else "",
+            ranks_per_host=job.ranks_per_host,
+        )
+
+    def _plan_trainings(self) -> list[Trial]:
+        """The same training on every format, read in every way; in memory first, which all are compared with."""
+        num_ranks = max(self.ranks)
+        readings = {f"{TRAINING}{name_reading(one)[0]}": one for one in self._list_readings()}
+        in_memory = Reading(format=MEMORY, mode="eager")
+        readings = {f"{TRAINING}{MEMORY}": in_memory} | readings
+        configurations = [
+            Configuration(
+                name=name,
+                strategy="ddp" if num_ranks > 1 else "single",
+                num_ranks=num_ranks,
+                global_batch=self.batch_per_rank * num_ranks,
+                label=name_reading(reading)[1],
+            )
+            for name, reading in readings.items()
+        ]
+        trials = plan_rounds(self.job, self.sampling, configurations)
+        return [put_on_set(trial, readings[trial.configuration]) for trial in trials]
+
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:  # noqa: ARG002
+        """What has no library here is not tried."""
+        return find_missing(trial.reading.format) if trial.reading is not None else None
+
+    def expects(self, result: TrialResult) -> bool:
+        """That a library is missing is an answer."""
+        return result.status is Status.NOT_RUN and NOT_INSTALLED in result.reason
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        every = list(group_fetches(results).values())
+        arms = group_arms([result for result in results if result.trial.workload], self.sampling.warmup)
+        alone = [series for series in every if not series.reading.workers]
+        return Document(
+            title="I/O formats",
+            question=self.question,
+            setting=self._describe_setting(results),
+            sections=tuple(self._make_sections(results)),
+            summary=tuple(summarise_formats(alone, every, arms)),
+            cautions=tuple(warn_of_reading(every, arms)),
+        )
+
+    def _make_sections(self, results: Sequence[TrialResult]) -> Iterator[Section]:
+        every = list(group_fetches(results).values())
+        alone = [series for series in every if not series.reading.workers]
+        yield Section(tables=(make_cost_table(alone),), charts=draw_costs(alone))
+        yield Section(heading="A batch", tables=(make_batch_table(alone),), charts=draw_batches(alone))
+        passes: list[Table | None] = [make_pass_table(alone, "warm"), make_pass_table(alone, "cold")]
+        yield Section(heading="By order and access", tables=tuple(table for table in passes if table is not None))
+        workers = make_worker_table(every)
+        if workers is not None:
+            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(every))
+        arms: dict[str, Arm] = group_arms([one for one in results if one.trial.workload], self.sampling.warmup)
+        if arms:
+            table = make_training_table(arms)
+            yield Section(heading="Inside a training", tables=(table,), charts=draw_trainings(table, arms))
+
+    def _describe_setting(self, results: Sequence[TrialResult]) -> str:
+        reports = [rank.reading for result in results for rank in result.ranks if rank.reading is not None]
+        samples = f"{reports[0].num_samples} samples of {format_bytes(reports[0].sample_bytes)}" if reports else "–"
+        source = [Path(self.data).name] if self.data is not None else []
+        trial = results[0].trial if results else None
+        cores = [f"{trial.threads_per_rank} core{'s'[: trial.threads_per_rank != 1]} per rank"] if trial else []
+        ranks = f"{', '.join(map(str, self.ranks))} rank{'s'[: self.ranks != (1,)]}"
+        words = [*source, samples, f"batch {self.batch_per_rank} per rank", ranks, *cores]
+        return " · ".join([*words, f"{self.sampling.launches} × {self.epochs} epochs"])
+
+
+def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[Pass]:
+    """Cold ones first, then the main one, which finds the reader just opened.
+
+    A naive reader knows no batches, and waits for no disk; workers are handed whole batches. Eagerly, only opening
+    touches the disk. Blocks of chunks are for sets that are too large to be kept; of others, that pass is empty.
+    """
+    if num_workers:
+        yield Pass()
+        return
+    accesses: tuple[Access, ...] = ("item",) if reading.mode == "naive" else ("batch", "item")
+    orders: tuple[Order, ...] = ("shuffled", "sequential")
+    if has_cold and reading.mode == "eager" and reading.format != MEMORY:
+        yield Pass(cache="cold")
+    elif has_cold and reading.mode == "lazy":
+        yield from (Pass(order=order, access=access, cache="cold") for order in orders for access in accesses)
+    yield from (Pass(order=order, access=access) for order in orders for access in accesses)
+    if reading.mode == "lazy" and (reading.format in CHUNKED or (reading.is_as_it_is and reading.format == "hdf5")):
+        yield Pass(order="blocks")
+    yield Pass(cache="memcpy")
+
+
+def name_reading(reading: Reading, num_ranks: int = 1) -> tuple[str, str]:
+    """The configuration, and how tables call it."""
+    what = "as-it-is" if reading.is_as_it_is else reading.format
+    words = [what] if reading.format == MEMORY else [what, reading.mode]
+    name, label = "-".join(words), " ".join(words)
+    if num_ranks > 1:
+        name, label = f"{name}-x{num_ranks}", f"{label} × {num_ranks}"
+    if reading.workers:
+        name, label = f"{name}-w{reading.workers}", f"{label}, {reading.workers} worker{'s'[: reading.workers != 1]}"
+    return name, label
+
+
+def put_on_set(trial: Trial, reading: Reading) -> Trial:
+    """A training whose batches come from a stored set; from memory it has only its workers."""
+    if reading.format != MEMORY:
+        return replace(trial, reading=replace(reading, passes=()))
+    return replace(trial, options={**trial.options, "workers": reading.workers})
+
+
+def parse_shape(text: str) -> DataField:
+    """A sample as a person types it: 3x32x32:uint8, or 20x512, which is float32."""
+    match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text.strip())
+    shape = tuple(int(size) for size in match[1].split("x")) if match else ()
+    dtype = (match[2] if match else None) or "float32"
+    if not math.prod(shape) or not shape or dtype not in DTYPES:
+        raise UsageError(f"--shape {text} is no shape: use a form such as 20x512 or 3x32x32:uint8")
+    return DataField(name="x", shape=shape, dtype=dtype)
+
+
+@cache
+def find_missing(name: str) -> str | None:
+    """Why a format cannot be used here, with what to install; torch, which `.pt` needs, is not looked for."""
+    if name in (MEMORY, "pt"):
+        return None
+    try:
+        load_format(name)
+    except UsageError as error:
+        return str(error)
+    return None

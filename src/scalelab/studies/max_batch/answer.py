@@ -1,0 +1,136 @@
+"""What the probes of a search for the largest batch say, from their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from scalelab.analysis.batch_size import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
+from scalelab.records.observations import MemoryReport
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.options import NUM_POOLED_BATCHES
+
+MOST_FORECASTS = 6
+NEAR = 0.05
+"""A forecast so near the limit, as a share of it, is near enough."""
+TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSearch:
+    """The probes in the order in which they ran.
+
+    One that crashed did not fit: libraries that do not check what they are given die so when memory ends. It is named,
+    for it may have another reason. One that could not work, or took too long, is no probe and ends the search.
+    """
+
+    results: tuple[TrialResult, ...]
+    forecasts: tuple[TrialResult, ...] = ()
+    """What told where to begin: no probes, for nothing was allocated."""
+
+    @classmethod
+    def from_results(cls, results: Sequence[TrialResult]) -> BatchSearch:
+        return cls(
+            results=tuple(result for result in results if not result.trial.is_forecast),
+            forecasts=tuple(result for result in results if result.trial.is_forecast),
+        )
+
+    @property
+    def trial(self) -> Trial | None:
+        return next((result.trial for result in (*self.results, *self.forecasts)), None)
+
+    @cached_property
+    def probes(self) -> tuple[Probe, ...]:
+        return tuple(make_probe(result) for result in self.results if result.status in TELLING)
+
+    @cached_property
+    def foreseen(self) -> list[Probe]:
+        """What was forecast, by how near it is to the limit."""
+        known = [
+            Probe(batch=result.trial.batch_per_rank, fits=True, peak_bytes=add_waiting(result.trial, rank.memory))
+            for result in self.forecasts
+            for rank in result.ranks
+            if rank.memory is not None
+        ]
+        return sorted(known, key=lambda probe: abs((probe.peak_bytes or 0) - (self.limit_bytes or 0)))
+
+    @cached_property
+    def forecast(self) -> MemoryLine | None:
+        """The line through the two forecasts that are nearest to the limit; None where there are none."""
+        return draw_line(self.foreseen[:2])
+
+    def choose_forecast(self) -> int | None:
+        """The batch to forecast next: the maximum by the forecasts so far, until one of them has come near the limit.
+
+        The peak of a small batch may lie in another place of the step than that of a large one, so that a line through
+        two small ones leads anywhere.
+        """
+        if self.probes or self.forecast is None or not self.limit_bytes or len(self.forecasts) >= MOST_FORECASTS:
+            return None
+        peak = self.foreseen[0].peak_bytes or 0
+        batch = predict_largest(self.forecast, self.limit_bytes)
+        if batch is None or abs(peak / self.limit_bytes - 1) < NEAR or batch in [one.batch for one in self.foreseen]:
+            return None
+        return min(batch, FARTHEST * max(one.batch for one in self.foreseen)) if batch >= 1 else None
+
+    @cached_property
+    def broken(self) -> TrialResult | None:
+        """The first that says nothing about memory, if there is one."""
+        return next((result for result in self.results if result.status not in TELLING), None)
+
+    @cached_property
+    def crashed(self) -> TrialResult | None:
+        return next((result for result in self.results if result.status is Status.CRASHED), None)
+
+    @cached_property
+    def limit_bytes(self) -> int | None:
+        """What the rank with the least may take: as ranks found it, or else as they were told."""
+        found = [rank.limit_bytes for result in self.results for rank in result.ranks]
+        told = self.trial.memory_limit_bytes if self.trial else None
+        return min((limit for limit in found if limit is not None), default=told)
+
+    @cached_property
+    def largest(self) -> int | None:
+        """The largest batch that ran to completion on all ranks."""
+        return find_largest(self.probes)
+
+    @cached_property
+    def smallest_failed(self) -> int | None:
+        return min((probe.batch for probe in self.probes if not probe.fits), default=None)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether one sample more has failed."""
+        return self.largest is not None and self.smallest_failed == self.largest + 1
+
+    @cached_property
+    def peak_bytes(self) -> int | None:
+        """Of the largest batch."""
+        return next((probe.peak_bytes for probe in self.probes if probe.fits and probe.batch == self.largest), None)
+
+    @cached_property
+    def line(self) -> MemoryLine | None:
+        return draw_line(self.probes)
+
+    def predict(self, number: int) -> float | None:
+        """What the line that was known before a probe said of it."""
+        line = draw_line(self.probes[:number])
+        return None if line is None else line.predict_bytes(self.probes[number].batch)
+
+
+def add_waiting(trial: Trial, memory: MemoryReport) -> int:
+    """The forecast peak, and the random batches that wait for their turn where memory is the host's."""
+    if trial.device != "cpu" or trial.workload not in BUILT_IN:
+        return memory.peak_bytes
+    is_random = getattr(make_options(trial.workload, trial.options), "data", "synthetic") == "synthetic"
+    waiting = (NUM_POOLED_BATCHES - 1) * memory.by_category.get("batch", 0)
+    return memory.peak_bytes + (waiting if is_random and trial.workload != "transformer" else 0)
+
+
+def make_probe(result: TrialResult) -> Probe:
+    """A result as the search sees it: the peak is that of the rank that took most."""
+    peaks = [rank.limited_bytes for rank in result.ranks if rank.limited_bytes is not None]
+    fits = result.status is Status.COMPLETED
+    return Probe(batch=result.trial.batch_per_rank, fits=fits, peak_bytes=max(peaks, default=None) if fits else None)

@@ -1,0 +1,180 @@
+"""Memory: what a training step takes on one rank, what for, and whether a device would hold it.
+
+Every configuration is looked at twice. A forecast goes through a step on tensors that have no memory, so that it can be
+made of a model which no machine at hand could hold; the strategy is put in by rule. Then the step is run and every call
+of the allocator is recorded. Both are split into the same categories at the highest point of the step.
+
+Memory is a property of the program and not of the machine's mood: the same step takes the same bytes every time. So one
+launch of a few steps is enough, and there are no intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import tyro
+
+from scalelab.checks import check_at_least, read_flag
+from scalelab.errors import UsageError
+from scalelab.records.environment import find_gpus, read_available_memory
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.report.document import Document, Section
+from scalelab.strategies.catalogue import Strategy
+from scalelab.studies.memory.answer import FORECAST, NO_FORECAST, MemoryRow, collect_rows
+from scalelab.studies.memory.report import (
+    draw_categories,
+    draw_fit,
+    find_memory_cautions,
+    make_category_table,
+    make_fit_table,
+    make_peak_table,
+    make_reading_table,
+    summarise_memory,
+)
+from scalelab.studies.shared.study import Configuration, Job, Sampling, describe_trial_fields, plan_rounds
+from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
+from scalelab.units import format_bytes, parse_bytes
+
+NO_STEPS = StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
+"""A forecast times nothing."""
+NOT_HELD = "this machine cannot hold it"
+
+
+def make_short_sampling() -> Sampling:
+    """Memory is the same in every launch and in every step but the first."""
+    return Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, control=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The bytes of one rank's tensors at the highest point of a step, by category."""
+
+    name: ClassVar[str] = "memory"
+    question: ClassVar[str] = "How much memory does a step take, what for, and would it fit?"
+
+    strategies: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full")
+    """How the training is spread; single runs on one rank."""
+    ranks: int = 2
+    """Ranks of every strategy but single."""
+    batches: tuple[int, ...] = (4, 8)
+    """Samples per step on each rank."""
+    device_memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    """A device that it should fit, for example 40GB: by forecast. None: nothing is said of it."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=make_short_sampling)
+
+    def __post_init__(self) -> None:
+        check_at_least("ranks", self.ranks, 1)
+        check_strategies(self.strategies)
+        if "dp" in self.strategies:
+            raise UsageError(
+                "--strategies dp has its replicas in threads, whose memory is not watched here: leave it out; what its"
+                " devices hold is in scalelab run strategies"
+            )
+        if not self.batches:
+            raise UsageError("--batches needs at least one number, for example --batches 4 8")
+        for batch in self.batches:
+            check_at_least("batches", batch, 1)
+        if len(set(self.batches)) < len(self.batches):
+            raise UsageError(f"--batches {' '.join(map(str, self.batches))} names a batch twice: give each once")
+        if self.device_bytes is not None:
+            check_at_least("device_memory", self.device_bytes, 1)
+
+    @property
+    def device_bytes(self) -> int | None:
+        return None if self.device_memory is None else read_flag("device_memory", self.device_memory, parse_bytes)
+
+    def plan(self) -> list[Trial]:
+        """All forecasts, which are quick, then the measurements that this machine has devices for."""
+        rows = self._list_rows()
+        measured = [row for row in rows if row.num_ranks <= self._most_ranks] or rows
+        return [*(self._plan_forecast(row) for row in rows), *plan_rounds(self.job, self.sampling, measured)]
+
+    @property
+    def _most_ranks(self) -> int:
+        return len(find_gpus()) if self.job.found_device == "cuda" else self.ranks
+
+    def _list_rows(self) -> list[Configuration]:
+        return [
+            Configuration(
+                name=f"{name_row(strategy, self.ranks)}-b{batch}",
+                strategy=strategy,
+                num_ranks=num_ranks,
+                global_batch=num_ranks * batch,
+                job=fit_job(self.job, strategy, self.strategies),
+                label=f"{strategy}{f' × {num_ranks}' if strategy != 'single' else ''}, batch {batch}",
+                instruments=("memory",),
+            )
+            for strategy in self.strategies
+            for num_ranks in (1 if strategy == "single" else self.ranks,)
+            for batch in sorted(self.batches)
+        ]
+
+    def _plan_forecast(self, row: Configuration) -> Trial:
+        return Trial(
+            configuration=f"{FORECAST}{row.name}",
+            strategy=row.strategy,
+            num_ranks=row.num_ranks,
+            global_batch=row.global_batch,
+            label=row.label,
+            plan=NO_STEPS,
+            instruments=("memory_forecast",),
+            **describe_trial_fields(row.job or self.job, row.strategy),
+        )
+
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
+        """A machine that runs out of memory as a whole may kill more than the trial."""
+        if trial.is_forecast or trial.device != "cpu":
+            return None
+        found = [result for result in results if result.trial.configuration == f"{FORECAST}{trial.configuration}"]
+        forecast = collect_rows(found)[0].forecast if found else None
+        available = read_available_memory()
+        if forecast is None or forecast.peak_bytes * trial.num_processes <= available:
+            return None
+        each = f"{trial.num_processes} ranks of " if trial.num_processes > 1 else ""
+        return f"{NOT_HELD}: {each}{format_bytes(forecast.peak_bytes)} by forecast, {format_bytes(available)} are free"
+
+    def expects(self, result: TrialResult) -> bool:
+        """What is too large for this machine, or for a forecast, is an answer too."""
+        is_too_large = result.status is Status.NOT_RUN and result.reason.startswith(NOT_HELD)
+        return is_too_large or (result.trial.is_forecast and result.reason.startswith(NO_FORECAST))
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        rows = collect_rows(results)
+        sections = [Section(tables=(make_peak_table(rows),), charts=draw_categories(rows))]
+        categories = make_category_table(rows)
+        if categories.rows:
+            sections.append(Section(heading="What it is made of, at the peak", tables=(categories,)))
+            sections.append(Section(heading="What is often read instead", tables=(make_reading_table(rows),)))
+        if self.device_bytes is not None and rows:
+            heading = f"Would it fit into {format_bytes(self.device_bytes)}?"
+            table = make_fit_table(rows, self.device_bytes)
+            sections.append(Section(heading=heading, tables=(table,), charts=draw_fit(table, self.device_bytes)))
+        return Document(
+            title="Memory",
+            question=self.question,
+            setting=self._describe(rows),
+            sections=tuple(sections),
+            summary=summarise_memory(rows, self.device_bytes),
+            cautions=find_memory_cautions(rows, self.device_bytes, self._name_unplanned(rows)),
+        )
+
+    def _describe(self, rows: Sequence[MemoryRow]) -> str:
+        counts = [rank.num_parameters for row in rows for rank in _list_ranks(row) if rank.num_parameters]
+        parameters = f"{max(counts):,} parameters".replace(",", "\u202f") if counts else "parameters unknown"
+        precision = f"{self.job.dtype}{' (autocast)' if self.job.shape.autocast else ''}"
+        return " · ".join([self.job.label, parameters, precision, f"{self.ranks} ranks"])
+
+    def _name_unplanned(self, rows: Sequence[MemoryRow]) -> list[str]:
+        """Configurations that only a machine with more devices could measure."""
+        if self.job.found_device != "cuda":
+            return []
+        return [row.label for row in rows if row.measured_result is None and row.trial.num_ranks > self._most_ranks]
+
+
+def _list_ranks(row: MemoryRow) -> list[RankReport]:
+    results = [result for result in (row.forecast_result, row.measured_result) if result is not None]
+    return [rank for result in results for rank in result.ranks]

@@ -1,0 +1,97 @@
+"""Strong scaling: the same job, the same global batch, more ranks.
+
+The ideal is T(N) = T(1) / N. Two references are measured, because they answer different questions: the plain loop
+with no process group is what a user has today, and one rank under the strategy is what isolates the cost of more
+ranks from the cost of the strategy's own machinery.
+
+Weak scaling: every rank keeps its batch, so more ranks do more work in, ideally, the same time.
+
+The ideal is T(N) = T(1). What grows is the work done per step: the scaled speedup is N·T(1)/T(N) (Gustafson 1988).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from scalelab.checks import check_at_least
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Document
+from scalelab.strategies.catalogue import Spread
+from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
+from scalelab.studies.scaling.report import conclude_scaling
+from scalelab.studies.shared.profiled import FEW_STEPS
+from scalelab.studies.shared.study import Job, Sampling, check_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrongScaling:
+    """The global batch stays the same; each of N ranks computes one N-th of it."""
+
+    name: ClassVar[str] = "strong-scaling"
+    question: ClassVar[str] = "How much faster does the same job get with more ranks?"
+
+    ranks: tuple[int, ...] = (1, 2)
+    """Numbers of ranks to measure; one rank and the plain loop are always measured."""
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    strategy: Spread = "ddp"
+    """How the training is spread."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
+
+    def __post_init__(self) -> None:
+        check_at_least("global_batch", self.global_batch, 1)
+        check_ranks(self.ranks, self.global_batch)
+
+    def plan(self) -> list[Trial]:
+        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda _: self.global_batch)
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        warmup = self.sampling.warmup
+        return conclude_scaling(
+            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=True),
+            title="Strong scaling",
+            question=self.question,
+            job=self.job,
+            sampling=self.sampling,
+            batch=f"global batch {self.global_batch}",
+            ranks=self.ranks,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeakScaling:
+    """Each rank keeps its batch; N ranks process N times as many samples per step."""
+
+    name: ClassVar[str] = "weak-scaling"
+    question: ClassVar[str] = "How much more work gets done in the same time with more ranks?"
+
+    ranks: tuple[int, ...] = (1, 2)
+    """Numbers of ranks to measure; one rank and the plain loop are always measured."""
+    batch_per_rank: int = 32
+    """Samples per step on each rank."""
+    strategy: Spread = "ddp"
+    """How the training is spread."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
+
+    def __post_init__(self) -> None:
+        check_at_least("batch_per_rank", self.batch_per_rank, 1)
+        check_ranks(self.ranks)
+
+    def plan(self) -> list[Trial]:
+        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda n: self.batch_per_rank * n)
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        warmup = self.sampling.warmup
+        return conclude_scaling(
+            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=False),
+            title="Weak scaling",
+            question=self.question,
+            job=self.job,
+            sampling=self.sampling,
+            batch=f"batch {self.batch_per_rank} per rank",
+            ranks=self.ranks,
+        )

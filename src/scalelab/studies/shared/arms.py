@@ -1,0 +1,212 @@
+"""Results grouped by configuration, with their warm-up taken off: what every study's analysis starts from.
+
+What charts say of configurations that have no number: failed, or not run yet.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.fetches import group_fetches
+from scalelab.analysis.link import group_transfers
+from scalelab.analysis.quality import Warmup, find_warmup
+from scalelab.analysis.stats import Rounds, estimate_median
+from scalelab.records.trial import Status, StepKind, Trial, TrialResult
+from scalelab.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """All rounds of one configuration. A round that gave nothing is an empty list and keeps its place."""
+
+    trial: Trial
+    """The first round's; the others differ only in the round."""
+    results: tuple[TrialResult, ...]
+    clean: Rounds
+    """Step times after warm-up, the maximum over ranks."""
+    comm_free: Rounds
+    warmup: Warmup
+    """What this configuration's own steps show, or what was told."""
+    num_dropped: int
+    """How many first steps are left out, the same in every configuration of a study."""
+    num_clean_steps: int
+    """Clean steps of one launch, warm-up included."""
+
+    @property
+    def configuration(self) -> str:
+        return self.trial.configuration
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        return name_configuration(self.trial)
+
+    @property
+    def completed(self) -> list[TrialResult]:
+        return [result for result in self.results if result.status is Status.COMPLETED]
+
+    @property
+    def failure(self) -> TrialResult | None:
+        """The first round that did not complete, if there is one."""
+        return next((result for result in self.results if result.status is not Status.COMPLETED), None)
+
+    @property
+    def is_measured(self) -> bool:
+        return any(len(steps) for steps in self.clean)
+
+    @property
+    def step(self) -> Estimate:
+        return estimate_median(self.clean)
+
+    def phase(self, name: str) -> Estimate | None:
+        """The median of one phase over steps and ranks, or None when phases were not timed."""
+        rounds: list[list[float]] = []
+        for result in self.completed:
+            timed = (getattr(s, f"{name}_seconds") for s in result.samples if s.kind is StepKind.PHASES)
+            rounds.append([seconds for seconds in timed if seconds is not None])
+        return estimate_median(rounds) if any(rounds) else None
+
+    @property
+    def start_skew_seconds(self) -> float | None:
+        """How far apart the ranks begin a clean step: the median over steps; None with one rank."""
+        if self.trial.num_ranks == 1:
+            return None
+        skews = []
+        for result in self.completed:
+            starts: dict[int, list[float]] = {}
+            for sample in result.samples:
+                if sample.kind is StepKind.CLEAN:
+                    starts.setdefault(sample.step, []).append(sample.start_seconds)
+            skews += [max(times) - min(times) for times in starts.values()]
+        return statistics.median(skews) if skews else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The highest of any rank in any round."""
+        found = [rank.peak_memory_bytes for result in self.completed for rank in result.ranks]
+        return max((peak for peak in found if peak is not None), default=None)
+
+
+def name_configuration(trial: Trial) -> str:
+    """By its own label; otherwise the plain loop by its name, a strategy with its number of ranks."""
+    if trial.label:
+        return trial.label
+    if trial.configuration == "control":
+        return "control"
+    if trial.strategy == "single":
+        return "plain loop"
+    over = f" over {trial.link}" if trial.num_hosts > 1 else ""
+    return f"{trial.strategy} × {trial.num_ranks}{' (emulated)' if trial.is_emulated else ''}{over}"
+
+
+def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dict[str, Arm]:
+    """One arm per configuration, in the order in which they first ran."""
+    grouped: dict[str, list[TrialResult]] = {}
+    for result in sorted(results, key=lambda result: result.trial.round):
+        grouped.setdefault(result.trial.configuration, []).append(result)
+    last_round = max((result.trial.round for result in results), default=0)
+    arms = {name: _make_arm(found, last_round, forced_warmup) for name, found in grouped.items()}
+    shared = share_warmup([arm.warmup for arm in arms.values() if arm.is_measured])
+    return {
+        name: replace(arm, clean=[steps[shared:] for steps in arm.clean], num_dropped=shared)
+        for name, arm in arms.items()
+    }
+
+
+def make_transfer_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
+    """One arm per exchange and size of its messages, whose steps are calls."""
+    arms: dict[str, Arm] = {}
+    for name, series in group_transfers(results).items():
+        for size, rounds in series.seconds.items():
+            arms[f"{name}-{size}"] = Arm(
+                trial=replace(series.trial, label=f"{series.trial.label}, {format_bytes(size)}"),
+                results=series.results,
+                clean=rounds,
+                comm_free=[[] for _ in rounds],
+                warmup=Warmup(num_steps=0, is_settled=True),
+                num_dropped=0,
+                num_clean_steps=max(map(len, rounds)),
+            )
+    return arms
+
+
+def make_fetch_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
+    """One arm per stored set and pass over it, whose steps are batches."""
+    arms: dict[str, Arm] = {}
+    for name, series in group_fetches(results).items():
+        for one, times in series.passes.items():
+            arms[f"{name}-{one.replace(' ', '-')}"] = Arm(
+                trial=replace(series.trial, label=f"{series.label}, {one}"),
+                results=series.results,
+                clean=times.fetch,
+                comm_free=[[] for _ in times.fetch],
+                warmup=Warmup(num_steps=0, is_settled=True),
+                num_dropped=0,
+                num_clean_steps=max(map(len, times.fetch)),
+            )
+    return arms
+
+
+def share_warmup(found: Sequence[Warmup]) -> int:
+    """One warm-up for all that is compared, or a difference could be that of the cut.
+
+    The longest of those that settled. One that never settled has no warm-up to speak of and is warned of instead.
+    """
+    settled = [warmup.num_steps for warmup in found if warmup.is_settled]
+    return max(settled) if settled else min((warmup.num_steps for warmup in found), default=0)
+
+
+def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | None) -> Arm:
+    by_round = {result.trial.round: result for result in results}
+    clean: list[list[float]] = [[] for _ in range(last_round)]
+    comm_free: list[list[float]] = [[] for _ in range(last_round)]
+    for number, result in by_round.items():
+        if result.status is Status.COMPLETED:
+            clean[number - 1] = list(result.step_seconds(StepKind.CLEAN).values())
+            comm_free[number - 1] = list(result.step_seconds(StepKind.COMM_FREE).values())
+    if forced_warmup is None:
+        warmup = find_warmup([steps for steps in clean if steps])
+    else:
+        warmup = Warmup(num_steps=forced_warmup, is_settled=True)
+    return Arm(
+        trial=results[0].trial,
+        results=tuple(results),
+        clean=clean,
+        comm_free=comm_free,
+        warmup=warmup,
+        num_dropped=0,
+        num_clean_steps=max((len(steps) for steps in clean), default=0),
+    )
+
+
+NOT_YET = "not run yet"
+TOO_SHORT = "no step after the warm-up"
+MOST_NAMED = 6
+
+
+def find_status(arm: Arm | None) -> str:
+    """How a configuration ended that was not measured; one that completed had too few steps."""
+    if arm is None:
+        return NOT_YET
+    return arm.failure.status.words if arm.failure else TOO_SHORT
+
+
+def describe_failures(failed: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A sentence of all that is missing, by name and status; nothing where nothing is."""
+    words = [f"{label} ({status})" for label, status in failed]
+    if words:
+        more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+        yield f"Not measured: {', '.join(words[:MOST_NAMED])}{more}."
+
+
+def join_words(*sentences: str) -> str:
+    """Sentences in a row; empty ones are left out."""
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def count_rest(number: int, what: str, how: str) -> str:
+    """What is left out of a chart, in a sentence: "2 more ranks are in the table only."."""
+    return f"{number} more {what}{'s are' if number > 1 else ' is'} {how}."

@@ -1,0 +1,205 @@
+"""How long a study should take, before it runs: from runs like it, or from the arithmetic of its workload.
+
+An earlier run of the same configuration is the best guide. Without one, a built-in workload's operations are divided
+by the speed of a matrix product measured now, on one core, which is right within a factor of about three: training
+also reads, writes, launches and waits. A workload of the user's own has neither, and then the time is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scalelab.errors import StoreError
+from scalelab.ranks.links import parse_link
+from scalelab.records.environment import count_cores
+from scalelab.records.files import read_json
+from scalelab.records.trial import Status, Trial, to_builtins
+from scalelab.units import format_bytes, format_duration
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+
+START_SECONDS = 4.0
+"""Loading torch, once per study."""
+LAUNCH_SECONDS = 0.2
+"""Starting and ending the ranks of one trial."""
+HOSTS_SECONDS = 6.0
+"""The same on emulated hosts, where every rank and every torchrun loads torch."""
+FEWEST_CALLS = 9
+"""Of a message that alone is longer than its budget: one to check, two to plan by, three timings of two each."""
+HOST_BYTES_PER_SECOND = 1e9
+"""What a collective within a host may be expected to move."""
+READ_BYTES_PER_SECOND = 1e9
+WRITTEN_BYTES_PER_SECOND = 3e8
+DEFLATED_BYTES_PER_SECOND = 2e7
+"""What a stored set may be expected to be read and written with."""
+ITEM_FACTOR, NAIVE_FACTOR = 4, 128
+"""Times as long, sample by sample; and where every sample inflates a chunk that h5py has chosen."""
+RUNS_LOOKED_AT = 20
+MATRIX_SIZE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Seconds that a study should take, and where the guess comes from."""
+
+    seconds: float | None
+    source: str
+
+
+def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation:
+    """From earlier runs if they cover every configuration, else from arithmetic, else unknown."""
+    known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
+    if all(trial.configuration in known for trial in trials):
+        total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
+        return Expectation(seconds=total, source="as earlier runs of the same trials took")
+    if all(trial.exchange for trial in trials):
+        total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
+        return Expectation(seconds=total, source="if every size takes its whole --budget, or more where it is long")
+    if all(trial.trains_nothing and trial.reading for trial in trials):
+        total = START_SECONDS + sum(expect_launch(trial) + expect_reading(trial) for trial in trials)
+        return Expectation(seconds=total, source="by usual rates of disks and codecs, within a factor of about three")
+    works = [0.0 if trial.trains_nothing else count_operations(trial) for trial in trials]
+    if any(work is None for work in works) or any(
+        trial.device != "cpu" for trial in trials if not trial.trains_nothing
+    ):
+        bound = sum(trial.timeout_seconds for trial in trials)
+        return Expectation(
+            seconds=None,
+            source=f"unknown before a first trial; at most {format_duration(bound)}, by --timeout",
+        )
+    speed = measure_matmul_speed()
+    total = START_SECONDS
+    for trial, work in zip(trials, works, strict=True):
+        crowding = max(1.0, trial.num_ranks * trial.threads_per_rank / count_cores())
+        total += expect_launch(trial)
+        total += crowding * (work or 0.0) / (speed * trial.threads_per_rank) + bound_exchange(trial)
+        total += expect_transfer(trial) + expect_reading(trial)
+    return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
+
+
+def expect_transfer(trial: Trial) -> float:
+    """What the link between hosts takes for the gradients of all steps; 0 where it has no rate, or there is none."""
+    rate = parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None
+    if rate is None or trial.workload not in BUILT_IN:
+        return 0.0
+    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps or 0
+    return num_steps * 4 * make_options(trial.workload, trial.options).count_parameters() / rate
+
+
+def expect_launch(trial: Trial) -> float:
+    return HOSTS_SECONDS if trial.num_hosts > 1 else LAUNCH_SECONDS
+
+
+def bound_exchange(trial: Trial) -> float:
+    """What an exchange may take: for every size its budget, or the calls that even the longest message has."""
+    if trial.exchange is None:
+        return 0.0
+    rate = (parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None) or HOST_BYTES_PER_SECOND
+    num_calls = FEWEST_CALLS + trial.exchange.warmup_calls
+    return sum(max(trial.exchange.budget_seconds, num_calls * size / rate) for size in trial.exchange.sizes)
+
+
+def expect_reading(trial: Trial) -> float:
+    """What writing a stored set and going through it should take: passes by the budget where each sample is dear."""
+    reading = trial.reading
+    if reading is None:
+        return 0.0
+    num_bytes = reading.num_samples * reading.sample_bytes
+    is_slow = "gzip" in reading.format or "compressed" in reading.format
+    total = num_bytes / (DEFLATED_BYTES_PER_SECOND if is_slow else WRITTEN_BYTES_PER_SECOND)
+    for one in reading.passes:
+        slower = NAIVE_FACTOR if reading.mode == "naive" and is_slow else ITEM_FACTOR if one.access == "item" else 1
+        total += min(slower * num_bytes / READ_BYTES_PER_SECOND, reading.budget_seconds) * (
+            1 if one.cache == "cold" else reading.epochs
+        )
+    return total
+
+
+def count_operations(trial: Trial) -> float | None:
+    """Floating-point operations of one rank in a whole trial; None where nobody can say before it runs."""
+    if trial.workload not in BUILT_IN:
+        return None
+    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps
+    if num_steps is None:
+        return None
+    return make_options(trial.workload, trial.options).flops_per_sample() * trial.batch_per_rank * num_steps
+
+
+def find_earlier_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> dict[str, float]:
+    """The median duration of each configuration in earlier runs where nothing but the round differed."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for file in run.glob("trials/*/result.json"):
+            try:
+                result = read_json(file)
+            except StoreError:
+                continue
+            seconds = result.get("wall_seconds")
+            if result.get("status") == Status.COMPLETED and isinstance(seconds, float):
+                found.setdefault(_fingerprint_stored(result.get("trial")), []).append(seconds)
+    # The control is the plain loop under another name: both find what either took.
+    keys = {trial.configuration: _fingerprint(trial) for trial in trials}
+    return {name: statistics.median(found[key]) for name, key in keys.items() if key in found}
+
+
+def measure_matmul_speed() -> float:
+    """Floating-point operations per second of a matrix product on this machine, on one core."""
+    left = np.ones((MATRIX_SIZE, MATRIX_SIZE), dtype=np.float32)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        left @ left
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * MATRIX_SIZE**3 / best / count_cores()
+
+
+def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
+    """The trials, one per line, and the time they should take."""
+    width = max(len(trial.name) for trial in trials)
+    lines = []
+    for number, trial in enumerate(trials, start=1):
+        crowded = ", oversubscribed" if trial.is_oversubscribed else ""
+        lines.append(f"{number:4}  {trial.name:<{width}}  {_describe_trial(trial)}{crowded}")
+    lines += [
+        "",
+        f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _describe_trial(trial: Trial) -> str:
+    ranks = f"{trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
+    ranks += f" on {trial.num_hosts} hosts over {trial.link}" if trial.num_hosts > 1 else ""
+    if trial.reading is not None and trial.trains_nothing:
+        num_workers = trial.reading.workers
+        workers = f", {num_workers} worker{'s'[: num_workers > 1]}" if num_workers else ""
+        return f"{ranks}{workers}, batch {trial.batch_per_rank} per rank, {len(trial.reading.passes)} passes"
+    if trial.exchange is None:
+        return f"{trial.strategy}, {ranks}, batch {trial.batch_per_rank} per rank, {_describe_length(trial)}"
+    sizes = trial.exchange.sizes
+    return f"{ranks}, {len(sizes)} sizes, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+
+
+def _describe_length(trial: Trial) -> str:
+    """How far a trial goes: a training may be told in epochs."""
+    epochs = trial.course.epochs if trial.course else None
+    steps = trial.plan.num_steps if trial.course is None else trial.course.steps
+    return f"{steps} steps" if epochs is None else f"{epochs} epoch{'s'[: epochs > 1]}"
+
+
+def _fingerprint(trial: Trial) -> str:
+    return _fingerprint_stored(to_builtins(trial))
+
+
+def _fingerprint_stored(trial: object) -> str:
+    """What decides how long a trial takes: everything in it but its name, round, limits and instruments."""
+    if not isinstance(trial, dict):
+        return ""
+    ignored = ("configuration", "label", "round", "timeout_seconds", "port", "seed", "instruments")
+    return json.dumps({key: value for key, value in trial.items() if key not in ignored}, sort_keys=True)

@@ -1,0 +1,101 @@
+"""The charts of trainings: losses and accuracies by step and by epoch, as far as a figure can show them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from scalelab.records.observations import CurvePoint
+from scalelab.records.trial import TrialResult
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.curves import plot_curves
+from scalelab.report.document import Chart
+from scalelab.studies.large_batch.answer import LearningArm, centre, find_tests
+from scalelab.studies.shared.arms import describe_failures, join_words
+
+MOST_POINTS = 400
+"""Of one line; of a longer one they are evenly chosen."""
+MOST_LINES = 8
+Made = dict[str, Any]
+STEP = Axis(field="step", title="step", quantity="count")
+LOSS = Axis(field="loss", title="loss", quantity="loss", from_zero=False)
+ACCURACY = Axis(field="accuracy", title="accuracy", quantity="accuracy", from_zero=False)
+
+
+def plot_learning(curve: Sequence[CurvePoint]) -> tuple[Chart, ...]:
+    """Loss and accuracy of one training, on its own batches and on the test data."""
+    parts = {"train": [p for p in curve if not p.is_evaluation], "test": [p for p in curve if p.is_evaluation]}
+    charts = []
+    for axis, words in ((LOSS, "Loss"), (ACCURACY, "Accuracy")):
+        known = {
+            name: [(p.step, value) for p in points if (value := getattr(p, axis.field)) is not None]
+            for name, points in parts.items()
+        }
+        chart = plot_pairs(known, axis, f"{words} by step")
+        charts += [chart] if chart is not None else []
+    return tuple(charts)
+
+
+def plot_losses(results: Mapping[str, TrialResult], title: str = "Loss by step") -> Chart | None:
+    """The losses of measured steps, by what each is called."""
+    return plot_pairs({name: list(result.losses().items()) for name, result in results.items()}, LOSS, title)
+
+
+def plot_pairs(lines: Mapping[str, Sequence[tuple[int, float]]], y: Axis, title: str) -> Chart | None:
+    """Lines of pairs of step and value; None where there is no line of two points."""
+    finite = {name: [(s, v) for s, v in pairs if math.isfinite(v)] for name, pairs in list(lines.items())[:MOST_LINES]}
+    if max((len(pairs) for pairs in finite.values()), default=0) < 2:
+        return None
+    rows: list[Made] = [
+        {"series": name, "step": step, y.field: value}
+        for name, pairs in finite.items()
+        for step, value in _thin(pairs, MOST_POINTS)
+    ]
+    num_all = sum(map(len, finite.values()))
+    num_odd = sum(map(len, list(lines.values())[:MOST_LINES])) - num_all
+    said = [
+        f"{len(rows)} of {num_all} points are drawn, evenly chosen." if len(rows) < num_all else "",
+        f"{num_odd} values were no finite numbers." if num_odd else "",
+        f"{len(lines) - MOST_LINES} more are not drawn." if len(lines) > MOST_LINES else "",
+    ]
+    return plot_curves(title=title, x=STEP, y=y, rows=rows, caption=join_words(*said))
+
+
+def _thin(pairs: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    if len(pairs) <= most:
+        return list(pairs)
+    return [pairs[round(place * (len(pairs) - 1) / (most - 1))] for place in range(most)]
+
+
+def plot_epochs(
+    title: str,
+    key: Literal["accuracy", "loss"],
+    arms: Mapping[str, LearningArm],
+    read: Callable[[LearningArm, int], Mapping[int, float]],
+) -> Chart | None:
+    """Every way to train by epoch: the centre over seeds with its interval, every seed as a faint line."""
+    rows: list[Made] = []
+    singles: list[Made] = []
+    for arm in arms.values():
+        for epoch in arm.epochs:
+            found = centre(arm, read(arm, epoch))
+            rows += [{"series": arm.label, "epoch": epoch, key: found, "key": arm.label}] if found else []
+        singles += [
+            {"series": arm.label, "epoch": epoch, key: value, "training": f"{arm.label} {seed}"}
+            for seed, result in arm.completed.items()
+            for epoch, point in find_tests(result).items()
+            if (value := getattr(point, key)) is not None and len(arm.completed) > 1
+        ]
+    if len(rows) < 2:
+        return None
+    failed = [(arm.label, arm.failure.status.words) for arm in arms.values() if arm.failure and not arm.completed]
+    gone = [arm.label for arm in arms.values() if arm.diverged]
+    said = join_words(
+        "Bands are 95 % confidence intervals over seeds, faint lines single seeds.",
+        f"Diverged in some seed: {', '.join(gone)}." if gone else "",
+        *describe_failures(failed),
+    )
+    x = Axis(field="epoch", title="epoch", quantity="count", from_zero=False)
+    y = ACCURACY if key == "accuracy" else LOSS
+    return plot_curves(title=title, x=x, y=y, rows=rows, singles=singles, caption=said)

@@ -1,0 +1,229 @@
+"""Charts that every run with step samples has, whatever its study: distributions, steps in order, a profiled step.
+
+They are added where a run is concluded, to sections of their own that hold charts only. Formats without figures leave
+those out, so that text says the same with and without them.
+
+A figure holds a bounded number of points. Of longer series, points are left out evenly, so that neither a time of day
+nor a range of values is favoured; outliers and the warm-up stay as far as there is room. The captions say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from scalelab.analysis.quality import find_drift, find_outliers
+from scalelab.analysis.stats import estimate_median
+from scalelab.answers.metered import MeteredRun, count_all_steps
+from scalelab.answers.trace.charts import plot_recorded_step
+from scalelab.records.trial import StepKind, Trial, TrialResult
+from scalelab.report.charts.steps import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
+from scalelab.report.document import Chart, Document, Section
+from scalelab.studies.shared.arms import (
+    NOT_YET,
+    Arm,
+    count_rest,
+    describe_failures,
+    find_status,
+    group_arms,
+    join_words,
+    name_configuration,
+)
+from scalelab.studies.shared.study import Sampling, Study
+from scalelab.units import format_share
+
+MOST_ROWS = 16
+"""Configurations of the distribution."""
+MOST_SERIES = 6
+"""Configurations whose steps are drawn in order."""
+DISTRIBUTED_POINTS = 1000
+SERIES_POINTS = 1800
+"""Points of all configurations together."""
+MOST_JUDGED = 2000
+"""Steps of a launch that a trend is looked for in: all pairs of them are compared."""
+Made = dict[str, Any]
+T = TypeVar("T")
+
+
+def add_general_charts(
+    document: Document,
+    study: Study,
+    results: Sequence[TrialResult],
+    planned: Iterable[Trial],
+    find_directory: Callable[[str], Path],
+) -> Document:
+    """The document with what its steps look like; the same one where no step was timed."""
+    arms = list_arms(study, results)
+    missing = list_missing(arms, planned) if any(arm.is_measured for arm in arms) else {}
+    charts = [plot_spread(arms, missing), *plot_series(arms)]
+    sections = [Section(heading="Step by step", charts=tuple(chart for chart in charts if chart is not None))]
+    timeline = plot_recorded_step(arms, find_directory)
+    if timeline is not None:
+        sections.append(Section(heading="A profiled step", charts=(timeline,)))
+    return replace(document, sections=(*document.sections, *(section for section in sections if section.charts)))
+
+
+def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
+    """The configurations that train something, with their warm-up taken off as the study takes it off."""
+    trained = [result for result in results if not result.trial.trains_nothing and not result.trial.is_forecast]
+    if isinstance(study, MeteredRun):
+        trained = [count_all_steps(result) for result in trained]
+    sampling = getattr(study, "sampling", None)
+    warmup = sampling.warmup if isinstance(sampling, Sampling) else None
+    parts: dict[str, list[TrialResult]] = {}
+    for result in trained:
+        parts.setdefault(find_part(study, result.trial), []).append(result)
+    return [arm for part in parts.values() for arm in group_arms(part, warmup).values()]
+
+
+def find_part(study: Study, trial: Trial) -> str:
+    """The study of a recipe that a trial belongs to, as in `s2.strong.ddp-2`: each takes off a warm-up of its own."""
+    return ".".join(trial.configuration.split(".", 2)[:2]) if hasattr(study, "recipe") else ""
+
+
+def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str]:
+    """The label and status of configurations without a step time."""
+    known = {arm.configuration for arm in arms}
+    found = {arm.label: find_status(arm) for arm in arms if not arm.is_measured}
+    for trial in planned:
+        if trial.configuration not in known and not trial.trains_nothing and not trial.is_forecast:
+            found.setdefault(name_configuration(trial), NOT_YET)
+    return found
+
+
+def plot_spread(arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None:
+    """The distribution of step times of every configuration."""
+    measured = [arm for arm in arms if arm.is_measured]
+    if not measured:
+        return None
+    shown = measured[:MOST_ROWS]
+    labels = name_apart(shown)
+    rows: list[Made] = []
+    points: list[Made] = []
+    num_all = 0
+    for arm, label in zip(shown, labels, strict=True):
+        times = [seconds for steps in arm.clean for seconds in steps]
+        low, high = (float(value) for value in np.quantile(times, (0.25, 0.75)))
+        median = estimate_median(arm.clean)
+        rows.append({"name": label, "seconds": median, "quarter": low, "three_quarters": high, "key": arm.label})
+        every: list[Made] = [
+            {"name": label, "seconds": seconds, "launch": number, "step": step, "key": arm.label}
+            for number, steps in enumerate(arm.clean, start=1)
+            for step, seconds in enumerate(steps, start=arm.num_dropped)
+        ]
+        num_all += len(every)
+        points += thin(every, DISTRIBUTED_POINTS // len(shown))
+    failed: list[Made] = [{"name": name, "status": status} for name, status in list(missing.items())[:MOST_ROWS]]
+    said = [
+        "Points are steps after the warm-up, a line of them for every launch; boxes hold the middle half; thick strokes"
+        " are the median and its 95 % interval."
+    ]
+    if len(points) < num_all:
+        said.append(f"{len(points)} of {num_all} steps are drawn, evenly chosen.")
+    if len(measured) > len(shown):
+        said.append(count_rest(len(measured) - len(shown), "configuration", "not drawn"))
+    said += describe_failures(missing.items())
+    title = "How step times are spread"
+    return plot_distribution(title=title, rows=rows, points=points, failed=failed, caption=" ".join(said))
+
+
+def name_apart(arms: Sequence[Arm]) -> list[str]:
+    """The labels of arms, by configuration where two share one, as in a recipe."""
+    labels = [arm.label for arm in arms]
+    return [arm.configuration if labels.count(arm.label) > 1 else arm.label for arm in arms]
+
+
+def plot_series(arms: Sequence[Arm]) -> Iterator[Chart]:
+    """The steps of every configuration in order."""
+    measured = [arm for arm in arms if arm.is_measured]
+    shown = measured[:MOST_SERIES]
+    for arm, label in zip(shown, name_apart(shown), strict=True):
+        chart = plot_arm(arm, label, SERIES_POINTS // len(shown))
+        if arm is shown[-1] and len(measured) > len(shown):
+            rest = count_rest(len(measured) - len(shown), "configuration", "not drawn step by step")
+            chart = replace(chart, caption=f"{chart.caption} {rest}")
+        yield chart
+
+
+def plot_arm(arm: Arm, label: str, most: int) -> Chart:
+    """One configuration: its steps, those of the warm-up and outliers marked, medians of launches, a trend."""
+    outliers = {(one.round, one.step) for one in find_outliers(arm.clean)}
+    points: list[Made] = []
+    medians: list[Made] = []
+    for result in sorted(arm.completed, key=lambda result: result.trial.round):
+        number, first = result.trial.round, len(points)
+        times = list(result.step_seconds(StepKind.CLEAN).values())
+        for step, seconds in enumerate(times):
+            is_outlier = (number - 1, step - arm.num_dropped) in outliers
+            kind = WARM_UP if step < arm.num_dropped else OUTLIER if is_outlier else STEP
+            points.append({"place": len(points), "seconds": seconds, "launch": number, "step": step, "series": kind})
+        medians += mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1)
+    kept = thin_marked(points, most)
+    trend, words = find_trend(arm, len(points))
+    said = [f"The {name_first_steps(arm.num_dropped)} left out as warm-up." if arm.num_dropped else ""]
+    said += [f"Outliers: {len(outliers)}." if outliers else "No outlier.", words]
+    if len(kept) < len(points):
+        said.append(f"{len(kept)} of {len(points)} steps are drawn, evenly chosen.")
+    return plot_steps(
+        title=f"The steps of {label}",
+        points=[point | {"key": arm.label} for point in kept],
+        medians=medians,
+        trend=trend,
+        caption=join_words(*said),
+    )
+
+
+def name_first_steps(number: int) -> str:
+    return "first step of a launch is" if number == 1 else f"first {number} steps of a launch are"
+
+
+def mark_median(times: Sequence[float], launch: int, first: int, last: int) -> list[Made]:
+    """The two ends of the line at a launch's median."""
+    if not times:
+        return []
+    height = float(np.median(times))
+    return [
+        {"place": place, "seconds": height, "launch": launch, "series": MEDIAN}
+        for place in dict.fromkeys((first, last))
+    ]
+
+
+def find_trend(arm: Arm, num_points: int) -> tuple[list[Made], str]:
+    """The line of a trend over launches, and what there is of trends in words."""
+    drift = find_drift([steps[-MOST_JUDGED:] for steps in arm.clean])
+    if drift is None:
+        return [], "No drift."
+    said, ends = [], []
+    change = drift.change_over_rounds
+    if change is not None:
+        middle = estimate_median(arm.clean).value
+        heights = (middle * (1 - change / 2), middle * (1 + change / 2))
+        ends = [
+            {"place": place, "seconds": height, "launch": "all", "series": DRIFT}
+            for place, height in zip((0, num_points - 1), heights, strict=True)
+        ]
+        said.append(f"From the first launch to the last, steps change by {format_share(change)}.")
+    if drift.change_within_launches is not None:
+        said.append(f"Within launches they change by {format_share(drift.change_within_launches)}.")
+    return ends, " ".join(said)
+
+
+def thin(points: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, evenly chosen, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    places = np.linspace(0, len(points) - 1, max(most, 2)).round().astype(int)
+    return [points[place] for place in places]
+
+
+def thin_marked(points: Sequence[Made], most: int) -> list[Made]:
+    """The same, but what is marked has half of the room to itself."""
+    if len(points) <= most:
+        return list(points)
+    marked = thin([point for point in points if point["series"] != STEP], most // 2)
+    plain = thin([point for point in points if point["series"] == STEP], most - len(marked))
+    return sorted([*marked, *plain], key=lambda point: int(point["place"]))

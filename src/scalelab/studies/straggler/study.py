@@ -1,0 +1,132 @@
+"""Imbalance: which rank is slow, where, and what it costs the others.
+
+An exchange of all with all ends when the last rank has come, so one slow rank makes every step slow and all the others
+wait. Their clocks do not show it plainly: the waiting is in their backward, where gradients are exchanged, whatever
+phase the slow rank was late in. So each rank's own time is taken apart from waiting first (`analysis/breakdown.py`),
+and the ranks are then compared phase by phase (`analysis/straggler.py`).
+
+Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the undisturbed job is measured
+in the same rounds too. Then it is known what the imbalance costs, and how well the model of it holds: a step takes as
+long as its slowest rank, so that the delay adds to it in full. The diagnosis does not know of the delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from scalelab.checks import check_at_least, check_divisible
+from scalelab.errors import UsageError
+from scalelab.records.settings import Perturbation
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Document, Section
+from scalelab.strategies.catalogue import Spread
+from scalelab.studies.shared.arms import group_arms
+from scalelab.studies.shared.breakdown import make_breakdown_table, plot_rank_parts, warn_of_rest
+from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.sweep import describe_measurement
+from scalelab.studies.straggler.answer import make_own_time_table
+from scalelab.studies.straggler.report import (
+    DISTURBED,
+    PLAIN,
+    UNDISTURBED,
+    ImbalanceAnswer,
+    make_imbalance_table,
+    make_model_table,
+    plot_model,
+    summarise_imbalance,
+    warn_of_limits,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imbalance:
+    """The ranks of one job, compared phase by phase; with --delay on one rank, against the undisturbed job."""
+
+    name: ClassVar[str] = "imbalance"
+    question: ClassVar[str] = "Which rank is slow, in which phase, and what does it cost?"
+
+    ranks: int = 2
+    """Ranks of the job."""
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    strategy: Spread = "ddp"
+    """How the training is spread; only under ddp can forward and backward be told apart from waiting."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(
+        default_factory=lambda: Sampling(rounds=8, steps=18, phase_steps=20, comm_free_steps=0, control=False)
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least("global_batch", self.global_batch, 1)
+        check_at_least("ranks", self.ranks, 2)
+        check_divisible(self.global_batch, self.ranks)
+        if self.strategy == "dp":
+            raise UsageError("--strategy dp is one process, whose replicas are not timed one by one: use ddp")
+        if not self.sampling.phase_steps:
+            raise UsageError("--phase-steps 0 leaves nothing to compare: use 20")
+        disturbance = self.job.perturbation
+        if disturbance.seconds and disturbance.delay_rank is None:
+            raise UsageError(
+                f"--delay {disturbance.delay} on every rank is no imbalance: add --delay-rank 0, or use"
+                " scalelab run delay"
+            )
+        if disturbance.delay_rank is not None and disturbance.delay_rank >= self.ranks:
+            raise UsageError(
+                f"--delay-rank {disturbance.delay_rank} does not exist: the last of {self.ranks} is {self.ranks - 1}"
+            )
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.job.perturbation.seconds > 0
+
+    def plan(self) -> list[Trial]:
+        quiet = replace(self.job, perturbation=Perturbation())
+        rows = [(UNDISTURBED, quiet), (DISTURBED, self.job)] if self.is_disturbed else [(PLAIN, self.job)]
+        configurations = [
+            Configuration(
+                name=f"{self.strategy}-{self.ranks}" if name == PLAIN else name,
+                strategy=self.strategy,
+                num_ranks=self.ranks,
+                global_batch=self.global_batch,
+                job=job,
+                label="" if name == PLAIN else name,
+            )
+            for name, job in rows
+        ]
+        return plan_rounds(self.job, self.sampling, configurations)
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms(results, self.sampling.warmup)
+        answer = ImbalanceAnswer(arms=arms, perturbation=self.job.perturbation)
+        words = (f"{self.strategy} × {self.ranks}", self.job.dtype, f"global batch {self.global_batch}")
+        return Document(
+            title="Imbalance",
+            question=self.question,
+            setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
+            sections=tuple(self._make_sections(answer)),
+            summary=tuple(summarise_imbalance(answer)),
+            cautions=(
+                *find_cautions(arms.values()),
+                *(caution for arm in arms.values() for caution in warn_of_rest(arm)),
+                *warn_of_limits(answer),
+            ),
+        )
+
+    def _make_sections(self, answer: ImbalanceAnswer) -> Iterator[Section]:
+        yield Section(tables=(make_imbalance_table(answer),))
+        looked_at = answer.looked_at
+        if looked_at is not None and looked_at.is_measured:
+            title = f"Own time of every rank of {looked_at.label}"
+            yield Section(heading="Who is slow", tables=(make_own_time_table(answer.diagnosis, title=title),))
+        measured = [arm for arm in answer.arms.values() if arm.is_measured]
+        if measured:
+            tables = tuple(make_breakdown_table(arm, title=f"Every rank of {arm.label}") for arm in measured)
+            charts = tuple(chart for arm in measured if (chart := plot_rank_parts(arm)) is not None)
+            yield Section(heading="Where the time goes", tables=tables, charts=charts)
+        if self.is_disturbed:
+            model = plot_model(answer)
+            charts = (model,) if model is not None else ()
+            yield Section(heading="Against the model", tables=(make_model_table(answer),), charts=charts)

@@ -1,0 +1,144 @@
+"""Strategies: the same training, spread in different ways.
+
+Every strategy trains the same model on the same global batches from the same weights, so that its losses must be those
+of the others up to rounding: a strategy that is faster because it trains something else is found out. The first
+strategy is the reference. `single` runs on one rank with the whole global batch.
+
+How busy every device is is looked at from outside the ranks, in every round, and only while clean steps run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
+
+from scalelab.checks import check_at_least, check_divisible, flag
+from scalelab.errors import UsageError
+from scalelab.records.observations import Instrument
+from scalelab.records.settings import Spreading
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Chart, Document, Section
+from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.learning_charts import plot_losses
+from scalelab.studies.shared.profiled import FEW_STEPS, make_traced_table
+from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
+from scalelab.studies.strategies.answer import make_loss_table, warn_of_devices
+from scalelab.studies.strategies.report import (
+    make_communication_table,
+    make_device_table,
+    make_main_table,
+    make_time_table,
+    plot_strategies,
+    summarise_strategies,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategies:
+    """The same training under several strategies."""
+
+    name: ClassVar[str] = "strategies"
+    question: ClassVar[str] = "Which strategy is fastest here, and what does each cost in memory, idling and variance?"
+
+    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp", "fsdp-full")
+    """What to compare; the first is the reference. `single` runs on one rank."""
+    ranks: int = 2
+    """Ranks of every other strategy; replicas of dp."""
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0, profile_steps=FEW_STEPS))
+
+    def __post_init__(self) -> None:
+        check_at_least("ranks", self.ranks, 1)
+        check_at_least("global_batch", self.global_batch, 1)
+        check_divisible(self.global_batch, self.ranks)
+        check_strategies(self.strategies)
+
+    def plan(self) -> list[Trial]:
+        rows = [
+            Configuration(
+                name=name_row(strategy, self.ranks),
+                strategy=strategy,
+                num_ranks=1 if strategy == "single" else self.ranks,
+                global_batch=self.global_batch,
+                job=fit_job(self.job, strategy, self.strategies),
+            )
+            for strategy in self.strategies
+        ]
+        return [_look(trial) for trial in plan_sweep(self.job, self.sampling, rows)]
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms(results, self.sampling.warmup)
+        reference = arms.get(name_row(self.strategies[0], self.ranks))
+        shown = [arm for name, arm in arms.items() if name != CONTROL]
+        measured = [arm for arm in shown if arm.is_measured]
+        return Document(
+            title="Strategies",
+            question=self.question,
+            setting=describe_measurement(
+                self.job, self.sampling, arms.values(), f"global batch {self.global_batch}", f"{self.ranks} ranks"
+            ),
+            sections=_make_sections(list(arms.values()), measured, reference),
+            summary=summarise_strategies(measured, reference),
+            cautions=(*find_sweep_cautions(arms, reference), *warn_of_devices(measured)),
+        )
+
+
+def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) -> tuple[Section, ...]:
+    sections = [Section(tables=(make_main_table(arms, reference),), charts=plot_strategies(arms))]
+    if measured:
+        sections += [
+            Section(heading="Devices", tables=(make_device_table(measured),)),
+            Section(heading="Utilisation over time", tables=(make_time_table(measured),)),
+            Section(heading="Losses", tables=(make_loss_table(measured, reference),), charts=_draw_losses(measured)),
+        ]
+        traced = make_traced_table(measured, title="")
+        tables = tuple(table for table in (traced, make_communication_table(measured)) if table is not None)
+        if tables:
+            sections.append(Section(heading="Communication in the profiled steps", tables=tables))
+    return tuple(sections)
+
+
+def _draw_losses(measured: list[Arm]) -> tuple[Chart, ...]:
+    """The losses of the first launch of each: they should lie on each other."""
+    chart = plot_losses({arm.label: arm.completed[0] for arm in measured})
+    return (chart,) if chart is not None else ()
+
+
+def _look(trial: Trial) -> Trial:
+    """In every round: looking from outside costs the ranks nothing, and a number from one launch has no interval.
+
+    DDP's counters take steps of their own, and are read in one launch as everywhere.
+    """
+    extra: dict[str, Instrument] = {"dp": "replicas"}
+    if trial.round == 1:
+        extra["ddp"] = "counters"
+    found: tuple[Instrument, ...] = ("utilization",)
+    return replace(trial, instruments=(*found, extra[trial.strategy]) if trial.strategy in extra else found)
+
+
+def name_row(strategy: str, num_ranks: int) -> str:
+    return f"{strategy}-{1 if strategy == 'single' else num_ranks}"
+
+
+def check_strategies(strategies: Sequence[str]) -> None:
+    """Refuse a list that compares nothing, or something with itself."""
+    if not strategies:
+        raise UsageError("--strategies needs at least one name, for example --strategies ddp fsdp-full")
+    if len(set(strategies)) < len(strategies):
+        raise UsageError(f"--strategies {' '.join(strategies)} names a strategy twice: give each once")
+
+
+def fit_job(job: Job, strategy: str, strategies: Sequence[str]) -> Job:
+    """The job with those settings of spreading that the strategy knows; one that none of them knows is refused."""
+    defaults = Spreading()
+    given = [f.name for f in fields(Spreading) if getattr(job.spreading, f.name) != getattr(defaults, f.name)]
+    for name in given:
+        if not any(name in KNOWN_FIELDS.get(known, ()) for known in strategies):
+            raise UsageError(f"{flag(name)} means nothing to --strategies {' '.join(strategies)}: leave it out")
+    unknown = {name: getattr(defaults, name) for name in given if name not in KNOWN_FIELDS.get(strategy, ())}
+    return replace(job, spreading=replace(job.spreading, **unknown)) if unknown else job
