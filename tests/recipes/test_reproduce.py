@@ -22,7 +22,8 @@ from scalelab.recipes.reproduce import Reproduce, merge_cautions
 from scalelab.records.settings import Optimization
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, Trial
-from scalelab.report.document import Caution, Document, Section
+from scalelab.report.document import Document, Section
+from scalelab.report.findings import Caution
 from scalelab.runs.experiment import find_failed, run_study, start_run
 from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
 

@@ -7,17 +7,8 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.document import (
-    Caution,
-    Cell,
-    Chart,
-    Column,
-    Document,
-    Section,
-    Table,
-    make_cell,
-    make_row,
-)
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution
 from scalelab.units import Quantity
 
 COLUMNS = (

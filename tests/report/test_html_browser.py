@@ -15,7 +15,8 @@ from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.steps import plot_timeline
-from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import render_html
 from scalelab.report.renderers.html_files import pack_runs

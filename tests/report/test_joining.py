@@ -9,7 +9,8 @@ from scalelab.report.charts.curves import plot_rates
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
 from scalelab.report.charts.scaling import plot_speedup
 from scalelab.report.charts.steps import plot_steps
-from scalelab.report.document import Caution, Chart, Document, Section
+from scalelab.report.document import Chart, Document, Section
+from scalelab.report.findings import Caution
 from scalelab.report.joining import NamedDocument, join_documents, letter_runs, overlay_charts
 
 RANKS = Axis(field="ranks", title="ranks", quantity="count")

@@ -13,7 +13,8 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.pdf import render_pdf
 from tests.report.samples import build_strong_scaling, build_troubled_scaling
 from tests.report.test_pictures import build_chart

@@ -13,7 +13,7 @@ from scalelab.analysis.quality import Warmup
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, StepPlan, StepSample, Trial, TrialResult
-from scalelab.report.document import Caution
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import group_arms, share_warmup
 from scalelab.studies.shared.cautions import find_cautions
 from tests.records import make_record, replace_losses

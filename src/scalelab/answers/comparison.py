@@ -17,7 +17,9 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, to_builtins
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
+from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import INTERVALS, draw_columns, keep_charts
 from scalelab.units import format_interval
@@ -39,11 +41,19 @@ def draw_comparison(table: Table) -> tuple[Chart, ...]:
     )
 
 
+VERDICT = FindingKind("verdict", "Step time of B over A, and what it means", MAIN, ("ratio", "verdict"))
+NO_VERDICT = FindingKind("no-verdict", "A row that cannot be compared", DETAIL)
+DAMAGED = CautionKind("damaged-trial", "A trial on disk cannot be read", "failure")
+OTHER_WORK = CautionKind("other-work", "The rows compared do not do the same work per step", "wrong-work")
+NOT_INTERLEAVED = CautionKind("not-interleaved", "Two runs were measured at different times", "noise")
+
 IGNORED_FIELDS = ("configuration", "round", "port", "timeout_seconds", "bind", "launcher", "mpiexec", "ranks_per_node")
 """Fields of a trial that do not change what is measured."""
 
 METERED = "metered"
-"""The strategy of a trial that a Meter recorded: how the script spread its training is not known."""
+"""The strategy of a trial that a Meter recorded: which one the script uses is not known."""
+Pair = tuple[str, Estimate | None]
+"""A configuration, and B's step time over A's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +87,20 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             Section(tables=(table,), charts=draw_comparison(table)),
             *_list_differences(before, after, common),
         ),
-        summary=tuple(_say_verdict(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items()),
+        findings=tuple(
+            order_findings(_judge_pair(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items())
+        ),
         cautions=(
             *_warn_of_other_work(different),
-            *(Caution(message=words, next_step="scalelab resume measures it again") for words in before.damaged),
-            *(Caution(message=words, next_step="scalelab resume measures it again") for words in after.damaged),
-            Caution(
-                message="the runs were not interleaved: a ratio may be the machine's and not the code's",
-                next_step="for a difference that matters, measure both in one run, or repeat A after B",
+            *(
+                DAMAGED(side.name, words, "`scalelab resume` measures it again")
+                for side in (before, after)
+                for words in side.damaged
+            ),
+            NOT_INTERLEAVED(
+                "",
+                "the runs were not interleaved: the ratio may come from the machine, not the code",
+                "if the difference matters, measure both in one run, or repeat A after B",
             ),
         ),
     )
@@ -129,10 +145,10 @@ def _is_other_work(before: Trial, after: Trial) -> bool:
 
 def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
     if names:
-        yield Caution(
-            message=f"a step of A does not do the work of a step of B: {', '.join(names)} differ in workload, options"
-            " or batch",
-            next_step="compare their samples/s, or measure the same job in both",
+        yield OTHER_WORK(
+            ", ".join(names),
+            f"a step of A and a step of B do different work: {', '.join(names)} differ in workload, options or batch",
+            "compare samples/s, or measure the same job in both runs",
         )
 
 
@@ -144,24 +160,18 @@ def _find_ratio(before: Arm, after: Arm) -> Estimate | None:
 
 
 def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None]) -> Table:
-    columns = (
-        Column(key="run", header="run", align="left"),
-        Column(key="before_seconds", header="A step", quantity="seconds"),
-        Column(key="after_seconds", header="B step", quantity="seconds"),
-        Column(key="ratio", header="B / A", quantity="ratio"),
-        Column(key="verdict", header="B is", align="left"),
+    def name(row: Pair) -> str:
+        return _name_pair(before.arms[row[0]], after.arms[row[0]])
+
+    return make_table(
+        ratios.items(),
+        text_column("run", "run", name),
+        seconds_column("before_seconds", "A step", lambda row: _step_cell(before.arms[row[0]])),
+        seconds_column("after_seconds", "B step", lambda row: _step_cell(after.arms[row[0]])),
+        ratio_column("ratio", "B / A", lambda row: row[1]),
+        text_column("verdict", "B is", lambda row: "–" if row[1] is None else str(judge(row[1]))),
+        notes=(INTERVAL_NOTE,),
     )
-    rows = tuple(
-        make_row(
-            _name_pair(before.arms[name], after.arms[name]),
-            _step_cell(before.arms[name]),
-            _step_cell(after.arms[name]),
-            ratio,
-            "–" if ratio is None else str(judge(ratio)),
-        )
-        for name, ratio in ratios.items()
-    )
-    return Table(columns=columns, rows=rows, notes=("± is a 95 % confidence interval, its longer arm",))
 
 
 def _step_cell(arm: Arm) -> Cell:
@@ -170,17 +180,20 @@ def _step_cell(arm: Arm) -> Cell:
     return make_cell(arm.failure.status.replace("_", " ") if arm.failure else "not run yet")
 
 
-def _say_verdict(before: Arm, after: Arm, ratio: Estimate | None) -> str:
+def _judge_pair(before: Arm, after: Arm, ratio: Estimate | None) -> Finding:
     label = _name_pair(before, after)
     if ratio is None:
-        return f"{label}: there is no verdict, it was not measured in both runs or is not the same work."
+        return NO_VERDICT(label, f"{label}: no verdict, because it was not measured in both runs or the work differs.")
+    verdict = judge(ratio)
     words = {
         Verdict.FASTER: "B is faster",
         Verdict.SLOWER: "B is slower",
         Verdict.NO_DIFFERENCE: "no difference",
         Verdict.UNRESOLVED: f"unresolved: {_ask_for_more(before, after)}",
-    }[judge(ratio)]
-    return f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
+    }[verdict]
+    text = f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
+    is_decided = verdict in (Verdict.FASTER, Verdict.SLOWER)
+    return VERDICT(label, text, weight=MAIN if is_decided else REASON, ratio=ratio, verdict=str(verdict))
 
 
 def _ask_for_more(before: Arm, after: Arm) -> str:

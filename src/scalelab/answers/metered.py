@@ -20,7 +20,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_median
 from scalelab.errors import UsageError
 from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.learning_charts import plot_losses
@@ -63,7 +64,7 @@ class MeteredRun:
             sections=tuple(
                 Section(tables=(make_table(recording),), charts=_draw_loss(recording)) for recording in recordings
             ),
-            summary=tuple(words for recording in recordings for words in summarise(recording)),
+            findings=as_findings(words for recording in recordings for words in summarise(recording)),
             cautions=tuple(caution for recording in recordings for caution in find_doubts(recording)),
         )
 

@@ -16,7 +16,8 @@ from scalelab.predict.linear import Difference, SmallRun, compare_linear
 from scalelab.predict.planning import FOUND_ON, Plan, PlannedLayout, Totals, find_last_paying, sum_training
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.scaling import plot_fan
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.units import format_bytes, format_quantity, format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction"
@@ -246,7 +247,7 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
         question="How would this training be laid out, and how long would it take?",
         setting=f"{job.model.words} · {job.dtype} · {plan.num_devices} × {job.device.words} · batch {job.global_batch}",
         sections=tuple(sections),
-        summary=tuple(summarise(plan, totals, difference, sweep)),
+        findings=as_findings(summarise(plan, totals, difference, sweep)),
         cautions=tuple(find_cautions(plan, totals)),
         environment=(("device", job.device.source),),
     )

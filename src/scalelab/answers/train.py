@@ -19,7 +19,8 @@ from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Course
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
@@ -95,7 +96,7 @@ class Train:
             question=self.question,
             setting=self._describe_setting(),
             sections=tuple(sections),
-            summary=summary,
+            findings=as_findings(summary),
             cautions=(*_warn_of_end(results), *find_cautions(arms.values()), *_warn_of_learning(results)),
         )
 

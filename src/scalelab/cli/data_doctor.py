@@ -16,7 +16,8 @@ from scalelab.cli.output import Output, write_outputs
 from scalelab.data.amplification import TOLERATED, ColumnChunks
 from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, Diagnosis, Way, examine
 from scalelab.data.formats.catalogue import ENTRIES, find_entry
-from scalelab.report.document import Column, Document, Section, Table, Value, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.findings import Value, as_findings
 from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_seconds
 
 AMPLIFICATION = "bytes that must be read or inflated for each byte of a sample, if nothing is kept"
@@ -69,7 +70,7 @@ def describe(found: Diagnosis, seconds: float) -> Document:
             Section(tables=(list_columns(found.columns),)),
             Section(heading="An epoch", tables=(list_ways(found, seconds),)),
         ),
-        summary=tuple(summarise(found)),
+        findings=as_findings(summarise(found)),
     )
 
 

@@ -43,6 +43,8 @@ class Output:
     """JSON: the whole document with raw numbers."""
     csv: Target = None
     """CSV: every cell of every table with its interval, one per line."""
+    full: bool = False
+    """Print the whole answer in the terminal instead of one screen: every table, finding and warning."""
 
     @property
     def wanted(self) -> dict[str, tuple[str, Renderer]]:
@@ -101,7 +103,7 @@ def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
 def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Print the document, unless a format goes to standard output, and write the files asked for."""
     if not output.takes_stdout:
-        render_terminal(document, OutputConsole())
+        render_terminal(document, OutputConsole(), is_full=output.full)
     write_formats(document, output, runs)
 
 

@@ -20,7 +20,8 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, check_installed, make_page, make_pdf, write_formats, write_target
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
-from scalelab.report.document import Caution, Document
+from scalelab.report.document import Document
+from scalelab.report.findings import Caution
 from scalelab.report.joining import NamedDocument, join_documents
 from scalelab.runs.experiment import conclude_run
 

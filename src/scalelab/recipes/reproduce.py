@@ -24,7 +24,8 @@ from scalelab.recipes.recipe import Check, Finding, Outcome, Row, Size
 from scalelab.recipes.row_charts import choose_charts
 from scalelab.recipes.submitted import SubmittedTraining
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.study import Expecting, Job, Searching, Selective, Study
 
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
@@ -179,7 +180,7 @@ class Reproduce:
             question=self.question,
             setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
             sections=(Section(tables=(self._make_overview(outcomes, is_compared),)), *sections),
-            summary=tuple(summary),
+            findings=as_findings(summary),
             cautions=merge_cautions(cautions),
         )
 

@@ -16,14 +16,12 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
 from scalelab.records.trial import from_builtins
+from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Value
 from scalelab.report.text import Align
 from scalelab.units import Quantity
 
-SCHEMA_VERSION = 1
-"""Raised by one whenever a document of an older version would be misread."""
-
-Value = bool | int | float | str | None
-"""What a cell may hold; None is unknown."""
+SCHEMA_VERSION = 2
+"""Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,8 @@ class Column:
     """Whether ± is printed; exports always have the interval."""
     unit_of: str = ""
     """The key of the column whose unit this one takes, where both are to be compared; empty: it has its own."""
+    is_detail: bool = False
+    """Whether one screen leaves it out; the full report and exports always have it."""
     note: str = ""
     """What the column means, where its header does not say enough; it is printed below the table."""
 
@@ -117,14 +117,6 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caution:
-    """What is wrong with the measurement, and what to do about it."""
-
-    message: str
-    next_step: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Document:
     """A whole report."""
 
@@ -133,8 +125,8 @@ class Document:
     setting: str = ""
     """What was measured, in one line: workload, strategy, data type, backend, batch, steps."""
     sections: tuple[Section, ...] = ()
-    summary: tuple[str, ...] = ()
-    """The findings in words; the first is the main one."""
+    findings: tuple[Finding, ...] = ()
+    """What was found, the main one first."""
     cautions: tuple[Caution, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     """Name and value of what the numbers depend on: hardware, software, versions."""
@@ -144,6 +136,11 @@ class Document:
     def headline(self) -> str:
         """The title and what it asks."""
         return f"{self.title}: {self.question}" if self.question else self.title
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The findings in words."""
+        return tuple(finding.text for finding in self.findings)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -163,8 +160,19 @@ def read_document(text: str) -> Document:
             )
         if not isinstance(version, int) or version < 1:
             raise ValueError("it has no schema_version")
-        return from_builtins(data, Document)
+        return from_builtins(upgrade_document(data, version), Document)
     except (ValueError, RecursionError) as error:
         raise DamagedRun(
             f"the document cannot be read ({error}): render it again from its run, or restore the file"
         ) from error
+
+
+def upgrade_document(data: dict[str, Any], version: int) -> dict[str, Any]:
+    """A document of an older schema as one of this. Schema 1 had sentences only: each is a finding of kind `note`."""
+    if version > 1:
+        return data
+    findings = [
+        {"kind": "note", "text": text, "weight": DETAIL if number else MAIN}
+        for number, text in enumerate(data.pop("summary", ()))
+    ]
+    return data | {"findings": findings, "schema_version": SCHEMA_VERSION}

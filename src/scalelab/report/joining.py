@@ -17,7 +17,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from scalelab.report.charts.plot import DASHES, LEGEND, MOST_SERIES, SHAPES
-from scalelab.report.document import Caution, Chart, Document, Section
+from scalelab.report.document import Chart, Document, Section
+from scalelab.report.findings import Caution, Finding, order_findings
 
 IDEAL = "ideal"
 KINDS = ("line", "point", "circle", "rule", "area")
@@ -158,10 +159,6 @@ def make_scale(channel: str, names: Sequence[str]) -> dict[str, Any]:
     return scale
 
 
-DECIDED = ("B is faster", "B is slower")
-"""What a comparison says of what differs."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NamedDocument:
     """A run's own report."""
@@ -185,8 +182,8 @@ def join_documents(own: Sequence[NamedDocument], comparisons: Sequence[Document]
             *overlay_runs(own, letters),
             *(section for letter, one in zip(letters, own, strict=True) for section in list_own(letter, one)),
         ),
-        summary=order_findings(
-            [finding for comparison in comparisons for finding in list_findings(comparison, is_pair=is_pair)]
+        findings=tuple(
+            order_findings(one for comparison in comparisons for one in list_findings(comparison, is_pair=is_pair))
         ),
         cautions=tuple(join_cautions(own, letters, comparisons)),
         environment=tuple(join_environments(own, letters)),
@@ -206,14 +203,11 @@ def list_compared(comparison: Document, *, is_pair: bool) -> Iterator[Section]:
         yield replace(section, heading=heading, paragraphs=(*words, *section.paragraphs))
 
 
-def list_findings(comparison: Document, *, is_pair: bool) -> Iterator[str]:
+def list_findings(comparison: Document, *, is_pair: bool) -> Iterator[Finding]:
+    """The verdicts, with the name of B where there are more than two runs."""
     named = comparison.setting.rpartition("· B ")[2]
-    yield from (finding if is_pair else f"{finding} (B: {named})" for finding in comparison.summary)
-
-
-def order_findings(findings: Sequence[str]) -> tuple[str, ...]:
-    """What differs first: a report begins with its main finding."""
-    return tuple(sorted(findings, key=lambda words: not any(verdict in words for verdict in DECIDED)))
+    for finding in comparison.findings:
+        yield finding if is_pair else replace(finding, text=f"{finding.text} (B: {named})")
 
 
 def overlay_runs(own: Sequence[NamedDocument], letters: Sequence[str]) -> Iterator[Section]:
@@ -254,7 +248,8 @@ def join_cautions(
     own: Sequence[NamedDocument], letters: Sequence[str], comparisons: Sequence[Document]
 ) -> Iterator[Caution]:
     """Those of the comparisons, each once, then those of the runs."""
-    yield from dict.fromkeys(caution for comparison in comparisons for caution in comparison.cautions)
+    compared = [caution for comparison in comparisons for caution in comparison.cautions]
+    yield from {caution.message: caution for caution in compared}.values()
     for letter, one in zip(letters, own, strict=True):
         for caution in one.document.cautions:
             yield replace(caution, message=f"{letter}: {caution.message}")

@@ -19,7 +19,8 @@ from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.measure.meter_result import rescue_result
 from scalelab.runs.scheduler import Event, Guidance, Listener, run_trials
 from scalelab.recipes.catalogue import find_kind
-from scalelab.report.document import Caution, Document
+from scalelab.report.document import Document
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.exports import render_json
 from scalelab.records.store import RUNS_DIR, RunStore
 from scalelab.studies.shared.step_charts import add_general_charts

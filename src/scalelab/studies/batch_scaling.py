@@ -24,6 +24,7 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_lines
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.batch_size.study import check_batches, describe_saturation, warn_of_fit
 from scalelab.studies.shared.arms import Arm, describe_failures, find_status, group_arms, join_words
@@ -125,7 +126,7 @@ class BatchScaling:
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), where, self.job.dtype),
             sections=tuple(sections),
-            summary=tuple(find_sentences(answer)),
+            findings=as_findings(find_sentences(answer)),
             cautions=(*find_sweep_cautions(arms, answer.plain(self.batches[0])), *warn_of_fit(answer.plain_fit)),
         )
 

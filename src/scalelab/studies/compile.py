@@ -34,6 +34,7 @@ from scalelab.errors import UsageError
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
+from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Configuration, Job, Sampling
 from scalelab.studies.shared.sweep import (
@@ -315,7 +316,7 @@ class Compile:
                 f"batch {self.batch_per_rank} per rank",
             ),
             sections=tuple(sections),
-            summary=summarise_compile(eager, compiled, payoffs),
+            findings=as_findings(summarise_compile(eager, compiled, payoffs)),
             cautions=find_sweep_cautions(arms, eager),
         )
 

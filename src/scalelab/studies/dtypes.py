@@ -24,6 +24,7 @@ from scalelab.errors import UsageError
 from scalelab.records.settings import Dtype
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Column, Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.dimensions.report import describe_failures
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Configuration, Job, Sampling
@@ -251,7 +252,7 @@ class Dtypes:
                 f"batch {self.batch_per_rank} per rank",
             ),
             sections=(Section(tables=(table,), charts=charts),),
-            summary=summarise_dtypes(arms, reference, lambda arm: judge_loss(arm, reference)),
+            findings=as_findings(summarise_dtypes(arms, reference, lambda arm: judge_loss(arm, reference))),
             cautions=find_sweep_cautions(arms, reference),
         )
 

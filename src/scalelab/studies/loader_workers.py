@@ -28,7 +28,8 @@ from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import make_value_axis, read_columns, read_number
 from scalelab.report.charts.plot import Axis, plot_bars
-from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.input_split import make_epoch_table, make_split_table, summarise_workers
 from scalelab.studies.shared.real_images import count_images, name_images, put_on_images
@@ -178,7 +179,7 @@ class LoaderWorkers:
                 Section(tables=tables[:1], charts=draw_split(tables[0], list(arms.values()))),
                 Section(heading="An epoch", tables=tables[1:], charts=draw_epochs(tables[1], list(arms.values()))),
             ),
-            summary=tuple(summarise_workers(arms, reference)),
+            findings=as_findings(summarise_workers(arms, reference)),
             cautions=(*self._warn_of_cores(results), *find_sweep_cautions(arms, reference)),
         )
 

@@ -20,6 +20,7 @@ from scalelab.analysis.stats import estimate_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Column, Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.study import Configuration, Job, Sampling
@@ -150,7 +151,7 @@ class Optimizers:
                 Section(tables=(times,), charts=drawn),
                 Section(heading="What is kept", tables=(memory,), charts=kept),
             ),
-            summary=tuple(summarise_optimizers(own, reference)),
+            findings=as_findings(summarise_optimizers(own, reference)),
             cautions=find_sweep_cautions(arms, reference),
         )
 

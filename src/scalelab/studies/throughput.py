@@ -20,6 +20,7 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
+from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Configuration, Job, Sampling
 from scalelab.studies.shared.sweep import (
@@ -98,7 +99,7 @@ class Throughput:
                 f"batch {self.batch_per_rank} per rank",
             ),
             sections=tuple(sections),
-            summary=tuple(self._find_sentences(arm, future)),
+            findings=as_findings(self._find_sentences(arm, future)),
             cautions=find_sweep_cautions(arms, arm),
         )
 

@@ -8,7 +8,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.answers.prediction.job import MeasuredJob
 from scalelab.answers.prediction.report import INTERVAL_NOTE, plot_candidates, show
 from scalelab.predict.what_if import Candidate, Need, fit_need
-from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
+from scalelab.report.document import Cell, Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.units import format_quantity, format_share
 
@@ -69,7 +70,7 @@ def describe_best(
                 charts=(plot_candidates(best, confirmed),),
             ),
         ),
-        summary=tuple(summarise_best(best, num_left_out, confirmed)),
+        findings=as_findings(summarise_best(best, num_left_out, confirmed)),
         cautions=tuple(find_doubts(best, found.batch)),
     )
 

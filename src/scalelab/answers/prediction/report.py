@@ -18,7 +18,8 @@ from scalelab.predict.what_if import Candidate, WhatIf
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_bars
 from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_fan
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.units import format_quantity, format_seconds, format_share
 
 Made = dict[str, Any]
@@ -173,7 +174,7 @@ def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change:
                 charts=(plot_predicted_parts(steps, PART_NAMES),),
             ),
         ),
-        summary=tuple(summarise(found, steps, change)),
+        findings=as_findings(summarise(found, steps, change)),
         cautions=tuple(find_cautions(found, steps, change)),
     )
 

@@ -8,7 +8,8 @@ from scalelab.answers.prediction.report import plot_extrapolated, show
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
 from scalelab.predict.prediction import find_doubts
 from scalelab.predict.tables import ReadSeries, ScalingSeries
-from scalelab.report.document import Caution, Cell, Column, Document, Section, Table, make_row
+from scalelab.report.document import Cell, Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.units import format_quantity, format_share
 
 INTERVAL_NOTE = "± is an 80 % interval of the prediction; rows without it were measured"
@@ -47,7 +48,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
         question="What would other numbers of ranks give?",
         setting=f"{source} · {len(found)} series",
         sections=tuple(sections),
-        summary=tuple(summary),
+        findings=as_findings(summary),
         cautions=tuple(cautions),
     )
 

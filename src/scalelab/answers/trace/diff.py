@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from scalelab.answers.trace.view import TraceView, divide, shorten_names
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.diff import NOTABLE, Amount, Change, Comparison, Difference, Side, compare_operators
 from scalelab.trace.hta import HtaBreakdown
@@ -33,7 +34,7 @@ def compare_traces(a: TraceView, b: TraceView, names: tuple[str, str]) -> Docume
         question="What does B run that A does not, and what takes longer?",
         setting=f"A: {names[0]} · B: {names[1]} · {unit}",
         sections=tuple(section for section in sections if section.tables),
-        summary=tuple(summary),
+        findings=as_findings(summary),
         cautions=tuple(_find_doubts(a, b, operators)),
     )
 
@@ -170,7 +171,7 @@ def describe_hta(ranks: Mapping[int, HtaBreakdown]) -> Document:
         question="What would HolisticTraceAnalysis say?",
         setting=f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} · breakdown and overlap by its definitions",
         sections=(Section(tables=(table,)),),
-        summary=tuple(_summarise_hta(ranks)),
+        findings=as_findings(_summarise_hta(ranks)),
         cautions=tuple(_find_hta_doubts(ranks)),
     )
 

@@ -33,7 +33,8 @@ from scalelab.answers.trace.view import (
     shorten_names,
 )
 from scalelab.report.charts.curves import plot_parts
-from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution, as_findings
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.kinds import summarise_kinds, summarise_transfers
 from scalelab.trace.ranks import find_match_doubts
@@ -204,7 +205,7 @@ def describe_traces(view: TraceView) -> Document:
         question=QUESTION,
         setting=describe_setting(view),
         sections=tuple(section for section in sections if section is not None),
-        summary=tuple(summarise(view)),
+        findings=as_findings(summarise(view)),
         cautions=tuple(find_doubts(view)),
     )
 

@@ -46,7 +46,8 @@ from scalelab.report.charts.plot import (
     name_axes,
     stress,
 )
-from scalelab.report.document import Cell, Chart, Table, Value
+from scalelab.report.document import Cell, Chart, Table
+from scalelab.report.findings import Value
 from scalelab.units import UNKNOWN
 
 MOST_SERIES = 8

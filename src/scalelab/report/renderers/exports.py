@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scalelab.records.trial import to_builtins
-from scalelab.report.document import Cell, Document, Value
+from scalelab.report.document import Cell, Document
+from scalelab.report.findings import Value
 from scalelab.report.text import clean_text
 from scalelab.units import Quantity
 

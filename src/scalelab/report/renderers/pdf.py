@@ -16,7 +16,8 @@ from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.report.cells import TextColumn, format_columns, list_notes
-from scalelab.report.document import Caution, Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.pictures import PICTURE_WIDTH, draw_pdf, spell_out
 from scalelab.units import PLUS_MINUS
 

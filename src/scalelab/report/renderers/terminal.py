@@ -10,13 +10,16 @@ ever cut off: where even two columns do not fit, entries are broken into lines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
+from scalelab.report.brief import FEWEST_ROWS, MOST_LINES, shorten
 from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Document, Section, Table
+from scalelab.report.findings import Caution, order_cautions
 from scalelab.report.text import clean_text, measure_text, pad_text, split_words, wrap_text
 
 GAPS = (3, 2)
@@ -156,11 +159,70 @@ class Line(NamedTuple):
     style: str = ""
 
 
-def render_terminal(document: Document, console: Console) -> None:
-    """Print a document: title, sections, summary, warnings."""
-    for line in _set_document(document, console.width):
+def render_terminal(document: Document, console: Console, *, is_full: bool = False) -> None:
+    """Print a document: on one screen, or with everything in it."""
+    lines = _set_document(document, console.width) if is_full else _set_brief(document, console.width)
+    for line in lines:
         style = "" if console.no_color else line.style
         console.print(Text(line.text.rstrip(" "), style), soft_wrap=True, highlight=False)
+
+
+def _set_brief(document: Document, width: int) -> Iterator[Line]:
+    """What failed, the main table as far as it fits, findings, one line per warning, what is left out."""
+    brief = shorten(document)
+    head = [*_set_text(document.headline, width, style="bold"), *_set_text(document.setting, width, INDENT)]
+    if brief.failures:
+        head += [Line(), Line("Failed", "bold red"), *(_set_warning(one, width) for one in brief.failures)]
+    tail = _set_list("Summary", [line for one in brief.findings for line in _set_text(one.text, width, INDENT)], "bold")
+    tail += _set_list("Warnings", [_set_warning(one, width) for one in brief.warnings], "bold yellow")
+    room = MOST_LINES - len(head) - len(tail) - 2
+    body, more = _set_main_table(brief.table, width, room) if brief.table else ([], "")
+    left_out = ", ".join(words for words in (more, brief.left_out) if words)
+    yield from (*head, *body, *tail)
+    if left_out:
+        yield from (Line(), *_set_text(f"Not shown: {left_out}; --full prints them.", width, style="dim"))
+
+
+def _set_list(title: str, lines: list[Line], style: str) -> list[Line]:
+    return [Line(), Line(title, style), *lines] if lines else []
+
+
+def _set_warning(caution: Caution, width: int) -> Line:
+    """A caution on one line: what is wrong, and the next step where it fits."""
+    message, step = clean_text(caution.message), clean_text(caution.next_step)
+    room = width - len(INDENT)
+    whole = f"{message} → {step}" if step else message
+    if measure_text(whole) <= room:
+        return Line(INDENT + whole)
+    first = wrap_text(message, room if measure_text(message) <= room else room - 2)[0]
+    return Line(INDENT + (first if first == message else f"{first} …"))
+
+
+def _set_main_table(table: Table, width: int, room: int) -> tuple[list[Line], str]:
+    """The rows and columns that fit, and what does not in words."""
+    columns = format_columns(table)
+    part = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))[0]
+    chosen = [columns[index] for index in part.columns]
+    notes = [line for note in list_notes(table)[:2] for line in wrap_text(note, width - len(INDENT))][:2]
+    header = [Line(INDENT + line, "bold") for line in set_header(chosen, part)]
+    blocks = [set_rows([cut_column(column, row) for column in chosen], part) for row in range(len(table.rows))]
+    room = max(FEWEST_ROWS, room - len(header) - len(notes) - 3)
+    shown = 0
+    rows: list[str] = []
+    while shown < len(blocks) and len(rows) + len(blocks[shown]) <= room:
+        rows += blocks[shown]
+        shown += 1
+    lines = [Line(), *_set_text(table.title, width, INDENT), *header, Line(INDENT[1:] + "─" * (part.width + 1), "dim")]
+    lines += [Line(INDENT + line) for line in rows]
+    lines += [Line(INDENT + pad_text(line, part.width, "right"), "dim") for line in notes]
+    missing = ((len(blocks) - shown, "row"), (len(columns) - len(chosen), "column"))
+    more = ", ".join(f"{number} more {what}{'s' if number > 1 else ''}" for number, what in missing if number)
+    return lines, more
+
+
+def cut_column(column: TextColumn, row: int) -> TextColumn:
+    """One row of a column, as wide as it was."""
+    return replace(column, cells=(column.cells[row],), marks=(column.marks[row],))
 
 
 def _set_document(document: Document, width: int) -> Iterator[Line]:
@@ -175,7 +237,7 @@ def _set_document(document: Document, width: int) -> Iterator[Line]:
         yield from _set_text(finding, width, INDENT)
     if document.cautions:
         yield from (Line(), Line("Warnings", "bold yellow"))
-    for caution in document.cautions:
+    for caution in order_cautions(document.cautions):
         yield from _set_text(caution.message, width, INDENT)
         for number, line in enumerate(_set_text(caution.next_step, width, 3 * INDENT, "dim")):
             yield line if number else Line(2 * INDENT + "→ " + line.text.lstrip(" "), line.style)

@@ -16,7 +16,8 @@ from scalelab.report.charts.batch import (
     plot_search,
 )
 from scalelab.report.charts.plot import Axis, Row
-from scalelab.report.document import Chart, Value
+from scalelab.report.document import Chart
+from scalelab.report.findings import Value
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import describe_status, keep_charts

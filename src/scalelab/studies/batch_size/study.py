@@ -16,7 +16,8 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.batch_size.charts import draw_memory, draw_steps, draw_throughput
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Configuration, Job, Sampling
@@ -98,7 +99,7 @@ class BatchSize:
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), where, self.job.dtype),
             sections=tuple(sections),
-            summary=tuple(self._find_sentences(rows, fit)),
+            findings=as_findings(self._find_sentences(rows, fit)),
             cautions=(*find_sweep_cautions(arms, first), *warn_of_fit(fit)),
         )
 

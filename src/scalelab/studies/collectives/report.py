@@ -15,7 +15,8 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_median
 from scalelab.records.settings import LACKED
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.document import Caution, Cell, Column, Table, make_cell, make_row
+from scalelab.report.document import Cell, Column, Table, make_cell, make_row
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.cautions import FEWEST_LAUNCHES, HEAVY_TAIL, NOISY_BETWEEN, warn_of_load
 from scalelab.studies.shared.sweep import INTERVAL_NOTE, OVERSUBSCRIBED
 from scalelab.units import format_bytes, format_quantity, format_share

@@ -25,6 +25,7 @@ from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.settings import LACKED, NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.collectives.charts import plot_operation, plot_operations
 from scalelab.studies.collectives.report import (
     make_fit_table,
@@ -242,7 +243,7 @@ class Collectives:
             question=self.question,
             setting=self._describe_setting(every),
             sections=tuple(sections),
-            summary=summarise_links(every, fits),
+            findings=as_findings(summarise_links(every, fits)),
             cautions=(*warn_of_left_out(left_out), *warn_of_exchanges(every, fits)),
         )
 

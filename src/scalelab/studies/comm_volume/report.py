@@ -15,7 +15,8 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.records.observations import Message, RankReport
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.plot import Axis, Row, plot_bars
-from scalelab.report.document import Caution, Chart, Column, Table, make_row
+from scalelab.report.document import Chart, Column, Table, make_row
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import (
     CONTROL,

@@ -18,6 +18,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.comm_volume.report import (
     NO_NORM,
@@ -124,7 +125,7 @@ class Messages:
                 self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"
             ),
             sections=tuple(sections),
-            summary=summarise_messages(arms, name_row("ddp", self.ranks)),
+            findings=as_findings(summarise_messages(arms, name_row("ddp", self.ranks))),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_messages(every)),
         )
 

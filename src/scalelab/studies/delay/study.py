@@ -16,6 +16,7 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.delay.report import (
     DelayAnswer,
@@ -110,6 +111,6 @@ class Delay:
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(sections),
-            summary=tuple(summarise_delay(answer, phase)),
+            findings=as_findings(summarise_delay(answer, phase)),
             cautions=find_sweep_cautions(arms, answer.find(1, 0.0)),
         )

@@ -13,7 +13,8 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.records.trial import Option, Status
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_lines
-from scalelab.report.document import Chart, Table, Value
+from scalelab.report.document import Chart, Table
+from scalelab.report.findings import Value
 from scalelab.studies.dimensions.answer import Growth, read_size, select_series
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.study import Job

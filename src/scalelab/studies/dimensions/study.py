@@ -17,6 +17,7 @@ from typing import ClassVar
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.dimensions.answer import fit_growth, make_growth_table
 from scalelab.studies.dimensions.report import draw_grids, draw_growth, draw_rows, summarise_dimensions
 from scalelab.studies.shared.arms import Arm, group_arms
@@ -158,7 +159,7 @@ class Dimensions:
                 f"base {self._describe_base()}",
             ),
             sections=tuple(sections),
-            summary=summarise_dimensions(arms, base, growths),
+            findings=as_findings(summarise_dimensions(arms, base, growths)),
             cautions=find_sweep_cautions(self._leave_out_expected(arms), base),
         )
 

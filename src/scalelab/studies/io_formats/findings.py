@@ -10,7 +10,7 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.amplification import TOLERATED
 from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.trial import Status
-from scalelab.report.document import Caution
+from scalelab.report.findings import Caution
 from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilisation, find_alike
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share

@@ -15,7 +15,8 @@ from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
-from scalelab.report.document import Cell, Chart, Column, Table, Value, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Table, make_cell, make_row
+from scalelab.report.findings import Value
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.input_split import collect_phases, estimate_part, read_load, read_train

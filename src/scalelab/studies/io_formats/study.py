@@ -34,6 +34,7 @@ from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
+from scalelab.report.findings import as_findings
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
     draw_batches,
@@ -287,7 +288,7 @@ class IoFormats:
             question=self.question,
             setting=self._describe_setting(results),
             sections=tuple(self._make_sections(results)),
-            summary=tuple(summarise_formats(alone, every, arms)),
+            findings=as_findings(summarise_formats(alone, every, arms)),
             cautions=tuple(warn_of_reading(every, arms)),
         )
 

@@ -11,7 +11,8 @@ from typing import Literal
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.learning import Change, NoiseScale, judge_change, predict_samples_ratio, predict_updates_ratio
 from scalelab.analysis.stats import FEWEST_FOR_SIGNED_RANK
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.large_batch.answer import (
     LABELS,
     LARGE,
@@ -201,7 +202,7 @@ def conclude_large_batch(arms: Mapping[str, LearningArm], *, question: str, sett
         question=question,
         setting=setting,
         sections=tuple(sections),
-        summary=summarise_large_batch(arms, scales, num_epochs),
+        findings=as_findings(summarise_large_batch(arms, scales, num_epochs)),
         cautions=tuple(_find_cautions(arms, scales, num_epochs)),
     )
 

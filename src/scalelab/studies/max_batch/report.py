@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from scalelab.analysis.batch_size import MOST_PROBES, predict_largest
 from scalelab.records.trial import Status
-from scalelab.report.document import Caution, Column, Document, Section, Table, make_row
+from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.batch_size.charts import draw_search
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.shared.study import Job
@@ -30,7 +31,7 @@ def conclude_search(
         question=question,
         setting=" · ".join([job.label, where, job.dtype, limit, f"probes of {steps} steps"]),
         sections=tuple(sections),
-        summary=tuple(_find_sentences(search, num_ranks, most)),
+        findings=as_findings(_find_sentences(search, num_ranks, most)),
         cautions=tuple(_find_cautions(search, job, most)),
     )
 

@@ -14,7 +14,8 @@ from scalelab.records.observations import MemoryReport
 from scalelab.records.trial import Status
 from scalelab.report.charts.memory import SIDES, plot_categories
 from scalelab.report.charts.plot import Row
-from scalelab.report.document import Caution, Cell, Chart, Column, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Table, make_cell, make_row
+from scalelab.report.findings import Caution
 from scalelab.studies.memory.answer import NO_FORECAST, MemoryRow, find_failures
 from scalelab.studies.shared.sweep import draw_columns, keep_charts
 from scalelab.units import format_bytes, format_share

@@ -22,6 +22,7 @@ from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.memory.answer import FORECAST, NO_FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
@@ -158,7 +159,7 @@ class Memory:
             question=self.question,
             setting=self._describe(rows),
             sections=tuple(sections),
-            summary=summarise_memory(rows, self.device_bytes),
+            findings=as_findings(summarise_memory(rows, self.device_bytes)),
             cautions=find_memory_cautions(rows, self.device_bytes, self._name_unplanned(rows)),
         )
 

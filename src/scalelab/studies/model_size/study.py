@@ -17,6 +17,7 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.model_size.report import (
     SizeAnswer,
@@ -107,7 +108,7 @@ class ModelSize:
             question=self.question,
             setting=setting.replace(self.job.label, label, 1),
             sections=tuple(sections),
-            summary=tuple(summarise_sizes(answer)),
+            findings=as_findings(summarise_sizes(answer)),
             cautions=(
                 *find_sweep_cautions(arms, answer.find(self.sizes[0], 1)),
                 *(caution for arm in largest for caution in warn_of_rest(arm)),

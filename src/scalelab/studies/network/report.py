@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.document import Caution, Cell, Column, Table, Value, make_row
+from scalelab.report.document import Cell, Column, Table, make_row
+from scalelab.report.findings import Caution, Value
 from scalelab.studies.network.answer import (
     BASE,
     LinkRow,

@@ -23,6 +23,7 @@ from scalelab.ranks.links import UNSHAPED, Link, parse_link
 from scalelab.records.settings import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.collectives.charts import plot_link_costs, plot_link_rates
 from scalelab.studies.network.answer import BASE, LinksAnswer, name_exchange, read_answer
 from scalelab.studies.network.report import (
@@ -137,7 +138,7 @@ class Links:
                 f"{self.batch_per_rank} samples per rank",
             ),
             sections=_make_sections(answer),
-            summary=tuple(summarise_links(answer)),
+            findings=as_findings(summarise_links(answer)),
             cautions=(*find_sweep_cautions(answer.arms, base), *warn_of_links(answer)),
         )
 

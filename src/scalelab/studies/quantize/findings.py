@@ -11,7 +11,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.records.quantized import SMALL_NET, Quantized
 from scalelab.records.settings import Quantization
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.document import Caution
+from scalelab.report.findings import Caution
 from scalelab.studies.quantize.answer import (
     EAGER,
     INT8,

@@ -32,6 +32,7 @@ from scalelab.records.settings import (
 )
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
+from scalelab.report.findings import as_findings
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
 from scalelab.studies.quantize.findings import find_cautions, summarise
 from scalelab.studies.quantize.report import add_charts, make_sections
@@ -168,7 +169,7 @@ class Quantize:
         return replace(
             document,
             sections=tuple(add_charts(make_sections(quantized, answers, latencies), quantized, answers, latencies)),
-            summary=summarise(quantized, answers, latencies),
+            findings=as_findings(summarise(quantized, answers, latencies)),
         )
 
     def _describe_setting(self) -> str:

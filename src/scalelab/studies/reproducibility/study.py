@@ -16,6 +16,7 @@ from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Column, Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.studies.reproducibility.report import (
     Repeats,
     find_unequal_step,
@@ -126,7 +127,7 @@ class Reproducibility:
                 f"global batch {self.global_batch}",
             ),
             sections=tuple(sections),
-            summary=summarise_repeats(repeats, self._compare_seeds(arms)),
+            findings=as_findings(summarise_repeats(repeats, self._compare_seeds(arms))),
             cautions=find_sweep_cautions(arms, reference),
         )
 

@@ -14,7 +14,8 @@ from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.scaling import Law, plot_efficiency, plot_speedup
-from scalelab.report.document import Caution, Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.findings import summarise_scaling
 from scalelab.studies.shared.arms import Arm, describe_failures, find_status
@@ -269,7 +270,7 @@ def conclude_scaling(
         question=question,
         setting=describe_setting(answer, job, sampling, batch),
         sections=tuple(sections),
-        summary=summarise_scaling(answer),
+        findings=as_findings(summarise_scaling(answer)),
         cautions=(
             *_warn_of_control(answer),
             *find_cautions(answer.arms.values()),

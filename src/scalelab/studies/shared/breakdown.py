@@ -15,7 +15,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.curves import plot_parts
-from scalelab.report.document import Caution, Cell, Chart, Column, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Column, Table, make_cell, make_row
+from scalelab.report.findings import Caution
 from scalelab.strategies.catalogue import FSDP
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, find_status, join_words
 from scalelab.studies.shared.sweep import INTERVAL_NOTE

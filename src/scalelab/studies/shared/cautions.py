@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.ranks.placement import Placement, find_mistakes
 from scalelab.records.trial import Status, StepKind, TrialResult
-from scalelab.report.document import Caution
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_quantity, format_share
 

@@ -30,7 +30,8 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns
-from scalelab.report.document import Caution, Cell, Chart, Column, Table, Value, make_cell
+from scalelab.report.document import Cell, Chart, Column, Table, make_cell
+from scalelab.report.findings import Caution, Value
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.cautions import find_cautions

@@ -17,7 +17,8 @@ from scalelab.analysis.stats import estimate_difference, estimate_median, estima
 from scalelab.records.settings import Perturbation
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_bars
-from scalelab.report.document import Caution, Chart, Column, Table, make_row
+from scalelab.report.document import Chart, Column, Table, make_row
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import Arm, find_status
 from scalelab.studies.shared.breakdown import explain_strategy, waits_for_buffers
 from scalelab.studies.shared.sweep import (

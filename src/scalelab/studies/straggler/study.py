@@ -21,6 +21,7 @@ from scalelab.errors import UsageError
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_rank_parts, warn_of_rest
@@ -107,7 +108,7 @@ class Imbalance:
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(self._make_sections(answer)),
-            summary=tuple(summarise_imbalance(answer)),
+            findings=as_findings(summarise_imbalance(answer)),
             cautions=(
                 *find_cautions(arms.values()),
                 *(caution for arm in arms.values() for caution in warn_of_rest(arm)),

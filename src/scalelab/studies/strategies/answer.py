@@ -25,7 +25,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.utilization import Launch, Utilization, describe_utilization
 from scalelab.records.trial import StepKind, TrialResult
-from scalelab.report.document import Caution, Column, Table, make_row
+from scalelab.report.document import Column, Table, make_row
+from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_share
 

@@ -19,6 +19,7 @@ from scalelab.records.observations import Instrument
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Chart, Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.learning_charts import plot_losses
@@ -83,7 +84,7 @@ class Strategies:
                 self.job, self.sampling, arms.values(), f"global batch {self.global_batch}", f"{self.ranks} ranks"
             ),
             sections=_make_sections(list(arms.values()), measured, reference),
-            summary=summarise_strategies(measured, reference),
+            findings=as_findings(summarise_strategies(measured, reference)),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_devices(measured)),
         )
 
