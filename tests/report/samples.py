@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.findings import Caution
+from scalelab.report.findings import Caution, as_findings
 from scalelab.units import Quantity
 
 COLUMNS = (
@@ -36,9 +36,11 @@ def build_strong_scaling() -> Document:
         question="how much faster does the same job get with more ranks?",
         setting="gpt-tiny · ddp · float32 · gloo · global batch 64 · 30 steps after 5 warm-up",
         sections=(Section(tables=(table,), charts=(Chart(title="speedup", spec={"mark": "line"}),)),),
-        summary=(
-            "ddp on 2 ranks ran 1.92 ± 0.02 times faster than on 1 rank.",
-            "4.0 % of the step does not shrink with ranks (Karp–Flatt); 3.1 % is exposed all-reduce.",
+        findings=as_findings(
+            (
+                "ddp on 2 ranks ran 1.92 ± 0.02 times faster than on 1 rank.",
+                "4.0 % of the step does not shrink with ranks (Karp–Flatt); 3.1 % is exposed all-reduce.",
+            )
         ),
         environment=(("torch", "2.13.0"), ("cpu", "Xeon | 8 cores")),
     )
@@ -86,7 +88,7 @@ def build_troubled_scaling() -> Document:
         question="how much faster does the same job get with more ranks?",
         setting="gpt-tiny · ddp · float32 · gloo · global batch 64 · 30 steps after 5 warm-up",
         sections=(Section(tables=(build_troubled_table(),)), failed),
-        summary=("ddp on 2 ranks ran 1.92 ± 0.12 times faster than on 1 rank.",),
+        findings=as_findings(("ddp on 2 ranks ran 1.92 ± 0.12 times faster than on 1 rank.",)),
         cautions=(oversubscribed, busy),
         environment=(("torch", "2.13.0"), ("cpu", "Xeon | 8 cores")),
     )
@@ -134,7 +136,7 @@ def build_hostile_document(text: str) -> Document:
         question=text,
         setting=text,
         sections=(Section(heading=text, paragraphs=(text,), tables=(table,)),),
-        summary=(text,),
+        findings=as_findings((text,)),
         cautions=(Caution(message=text, next_step=text),),
         environment=((text, text),),
     )
@@ -202,5 +204,5 @@ def draw_documents() -> st.SearchStrategy[Document]:
         Document,
         title=st.text(max_size=20),
         sections=st.lists(sections, max_size=2).map(tuple),
-        summary=texts,
+        findings=texts.map(as_findings),
     )

@@ -44,7 +44,7 @@ def test_json_keeps_every_digit_and_every_chart() -> None:
     data = json.loads(render_json(build_strong_scaling()))
     assert data["sections"][0]["tables"][0]["rows"][1][1]["value"] == 0.2147
     assert data["sections"][0]["charts"][0]["spec"] == {"mark": "line"}
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
 
 
 def test_every_figure_is_one_line_of_the_json_whatever_texts_say() -> None:
@@ -109,5 +109,5 @@ def test_negative_numbers_stay_numbers() -> None:
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)
 def test_any_text_can_be_stored(text: str) -> None:
     document = build_hostile_document(text)
-    assert json.loads(render_json(document).encode("utf-8"))["schema_version"] == 1
+    assert json.loads(render_json(document).encode("utf-8"))["schema_version"] == 2
     assert render_csv(document).encode("utf-8").startswith(",".join(CSV_HEADER).encode())

@@ -16,7 +16,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.steps import plot_timeline
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution
+from scalelab.report.findings import Caution, as_findings
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import render_html
 from scalelab.report.renderers.html_files import pack_runs
@@ -325,7 +325,7 @@ def make_hostile() -> Document:
                 charts=(Chart(title=HOSTILE[3], spec=spec, caption=every),),
             ),
         ),
-        summary=(every, *HOSTILE),
+        findings=as_findings((every, *HOSTILE)),
         cautions=tuple(Caution(message=text, next_step=text) for text in HOSTILE),
         environment=tuple((text, text) for text in HOSTILE),
     )

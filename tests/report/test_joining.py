@@ -10,7 +10,7 @@ from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
 from scalelab.report.charts.scaling import plot_speedup
 from scalelab.report.charts.steps import plot_steps
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.findings import Caution
+from scalelab.report.findings import MAIN, REASON, Caution, Finding, as_findings
 from scalelab.report.joining import NamedDocument, join_documents, letter_runs, overlay_charts
 
 RANKS = Axis(field="ranks", title="ranks", quantity="count")
@@ -30,7 +30,7 @@ def list_series(chart: Chart) -> set[str]:
 def make_own(name: str, chart: Chart, study: str = "strong-scaling") -> NamedDocument:
     document = Document(
         title="Strong scaling",
-        summary=(f"{name} scales.",),
+        findings=as_findings((f"{name} scales.",)),
         sections=(Section(charts=(chart,)),),
         cautions=(Caution(message="noisy", next_step="more rounds"),),
         environment=(("torch", "2.13.0"), ("host", name)),
@@ -39,7 +39,9 @@ def make_own(name: str, chart: Chart, study: str = "strong-scaling") -> NamedDoc
 
 
 def compare(after: str) -> Document:
-    return Document(title="Comparison", setting=f"A a · B {after}", sections=(Section(),), summary=("B is faster.",))
+    return Document(
+        title="Comparison", setting=f"A a · B {after}", sections=(Section(),), findings=as_findings(("B is faster.",))
+    )
 
 
 def test_lines_of_runs_lie_over_each_other_with_one_ideal_and_no_fits() -> None:
@@ -112,7 +114,9 @@ def test_of_three_runs_every_finding_says_who_b_is() -> None:
 
 
 def test_what_differs_is_said_first() -> None:
-    both = replace(compare("b"), summary=("plain loop: no difference.", "ddp: B is slower."))
+    slower = Finding(kind="verdict", text="ddp: B is slower.", weight=MAIN)
+    same = replace(slower, weight=REASON)
+    both = replace(compare("b"), findings=(replace(same, text="plain loop: no difference."), slower))
     joined = join_documents([make_own("a", draw()), make_own("b", draw())], [both])
     assert joined.summary[0] == "ddp: B is slower."
 

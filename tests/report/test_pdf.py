@@ -14,7 +14,7 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.report.document import Column, Document, Section, Table, make_row
-from scalelab.report.findings import Caution
+from scalelab.report.findings import Caution, as_findings
 from scalelab.report.renderers.pdf import render_pdf
 from tests.report.samples import build_strong_scaling, build_troubled_scaling
 from tests.report.test_pictures import build_chart
@@ -76,7 +76,7 @@ def test_hostile_texts_are_text_and_stay_on_the_page(tmp_path: Path) -> None:
         title=HOSTILE[4],
         question=HOSTILE[2],
         setting=HOSTILE[3],
-        summary=HOSTILE,
+        findings=as_findings(HOSTILE),
         cautions=tuple(Caution(message=text, next_step=text) for text in HOSTILE),
         sections=(Section(heading=HOSTILE[0], paragraphs=HOSTILE, tables=(table,), charts=(build_chart(HOSTILE[4]),)),),
         environment=tuple(("run", text) for text in HOSTILE),

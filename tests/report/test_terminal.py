@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from rich.console import Console
 
+from scalelab.report.brief import MOST_LINES
 from scalelab.report.cells import format_columns
 from scalelab.report.document import Document, Section, Table
+from scalelab.report.findings import Caution, Finding
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (
@@ -51,11 +54,13 @@ TROUBLED_ROWS = """\
 """
 
 
-def render(document: Document, width: int = 120, *, is_terminal: bool = False, no_color: bool = False) -> str:
+def render(
+    document: Document, width: int = 120, *, is_terminal: bool = False, no_color: bool = False, is_full: bool = True
+) -> str:
     file = io.StringIO()
     colors: Literal["truecolor"] | None = "truecolor" if is_terminal else None
     console = Console(file=file, width=width, force_terminal=is_terminal, no_color=no_color, color_system=colors)
-    render_terminal(document, console)
+    render_terminal(document, console, is_full=is_full)
     return file.getvalue()
 
 
@@ -136,3 +141,46 @@ def test_even_an_absurdly_narrow_terminal_gets_the_whole_story(width: int) -> No
     assert "…" not in squeezed
     assert "Strongscaling:howmuchfaster" in squeezed
     assert squeezed.endswith("stopotherprogramsandrepeat")
+
+
+def test_one_screen_of_a_short_answer_is_the_whole_answer() -> None:
+    assert render(build_strong_scaling(), is_full=False) == EXAMPLE
+
+
+def build_long_document() -> Document:
+    """More of everything than a screen has room for; one row failed."""
+    table = build_wide_table()
+    found = [Finding(kind="k", text=f"Finding {n} " + "and more words " * 9, weight=n) for n in range(9)]
+    noise = [Caution(kind="noise", message=f"noise {n}", next_step="wait", severity="noise") for n in range(6)]
+    failure = Caution(kind="failed", message="ddp × 4 ran out of memory", next_step="less", severity="failure")
+    long = replace(table, rows=table.rows * 20)
+    return Document(
+        title="Long",
+        sections=(Section(tables=(long, table)), Section(tables=(table,))),
+        findings=tuple(found),
+        cautions=(*noise, failure),
+    )
+
+
+def test_a_long_answer_fits_one_screen_and_says_what_it_leaves_out() -> None:
+    lines = render(build_long_document(), width=100, is_full=False).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert lines.index("Failed") < next(n for n, line in enumerate(lines) if "─" in line)
+    assert "  ddp × 4 ran out of memory → less" in lines
+    found = [line.split()[1] for line in lines if line.startswith("  Finding")]
+    assert found == ["8", "7", "6", "5", "4"]
+    assert " ".join(lines[-2:]).count("more") >= 4
+    assert "--full" in " ".join(lines[-2:])
+
+
+def test_everything_is_one_flag_away() -> None:
+    text = render(build_long_document(), width=100)
+    assert all(f"Finding {n}" in text and f"noise {n}" in text for n in range(6))
+    assert text.index("ddp × 4 ran out of memory") < text.index("noise 0")
+
+
+@settings(max_examples=50)
+@given(draw_documents())
+def test_one_screen_of_any_document_fits_100_columns(document: Document) -> None:
+    lines = render(document, width=100, is_full=False).split("\n")
+    assert max(map(measure_text, lines)) <= 100
