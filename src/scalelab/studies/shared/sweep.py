@@ -18,9 +18,9 @@ Where the rows of a study run that compares something else than ranks: one numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -30,15 +30,17 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns
-from scalelab.report.document import Cell, Chart, Column, Table, make_cell
-from scalelab.report.findings import Caution, Value
+from scalelab.report.document import Chart, Table, make_cell
+from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.tables import INTERVAL_NOTE as INTERVAL_NOTE
+from scalelab.report.tables import Field, bytes_column, make_table, rate_column, seconds_column, text_column
+from scalelab.report.tables import ratio_column as make_ratio_column
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
 from scalelab.units import format_interval
 
-INTERVAL_NOTE = "± is a 95 % confidence interval, its longer arm"
 CONTROL = "control"
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
@@ -51,41 +53,33 @@ def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configurat
     return plan_rounds(job, sampling, [first, *control, *others])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepColumn:
-    """A column, and how a measured arm fills it."""
+SweepColumn = Field[Arm]
+"""A column, and how a measured arm fills it."""
 
-    column: Column
-    read: Callable[[Arm], Value | Estimate | Cell]
+CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
 
 
-def step_column() -> SweepColumn:
-    return SweepColumn(
-        column=Column(key="step_seconds", header="step", quantity="seconds"), read=lambda arm: make_cell(arm.step)
-    )
+def step_column(header: str = "step", **options: Any) -> Field[Arm]:
+    return seconds_column("step_seconds", header, lambda arm: arm.step, **options)
 
 
-def samples_column() -> SweepColumn:
+def samples_column(**options: Any) -> Field[Arm]:
     """Samples of all ranks per second."""
-    return SweepColumn(
-        column=Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
-        read=lambda arm: arm.step.map(lambda seconds: arm.trial.global_batch / seconds),
+    return rate_column(
+        "samples_per_second",
+        "samples/s",
+        lambda arm: arm.step.map(lambda seconds: arm.trial.global_batch / seconds),
+        **({"shows_interval": False} | options),
     )
 
 
-def ratio_column(reference: Arm | None, header: str = "× reference") -> SweepColumn:
+def ratio_column(reference: Arm | None, header: str = "× reference", **options: Any) -> Field[Arm]:
     """The step time over the reference's, round by round."""
-    return SweepColumn(
-        column=Column(key="step_ratio", header=header, quantity="ratio"),
-        read=lambda arm: compare_steps(arm, reference),
-    )
+    return make_ratio_column("step_ratio", header, lambda arm: compare_steps(arm, reference), **options)
 
 
-def memory_column() -> SweepColumn:
-    return SweepColumn(
-        column=Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
-        read=lambda arm: arm.peak_memory_bytes,
-    )
+def memory_column(**options: Any) -> Field[Arm]:
+    return bytes_column("peak_memory_bytes", "peak memory", lambda arm: arm.peak_memory_bytes, **options)
 
 
 def compare_steps(arm: Arm, reference: Arm | None) -> Estimate | float | None:
@@ -109,7 +103,7 @@ def divide_by_ranks(speedup: Estimate | float | None, arm: Arm) -> Estimate | fl
 
 def make_sweep_table(
     arms: Iterable[Arm],
-    columns: Sequence[SweepColumn],
+    columns: Sequence[Field[Arm] | None],
     *,
     title: str = "",
     name_header: str = "run",
@@ -117,19 +111,13 @@ def make_sweep_table(
 ) -> Table:
     """One row per arm; one that gave nothing has its status instead of a time."""
     every = list(arms)
-    rows = []
-    for arm in every:
-        name = make_cell(arm.label, mark=find_marks(arm))
-        if arm.is_measured:
-            cells = [column.read(arm) for column in columns]
-            rows.append((name, *(cell if isinstance(cell, Cell) else make_cell(cell) for cell in cells)))
-        else:
-            rows.append((name, make_cell(describe_status(arm)), *(Cell() for _ in columns[1:])))
-    return Table(
+    return make_table(
+        every,
+        text_column("run", name_header, lambda arm: make_cell(arm.label, mark=find_marks(arm))),
+        *columns,
         title=title,
-        columns=(Column(key="run", header=name_header, align="left"), *(column.column for column in columns)),
-        rows=tuple(rows),
         notes=(INTERVAL_NOTE, *notes, *explain_marks(every)),
+        status=lambda arm: None if arm.is_measured else describe_status(arm),
     )
 
 
@@ -165,10 +153,12 @@ def find_sweep_cautions(arms: Mapping[str, Arm], reference: Arm | None) -> tuple
 def warn_of_control(ratio: Estimate, label: str) -> Iterator[Caution]:
     """The first thing to know: the machine made a difference where there is none."""
     if judge(ratio) in (Verdict.FASTER, Verdict.SLOWER):
-        yield Caution(
-            message=f"the control failed: the {label} measured twice differs by a factor of"
-            f" {format_interval('ratio', ratio)}, so that differences of this size mean nothing here",
-            next_step="measure again on a quieter machine, with more --rounds",
+        yield CONTROL_FAILED(
+            label,
+            f"the control failed: {label} measured twice differs by a factor of {format_interval('ratio', ratio)},"
+            " so differences of this size mean nothing here",
+            "measure again on a quieter machine, with more --rounds",
+            ratio=ratio,
         )
 
 
@@ -177,9 +167,9 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     every = list(arms)
     threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
     dropped = every[0].num_dropped if every else "–"
-    how = "as told" if sampling.warmup is not None else "as found"
+    how = "" if sampling.warmup is not None else " (auto)"
     cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
-    launches = f"{sampling.launches} × {sampling.steps} steps, the first {dropped} dropped {how}"
+    launches = f"{sampling.launches} × {sampling.steps} steps, first {dropped} dropped as warm-up{how}"
     return " · ".join([job.label, *words, cores, launches])
 
 

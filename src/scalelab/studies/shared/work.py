@@ -1,12 +1,13 @@
-"""Columns that say how much work a row's model is: parameters, operations, and how fast they are done."""
+"""Columns that say how much work the model of a row is: parameters, FLOPs, and FLOP/s."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from scalelab.analysis.estimate import Estimate
 from scalelab.records.trial import Trial
-from scalelab.report.document import Column
+from scalelab.report.tables import Field, count_column, rate_column
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sweep import SweepColumn
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, make_options
 
 
@@ -39,20 +40,13 @@ def measure_speed(arm: Arm) -> Estimate | None:
     return arm.step.map(lambda seconds: work / seconds)
 
 
-def parameters_column() -> SweepColumn:
-    return SweepColumn(
-        column=Column(key="num_parameters", header="parameters", quantity="count"), read=count_parameters
-    )
+def parameters_column(**options: Any) -> Field[Arm]:
+    return count_column("num_parameters", "parameters", count_parameters, **options)
 
 
-def operations_column() -> SweepColumn:
-    return SweepColumn(
-        column=Column(key="operations_per_sample", header="operations/sample", quantity="rate"), read=count_operations
-    )
+def operations_column(**options: Any) -> Field[Arm]:
+    return rate_column("operations_per_sample", "FLOPs/sample", count_operations, **options)
 
 
-def speed_column() -> SweepColumn:
-    return SweepColumn(
-        column=Column(key="operations_per_second", header="operations/s", quantity="rate", shows_interval=False),
-        read=measure_speed,
-    )
+def speed_column(**options: Any) -> Field[Arm]:
+    return rate_column("operations_per_second", "FLOP/s", measure_speed, **({"shows_interval": False} | options))
