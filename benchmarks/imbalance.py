@@ -23,7 +23,8 @@ from scalelab.records.files import write_json
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import PHASES, TrialResult, to_builtins
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler.answer import Diagnosis
 from scalelab.studies.straggler.report import UNDISTURBED
 from scalelab.studies.straggler.study import Imbalance

@@ -21,7 +21,8 @@ from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import run_study
 from scalelab.studies.network.answer import LinksAnswer, read_answer, read_share
 from scalelab.studies.network.study import Links
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.units import format_quantity
 
 STUDY = Links(

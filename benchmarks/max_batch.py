@@ -22,7 +22,7 @@ from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
 from scalelab.runs.experiment import run_study
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import MaxBatch, make_probe_trial
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 
 MOST_PROBES = 6
 MOST_FAILURES = 2

@@ -24,7 +24,7 @@ from scalelab.runs.experiment import (
     start_run,
 )
 from scalelab.runs.scheduler import Event, TrialStarted
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record, make_result, make_store
 from tests.studies.answers import SAMPLING, find_row, make_strong, set_machine, share_evenly, warn_all
 

@@ -13,7 +13,7 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.records.settings import Course, Optimization, Perturbation, Spreading, StepShape
 from scalelab.records.trial import Trial, from_builtins, to_builtins
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import make_options
 
 ADAM_BY_RANKS = Optimization(optimizer="adam", lr=1e-3, lr_scaling="ranks")

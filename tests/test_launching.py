@@ -15,7 +15,7 @@ from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.runs.launching import choose_launcher, find_step
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.launchers.played import write_mpiexec
 
 TWO_NODES = {
@@ -108,7 +108,7 @@ def test_outside_its_allocation_a_batch_system_starts_nothing(name: Any) -> None
 def test_ranks_of_several_nodes_share_the_cores_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TWO_NODES.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("scalelab.studies.shared.study.count_cores", lambda: 64)
+    monkeypatch.setattr("scalelab.studies.shared.job.count_cores", lambda: 64)
     study = StrongScaling(job=Job(workload="mlp", launcher="mpi"), ranks=(1, 4), global_batch=8)
     trials = {trial.num_ranks: trial for trial in study.plan()}
     assert trials[4].threads_per_rank == 1

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from scalelab.report.document import Document
     from scalelab.runs.experiment import run_study
     from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-    from scalelab.studies.shared.study import Job, Sampling
+    from scalelab.studies.shared.job import Job
+    from scalelab.studies.shared.sampling import Sampling
     from scalelab.workloads.workload import Workload
 
 __version__ = "0.1.0"
@@ -47,12 +48,12 @@ __all__ = [
 _HOMES = {
     "Document": "scalelab.report.document",
     "FakeLauncher": "scalelab.measure.launchers.fake",
-    "Job": "scalelab.studies.shared.study",
+    "Job": "scalelab.studies.shared.job",
     "Launcher": "scalelab.measure.launchers.launcher",
     "LocalLauncher": "scalelab.measure.launchers.local",
     "Meter": "scalelab.measure.meter",
     "RunStore": "scalelab.records.store",
-    "Sampling": "scalelab.studies.shared.study",
+    "Sampling": "scalelab.studies.shared.sampling",
     "ScalelabError": "scalelab.errors",
     "Status": "scalelab.records.trial",
     "StrongScaling": "scalelab.studies.scaling.study",

@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_median, estimate_ratio, judge
-from scalelab.studies.shared.study import Sampling
+from scalelab.studies.shared.sampling import Sampling
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
 pytestmark = pytest.mark.slow

@@ -42,7 +42,8 @@ from scalelab.records.trial import Status
 from scalelab.runs.experiment import start_run
 from scalelab.serve.listing import describe_run
 from scalelab.studies.scaling.study import StrongScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.launchers.test_batch_jobs import make_request, play_program
 from tests.records import make_store
 

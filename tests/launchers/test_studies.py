@@ -15,7 +15,8 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.cli.commands import make_environment
 from tests.launchers.programs import find_mpiexec
 from tests.ranks.emulation import needs_hosts

@@ -23,7 +23,7 @@ from scalelab.records.files import write_json
 from scalelab.records.settings import Exchange
 from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
 from scalelab.runs.launching import choose_launcher
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.measure.trials import make_trial, write_step_workload
 from tests.ranks.emulation import needs_hosts
 

@@ -12,7 +12,7 @@ from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
 from scalelab.records.trial import Status, Trial
 from scalelab.runs.launching import MixedLauncher, choose_launcher
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 
 
 def make_trial(launcher: str) -> Trial:

@@ -242,7 +242,7 @@ def test_bandwidth_is_told_by_the_published_method_and_corrected(
 
 def plan_full(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Trial]:
     """The full size, on a machine with four large GPUs and all data."""
-    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", lambda: GPUS)
+    monkeypatch.setattr("scalelab.studies.shared.job.find_gpus", lambda: GPUS)
     monkeypatch.setattr("scalelab.recipes.feasibility.find_gpus", lambda: GPUS)
     monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
     reproduce = Reproduce(recipe=cast("NameOfRecipe", name), size="full", device="cuda")

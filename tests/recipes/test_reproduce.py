@@ -221,7 +221,7 @@ def test_what_was_measured_elsewhere_is_shown_where_it_could_not_be_run(tmp_path
 
 
 def test_parts_that_need_a_gpu_say_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", tuple)
+    monkeypatch.setattr("scalelab.studies.shared.job.find_gpus", tuple)
     document = Reproduce(recipe="scaling", device="cuda").conclude([])
     assert find_section(document, "S1").paragraphs[0].startswith("Not run: ")
     assert "nvidia-smi lists no GPU" in find_section(document, "S1").paragraphs[0]

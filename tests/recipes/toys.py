@@ -11,7 +11,8 @@ from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.studies.dimensions.study import Dimensions
 from scalelab.studies.scaling.study import StrongScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 
 SAMPLING = Sampling(rounds=2, steps=6, phase_steps=0, comm_free_steps=0, control=False)
 STRONG = StrongScaling(

@@ -23,7 +23,8 @@ from scalelab.report.renderers.html_files import pack_runs
 from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, list_names
 from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.cli.commands import QUICK, scalelab
 from tests.report.browser import Seen, start_browser
 from tests.report.samples import COLUMNS, build_strong_scaling

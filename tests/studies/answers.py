@@ -14,7 +14,8 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Cell, Document, Table
 from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=2, comm_free_steps=2)
@@ -23,8 +24,8 @@ ONE_RANK_SECONDS = 0.4
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, num_cores: int) -> None:
     """Plan for a machine of so many cores and no GPU, whatever this one is."""
-    monkeypatch.setattr("scalelab.studies.shared.study.count_cores", lambda: num_cores)
-    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", tuple)
+    monkeypatch.setattr("scalelab.studies.shared.job.count_cores", lambda: num_cores)
+    monkeypatch.setattr("scalelab.studies.shared.job.find_gpus", tuple)
 
 
 def make_strong(**fields: Any) -> StrongScaling:

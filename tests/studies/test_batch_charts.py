@@ -11,7 +11,7 @@ from scalelab.report.document import Chart
 from scalelab.studies.batch_size.charts import draw_search
 from scalelab.studies.batch_size.study import BatchSize
 from scalelab.studies.max_batch.answer import BatchSearch
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 from tests.studies.sweeps import FEW, run
 

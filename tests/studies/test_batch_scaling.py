@@ -13,7 +13,8 @@ from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import covers, find_row, say_all, set_machine
 from tests.studies.sweeps import plan_names
 

@@ -12,7 +12,8 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.batch_size.study import BatchSize
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run
 

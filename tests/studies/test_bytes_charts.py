@@ -12,7 +12,7 @@ from scalelab.report.document import Chart, Document
 from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.report import draw_categories
 from scalelab.studies.memory.study import Memory
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.report.charts.figures import draw, list_texts, list_values
 from tests.studies.answers import set_machine
 from tests.studies.spreads import conclude, make_messages

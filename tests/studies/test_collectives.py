@@ -27,7 +27,7 @@ ALPHA, BETA = 5e-5, 1e-9
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 2)
-    monkeypatch.setattr("scalelab.studies.shared.study.count_cores", lambda: 2)
+    monkeypatch.setattr("scalelab.studies.shared.job.count_cores", lambda: 2)
     monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 16_000_000_000)
 
 

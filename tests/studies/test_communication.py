@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
-from scalelab.studies.shared.study import Sampling
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import answer, find_row, make_strong, make_weak, say_all, set_machine, warn_all
 from tests.studies.uneven import UnevenLauncher
 

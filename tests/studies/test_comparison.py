@@ -16,7 +16,7 @@ from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.report.document import Document, read_document
 from scalelab.report.renderers.exports import render_json
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.records import make_environment
 from tests.studies.answers import JOB, SAMPLING, find_row, make_strong, set_machine, share_evenly
 

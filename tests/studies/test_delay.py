@@ -14,7 +14,8 @@ from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Cell, Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.delay.study import Delay
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import JOB, covers, find_row, say_all, set_machine, warn_all
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=0, comm_free_steps=0)

@@ -13,7 +13,8 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.dimensions.study import Dimensions
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.workloads.catalogue import make_options
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, make_results, plan_names, run

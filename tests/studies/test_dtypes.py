@@ -15,7 +15,8 @@ from scalelab.records.settings import StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import Dtypes
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import find_row, say_all, set_machine
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, plan_names, run, with_losses
 

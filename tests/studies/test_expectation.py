@@ -21,7 +21,8 @@ from scalelab.studies.shared.expectation import (
     measure_matmul_speed,
     render_plan,
 )
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import SAMPLING, AlteredLauncher, answer, make_strong, set_machine, share_evenly
 
 

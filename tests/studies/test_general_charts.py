@@ -22,8 +22,8 @@ from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import conclude_run
 from scalelab.studies.shared.arms import TOO_SHORT, find_status
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
-from scalelab.studies.shared.study import Sampling
 from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine

@@ -13,7 +13,8 @@ from scalelab.records.settings import Perturbation, Phase
 from scalelab.records.trial import PHASES, Status
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler.study import Imbalance
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
 from tests.studies.uneven import EVEN, UnevenLauncher

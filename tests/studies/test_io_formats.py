@@ -24,7 +24,8 @@ from scalelab.report.document import Document, Table
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.io_formats.study import PUBLISHED, IoFormats, find_missing, parse_shape
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import AlteredLauncher, set_machine
 
 JOB = Job(workload="transformer", options={"samples": 256, "features": 8, "d_model": 8, "heads": 2}, device="cpu")

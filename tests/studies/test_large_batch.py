@@ -19,7 +19,7 @@ from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.large_batch.answer import group_learning
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.shared.expectation import Expectation, render_plan
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.records import make_result
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.trainings import LearningLauncher

@@ -18,7 +18,8 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.network.answer import read_latency
 from scalelab.studies.network.study import Links, choose_sizes
 from scalelab.studies.scaling.study import StrongScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import AlteredLauncher, covers, find_row, say_all, set_machine, warn_all
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")

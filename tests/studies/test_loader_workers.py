@@ -18,8 +18,9 @@ from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialRes
 from scalelab.report.document import Document
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.loader_workers import LoaderWorkers
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import DIGITS_IMAGES
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import AlteredLauncher, find_row, say_all, set_machine, warn_all
 
 pytest.importorskip("sklearn.datasets")  # here, because it sets environment variables

@@ -18,7 +18,7 @@ from scalelab.report.document import Document
 from scalelab.runs.experiment import conclude_run, execute_run, find_failed, ignore_event, run_study, start_run
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.memories import MemoryLauncher
 

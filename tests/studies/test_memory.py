@@ -198,7 +198,7 @@ def test_arms_and_cautions_cope_with_a_completed_trial_without_samples() -> None
 
 def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(name="a GPU", memory_bytes=40_000_000_000, driver="1")
-    for place in ("scalelab.studies.shared.study.find_gpus", "scalelab.studies.memory.study.find_gpus"):
+    for place in ("scalelab.studies.shared.job.find_gpus", "scalelab.studies.memory.study.find_gpus"):
         monkeypatch.setattr(place, lambda: (gpu,))
     study = make_study(job=replace(JOB, device="cuda"), ranks=8, batches=(4,))
     assert [trial.configuration for trial in study.plan()] == [

@@ -12,7 +12,8 @@ from scalelab.errors import UsageError
 from scalelab.records.observations import Message
 from scalelab.records.trial import Status, Trial
 from scalelab.studies.comm_volume.study import NO_BUFFERS, Messages
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.measure.trials import write_workload
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.spreads import JOB, SAMPLING, conclude, make_messages, send

@@ -17,7 +17,7 @@ from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialRes
 from scalelab.report.document import Document
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record
 from tests.studies.answers import find_row
 

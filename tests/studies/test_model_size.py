@@ -12,7 +12,8 @@ from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size.study import ModelSize
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import find_row, say_all, set_machine, warn_all
 from tests.studies.uneven import UnevenLauncher
 

@@ -17,7 +17,8 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.optimizers import Optimizers
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import AlteredLauncher, find_row, say_all, set_machine, warn_all
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", threads_per_rank=1)

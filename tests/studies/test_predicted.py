@@ -21,7 +21,8 @@ from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.runs.experiment import read_results, run_study
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.study import StrongScaling
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 
 MEGABYTES = 8
 NUM_LAYERS = 10

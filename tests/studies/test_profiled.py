@@ -16,6 +16,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import compare_trace
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.profiled import (
     FEW_STEPS,
     count_bytes,
@@ -25,7 +26,7 @@ from scalelab.studies.shared.profiled import (
     has_traces,
     make_traced_table,
 )
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.records import make_record, make_result
 from tests.studies.answers import AlteredLauncher, find_row, make_strong, make_weak, say_all, set_machine

@@ -16,7 +16,8 @@ from scalelab.records.trial import Status, TrialResult
 from scalelab.runs.experiment import run_study
 from scalelab.studies.reproducibility.report import Repeats, summarise_repeats
 from scalelab.studies.reproducibility.study import Reproducibility
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.units import format_quantity
 from tests.studies.answers import find_row, say_all, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses

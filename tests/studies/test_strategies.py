@@ -13,7 +13,8 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Status, TrialResult
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
 from tests.studies.spreads import JOB, conclude, hold, look_at, make_strategies

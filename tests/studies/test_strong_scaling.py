@@ -14,7 +14,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, read_document
 from scalelab.report.renderers.exports import render_json
-from scalelab.studies.shared.study import Sampling
+from scalelab.studies.shared.sampling import Sampling
 from tests.records import replace_losses
 from tests.studies.answers import (
     ONE_RANK_SECONDS,

@@ -17,7 +17,8 @@ from scalelab.records.environment import Gpu
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-from scalelab.studies.shared.study import Job, Sampling, check_ranks
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling, check_ranks
 from tests.studies.answers import JOB, SAMPLING, make_strong, make_weak, set_machine
 
 
@@ -93,10 +94,10 @@ def test_ranks_that_must_share_cores_are_flagged(monkeypatch: pytest.MonkeyPatch
 
 def test_with_gpus_every_rank_needs_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu(name="H100", memory_bytes=1, driver="1"),) * 2
-    monkeypatch.setattr("scalelab.studies.shared.study.find_gpus", lambda: gpus)
-    monkeypatch.setattr("scalelab.studies.shared.study.installed_version", lambda _: "2.13.0+cpu")
+    monkeypatch.setattr("scalelab.studies.shared.job.find_gpus", lambda: gpus)
+    monkeypatch.setattr("scalelab.studies.shared.job.installed_version", lambda _: "2.13.0+cpu")
     assert {trial.device for trial in make_strong(job=Job(workload="mlp"), ranks=(1, 2)).plan()} == {"cpu"}
-    monkeypatch.setattr("scalelab.studies.shared.study.installed_version", lambda _: "2.13.0")
+    monkeypatch.setattr("scalelab.studies.shared.job.installed_version", lambda _: "2.13.0")
     trials = make_strong(job=Job(workload="mlp"), ranks=(1, 2)).plan()
     assert {trial.device for trial in trials} == {"cuda"}
     assert not any(trial.is_oversubscribed for trial in trials)

@@ -19,7 +19,7 @@ from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.optimizers import Optimizers
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sweep import draw_columns
 from scalelab.studies.throughput import Throughput
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values

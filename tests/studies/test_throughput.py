@@ -12,7 +12,8 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, TrialResult
 from scalelab.runs.experiment import run_study
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.throughput import Throughput
 from tests.studies.answers import covers, find_row, say_all, set_machine
 from tests.studies.sweeps import Shared, plan_names, run

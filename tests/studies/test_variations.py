@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.variations import parse_options, parse_variation, read_base, read_variations
 
 

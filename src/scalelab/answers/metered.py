@@ -24,8 +24,9 @@ from scalelab.report.document import Cell, Chart, Column, Document, Section, Tab
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_quantity, format_share
 
 MOST_JUDGED = 2000
@@ -36,10 +37,11 @@ LONGER = "meter more steps on a quiet machine, and launch the script several tim
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeteredRun:
+class MeteredRun(Study):
     """A run that a Meter recorded: it is read like a study and cannot be planned."""
 
     name: ClassVar[str] = "metered"
+    title: ClassVar[str] = "Metered run"
     question: ClassVar[str] = "How long do the steps of my own training take, and what do they wait for?"
 
     label: str = ""
@@ -58,7 +60,7 @@ class MeteredRun:
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recordings = [read_recording(result, self.global_batch) for result in results]
         return Document(
-            title="Metered run",
+            title=self.title,
             question=self.question,
             setting=self._describe_setting(recordings),
             sections=tuple(

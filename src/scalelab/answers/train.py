@@ -24,8 +24,9 @@ from scalelab.report.findings import Caution, as_findings
 from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.learning_charts import plot_learning
-from scalelab.studies.shared.study import Job, check_gpus, describe_trial_fields
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity
 
 MOST_ROWS = 20
@@ -33,10 +34,11 @@ MOST_ROWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(Study):
     """A real training run: loss, accuracy, learning rate and time per line, checkpoints, exact resume."""
 
     name: ClassVar[str] = "train"
+    title: ClassVar[str] = "Training"
     question: ClassVar[str] = "What does this training learn, and how fast?"
 
     ranks: int = 1
@@ -92,7 +94,7 @@ class Train:
         sections += [Section(heading="Speed", tables=(make_speed_table(arm),)) for arm in arms.values()]
         summary = tuple(words for arm in arms.values() for words in summarise(arm))
         return Document(
-            title="Training",
+            title=self.title,
             question=self.question,
             setting=self._describe_setting(),
             sections=tuple(sections),

@@ -33,7 +33,8 @@ from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import STUDIES, find_runnable
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
-from scalelab.studies.shared.study import Job, Study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)

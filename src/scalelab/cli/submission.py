@@ -30,7 +30,8 @@ from scalelab.ranks.allocation import Scheduler
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial
 from scalelab.runs.launching import Submitter, find_scheduler
-from scalelab.studies.shared.study import Job, Study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
 
 ROW_QUEUE_SECONDS = 600.0

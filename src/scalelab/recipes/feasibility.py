@@ -29,7 +29,8 @@ from scalelab.records.environment import find_gpus, read_allowed_memory
 from scalelab.records.trial import Trial
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
-from scalelab.studies.shared.study import Sampling, Study
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
@@ -84,8 +85,7 @@ def limit_memory(study: Study) -> Study:
 
     One that profiles its steps has none: the profiler takes as much as it records, and nothing is profiled in a limit.
     """
-    sampling = getattr(study, "sampling", None)
-    is_profiled = isinstance(sampling, Sampling) and sampling.profile_steps > 0
+    is_profiled = study.sampling is not None and study.sampling.profile_steps > 0
     if study.job.found_device != "cpu" or study.job.memory_limit is not None or is_profiled:
         return study
     try:

@@ -26,7 +26,8 @@ from scalelab.recipes.submitted import SubmittedTraining
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import Caution, as_findings
-from scalelab.studies.shared.study import Expecting, Job, Searching, Selective, Study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
 
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
 
@@ -47,10 +48,11 @@ WITH = ", with "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class Reproduce(Study):
     """The experiments of a published assignment, with its parameters, beside its numbers."""
 
     name: ClassVar[str] = "reproduce"
+    title: ClassVar[str] = "Reproduction"
     question: ClassVar[str] = "What do the published experiments give here?"
 
     recipe: Annotated[NameOfRecipe, tyro.conf.Positional]
@@ -129,7 +131,7 @@ class Reproduce:
         more = []
         for name, study in self.measured_parts.items():
             own = _select(results, *name)
-            if isinstance(study, Searching) and own:
+            if own:
                 more += [_rename(trial, *name) for trial in study.plan_more(own)]
         return more
 
@@ -139,14 +141,17 @@ class Reproduce:
         obstacle = find_trial_obstacle(study, own)
         if obstacle is not None:
             return obstacle
-        return study.refuse(own, _select(results, *name)) if isinstance(study, Selective) else None
+        return study.refuse(own, _select(results, *name))
 
     def expects(self, result: TrialResult) -> bool:
         """What was left out, with its reason, and what a part's study looks for; a published failure still fails."""
         name, own = _split_name(result.trial)
         study = self.measured_parts[name]
-        is_sought = isinstance(study, Expecting) and study.expects(replace(result, trial=own))
-        return is_sought or result.status is Status.NOT_RUN
+        return study.expects(replace(result, trial=own)) or result.status is Status.NOT_RUN
+
+    def find_part(self, trial: Trial) -> str:
+        """As in `s2.strong.ddp-2`."""
+        return ".".join(trial.configuration.split(".", 2)[:2])
 
     def find_site(self, trial: Trial) -> Site | None:
         """What a trial that is a job asks for, where neither flags nor a site file say it; None: it is none."""

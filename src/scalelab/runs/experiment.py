@@ -25,7 +25,7 @@ from scalelab.report.renderers.exports import render_json
 from scalelab.records.store import RUNS_DIR, RunStore
 from scalelab.studies.shared.step_charts import add_general_charts
 from scalelab.answers.metered import MeteredRun
-from scalelab.studies.shared.study import Expecting, Searching, Selective, Study
+from scalelab.studies.shared.study import Study
 from scalelab.answers.train import Train
 from scalelab.records.trial import Status, TrialResult, from_builtins, to_builtins
 from scalelab.units import format_bytes
@@ -52,7 +52,7 @@ def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
         trials=study.plan(),
         environment=read_environment(__version__),
         command=command,
-        label=getattr(study, "label", None),
+        label=study.label,
     )
 
 
@@ -63,7 +63,7 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
     study = read_study(store)
     with store.claim(job=find_own_job(os.environ)):
         try:
-            results = run_trials(store, launcher, listener, make_guidance(study))
+            results = run_trials(store, launcher, listener, Guidance(plan_more=study.plan_more, refuse=study.refuse))
         finally:
             launcher.close()
         document = conclude_run(store)
@@ -72,23 +72,11 @@ def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Docu
     return document
 
 
-def make_guidance(study: Study) -> Guidance:
-    """How the study wants to be steered by its results, if at all."""
-    guidance = Guidance()
-    if isinstance(study, Searching):
-        guidance = replace(guidance, plan_more=study.plan_more)
-    if isinstance(study, Selective):
-        guidance = replace(guidance, refuse=study.refuse)
-    return guidance
-
-
 def find_failed(store: RunStore) -> list[TrialResult]:
     """The results that did not complete, but for failures that are what the study looks for."""
     study = read_study(store)
     failed = [result for result in store.results()[0] if result.status is not Status.COMPLETED]
-    if isinstance(study, Expecting):
-        return [result for result in failed if not study.expects(result)]
-    return failed
+    return [result for result in failed if not study.expects(result)]
 
 
 def find_waiting(store: RunStore) -> list[TrialResult]:
@@ -188,9 +176,7 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore) ->
 
 def is_answer(results: Sequence[TrialResult], study: Study) -> bool:
     """Whether that nothing was run is what a study asks: rows of a recipe whose jobs are refused, as published."""
-    return isinstance(study, Expecting) and all(
-        result.status is Status.NOT_RUN and study.expects(result) for result in results
-    )
+    return all(result.status is Status.NOT_RUN and study.expects(result) for result in results)
 
 
 def describe_environment(environment: Environment, store: RunStore) -> tuple[tuple[str, str], ...]:

@@ -23,7 +23,7 @@ from scalelab.measure.launchers.stepped import Step, StepLauncher
 from scalelab.measure.launchers.steps import find_program, is_this_host, tell_kind
 from scalelab.measure.launchers.trial_jobs import JobLauncher
 from scalelab.ranks.allocation import Allocation, Scheduler, find_allocation
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.records.trial import Trial, TrialResult, not_run
 
 ON_THIS_MACHINE = ("local", "hosts")

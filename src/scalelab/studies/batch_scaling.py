@@ -28,7 +28,9 @@ from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.batch_size.study import check_batches, describe_saturation, warn_of_fit
 from scalelab.studies.shared.arms import Arm, describe_failures, find_status, group_arms, join_words
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     describe_measurement,
@@ -46,10 +48,11 @@ LARGE_GAIN = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchScaling:
+class BatchScaling(Study):
     """Batches against speedup, efficiency and throughput, at a fixed number of ranks."""
 
     name: ClassVar[str] = "batch-scaling"
+    title: ClassVar[str] = "Batch scaling"
     question: ClassVar[str] = "How does the gain from more ranks depend on the batch, and where does it saturate?"
 
     batches: tuple[int, ...] = (32, 64, 128, 256)
@@ -122,7 +125,7 @@ class BatchScaling:
             sections.append(model)
         where = f"{self.strategy} × {self.ranks}"
         return Document(
-            title="Batch scaling",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), where, self.job.dtype),
             sections=tuple(sections),

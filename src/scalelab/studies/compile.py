@@ -36,7 +36,9 @@ from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
 from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     MaybeStrategy,
@@ -241,10 +243,11 @@ EAGER, COMPILED = "eager", "compiled"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compile:
+class Compile(Study):
     """The job as it is and under torch.compile: step, time to the first step, and the steps after which it pays."""
 
     name: ClassVar[str] = "compile"
+    title: ClassVar[str] = "Compilation"
     question: ClassVar[str] = "Is the compiled training faster, and after how many steps does compiling pay?"
 
     ranks: int = 1
@@ -306,7 +309,7 @@ class Compile:
             paid = make_payoff_table(payoffs)
             sections.append(Section(heading="When compiling pays", tables=(paid,), charts=draw_payoffs(payoffs)))
         return Document(
-            title="Compilation",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

@@ -27,7 +27,9 @@ from scalelab.report.document import Column, Document, Section
 from scalelab.report.findings import as_findings
 from scalelab.studies.dimensions.report import describe_failures
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
     INTERVALS,
@@ -155,10 +157,11 @@ float64 is held against float32 here."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dtypes:
+class Dtypes(Study):
     """Every data type by cast, and those of 16 bits by autocast as well, against float32."""
 
     name: ClassVar[str] = "dtypes"
+    title: ClassVar[str] = "Data types"
     question: ClassVar[str] = "Which data type is faster here, what does it save, and does it still train?"
 
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
@@ -242,7 +245,7 @@ class Dtypes:
             ),
         )
         return Document(
-            title="Data types",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

@@ -32,8 +32,10 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.input_split import make_epoch_table, make_split_table, summarise_workers
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import count_images, name_images, put_on_images
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
     MaybeStrategy,
@@ -82,10 +84,11 @@ def draw_epochs(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderWorkers:
+class LoaderWorkers(Study):
     """Trains on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
 
     name: ClassVar[str] = "loader-workers"
+    title: ClassVar[str] = "Loader workers"
     question: ClassVar[str] = "How many worker processes should prepare the batches?"
     swept_options: ClassVar[tuple[str, ...]] = ("workers",)
     """Options of the workload that the study sets itself."""
@@ -172,7 +175,7 @@ class LoaderWorkers:
             f"batch {self.batch_per_rank} per rank",
         )
         return Document(
-            title="Loader workers",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(job, self.sampling, arms.values(), *words),
             sections=(

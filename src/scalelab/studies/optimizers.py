@@ -23,7 +23,9 @@ from scalelab.report.document import Column, Document, Section
 from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import estimate_phase_share
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
     MaybeStrategy,
@@ -57,10 +59,11 @@ SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizers:
+class Optimizers(Study):
     """The first optimizer is the reference."""
 
     name: ClassVar[str] = "optimizers"
+    title: ClassVar[str] = "Optimizers"
     question: ClassVar[str] = "What does the optimizer cost in time and memory?"
 
     optimizers: tuple[OptimizerName, ...] = ("sgd", "nesterov", "adagrad", "adadelta", "adam")
@@ -144,7 +147,7 @@ class Optimizers:
         batch = f"batch {self.batch_per_rank} per rank"
         place = describe_placement(self.strategy, self.ranks)
         return Document(
-            title="Optimizers",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), place, self.job.dtype, batch),
             sections=(

@@ -22,7 +22,9 @@ from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
 from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     MaybeStrategy,
@@ -44,10 +46,11 @@ RUN = "throughput"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throughput:
+class Throughput(Study):
     """Steps, tokens and operations per second, and the time that a larger model would train at the same speed."""
 
     name: ClassVar[str] = "throughput"
+    title: ClassVar[str] = "Throughput"
     question: ClassVar[str] = "How many tokens per second does this training do, and what would a larger model need?"
 
     batch_per_rank: int = 8
@@ -89,7 +92,7 @@ class Throughput:
         if future is not None:
             sections.append(Section(heading="A larger model", tables=(self._make_future_table(future),)))
         return Document(
-            title="Throughput",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

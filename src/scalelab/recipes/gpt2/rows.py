@@ -28,7 +28,9 @@ from scalelab.studies.batch_size.study import BatchSize
 from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Job, Sampling, Study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.throughput import Throughput, count_tokens, measure_rate
 
 SMALL_LIMIT = "300MB"

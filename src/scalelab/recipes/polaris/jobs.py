@@ -29,7 +29,7 @@ from scalelab.records.environment import installed_version
 from scalelab.records.settings import Course, Optimization
 from scalelab.records.trial import Option, Status, TrialResult
 from scalelab.report.document import Column, Table, make_row
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 
 SMALL_WIDTH = 64
 SHALLOW: dict[str, Option] = {"encoder_layers": 1, "decoder_layers": 1}

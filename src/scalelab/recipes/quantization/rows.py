@@ -23,7 +23,8 @@ from scalelab.studies.quantize.answer import StageAnswer, compare_stages
 from scalelab.studies.quantize.findings import say_change
 from scalelab.studies.quantize.report import PAIRED_NOTE
 from scalelab.studies.quantize.study import Quantize
-from scalelab.studies.shared.study import Job, Study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_share
 
 PLAIN, BIASED = "plain", "bias"

@@ -25,7 +25,7 @@ from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.optimizers import OptimizerName, Optimizers
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 
 SMALL_LIMIT = "600MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""

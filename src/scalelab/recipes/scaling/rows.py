@@ -21,7 +21,8 @@ from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.reproducibility.study import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler.study import Imbalance
 from scalelab.studies.strategies.study import Strategies
 

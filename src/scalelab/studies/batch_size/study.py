@@ -20,7 +20,9 @@ from scalelab.report.document import Column, Document, Section, Table, make_row
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.batch_size.charts import draw_memory, draw_steps, draw_throughput
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
     INTERVAL_NOTE,
@@ -44,10 +46,11 @@ POOR_FIT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSize:
+class BatchSize(Study):
     """The batch grows until memory ends; throughput, memory and a model of both."""
 
     name: ClassVar[str] = "batch-size"
+    title: ClassVar[str] = "Batch size"
     question: ClassVar[str] = "How do throughput and memory grow with the batch, and where do they end?"
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -95,7 +98,7 @@ class BatchSize:
             sections.append(Section(heading=heading, tables=(make_fit_table(rows, fit),), charts=line))
         where = describe_placement(self.strategy, self.ranks)
         return Document(
-            title="Batch size",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), where, self.job.dtype),
             sections=tuple(sections),

@@ -35,7 +35,9 @@ from scalelab.studies.collectives.report import (
     warn_of_exchanges,
     warn_of_left_out,
 )
-from scalelab.studies.shared.study import Job, check_gpus, check_ranks
+from scalelab.studies.shared.job import Job, check_gpus
+from scalelab.studies.shared.sampling import check_ranks
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes, parse_bytes, parse_seconds
 
 GROWTH = 4
@@ -49,10 +51,11 @@ GPU_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collectives:
+class Collectives(Study):
     """Latency and bandwidth of all-reduce and its kin, by the size of the message."""
 
     name: ClassVar[str] = "collectives"
+    title: ClassVar[str] = "Collectives"
     question: ClassVar[str] = "How long does each collective take, and what latency and bandwidth does that make?"
 
     operations: tuple[Operation, ...] = get_args(Operation)
@@ -239,7 +242,7 @@ class Collectives:
             for series in every
         }
         return Document(
-            title="Collectives",
+            title=self.title,
             question=self.question,
             setting=self._describe_setting(every),
             sections=tuple(sections),

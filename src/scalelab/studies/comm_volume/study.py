@@ -32,7 +32,9 @@ from scalelab.studies.comm_volume.report import (
     warn_of_messages,
 )
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.workloads.image_options import Resnet18Options
@@ -41,10 +43,11 @@ NO_BUFFERS = "the model has no buffers, so that this row would be ddp once more"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
+class Messages(Study):
     """What one step sends, by kind and bytes."""
 
     name: ClassVar[str] = "messages"
+    title: ClassVar[str] = "Messages"
     question: ClassVar[str] = "What do DDP and FSDP send in a step, and is it what theory says?"
 
     strategies: tuple[Spread, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")
@@ -119,7 +122,7 @@ class Messages:
         if kinds.rows:
             sections.append(Section(heading="By kind", tables=(kinds,), charts=draw_kinds(every)))
         return Document(
-            title="Messages",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"

@@ -29,16 +29,19 @@ from scalelab.studies.delay.report import (
     summarise_delay,
 )
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling, check_ranks
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.units import parse_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delay:
+class Delay(Study):
     """Every delay on every number of ranks; the phase that is delayed is --delay-phase."""
 
     name: ClassVar[str] = "delay"
+    title: ClassVar[str] = "Injected delay"
     question: ClassVar[str] = "What does a fixed delay in every step do to the speedup, and does Amdahl's law say so?"
 
     delays: tuple[str, ...] = ("0ms", "10ms")
@@ -107,7 +110,7 @@ class Delay:
                 Section(heading="Against Amdahl's law", tables=(overlay,), charts=(speedups,) if speedups else ())
             )
         return Document(
-            title="Delay",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(sections),

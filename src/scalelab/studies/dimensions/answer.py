@@ -9,7 +9,7 @@ from scalelab.analysis.growth import PowerFit, find_exponent, fit_power
 from scalelab.records.trial import Option
 from scalelab.report.document import Column, Table, make_row
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sweep import CONTROL, INTERVAL_NOTE
 from scalelab.studies.shared.variations import Variation, read_base
 from scalelab.studies.shared.work import count_operations, count_parameters

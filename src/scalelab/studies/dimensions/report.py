@@ -17,7 +17,7 @@ from scalelab.report.document import Chart, Table
 from scalelab.report.findings import Value
 from scalelab.studies.dimensions.answer import Growth, read_size, select_series
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sweep import CONTROL, compare_steps, describe_status, draw_columns, keep_charts, list_keys
 from scalelab.studies.shared.variations import Variation, read_base
 from scalelab.units import format_interval, format_quantity

@@ -21,7 +21,9 @@ from scalelab.report.findings import as_findings
 from scalelab.studies.dimensions.answer import fit_growth, make_growth_table
 from scalelab.studies.dimensions.report import draw_grids, draw_growth, draw_rows, summarise_dimensions
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     MaybeStrategy,
     SweepColumn,
@@ -45,10 +47,11 @@ BASE = "base"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dimensions:
+class Dimensions(Study):
     """Options of the workload are varied, one at a time or all combined, against the job as it is."""
 
     name: ClassVar[str] = "dimensions"
+    title: ClassVar[str] = "Dimensions"
     question: ClassVar[str] = "How do time and memory grow with the dimensions of model and data?"
 
     vary: tuple[str, ...] = ("features+d_model=256,512", "tgt_length=20,50")
@@ -148,7 +151,7 @@ class Dimensions:
             heading = "How the step grows"
             sections.append(Section(heading=heading, tables=(make_growth_table(growths),), charts=drawn))
         return Document(
-            title="Dimensions",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

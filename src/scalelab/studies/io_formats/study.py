@@ -48,7 +48,9 @@ from scalelab.studies.io_formats.report import (
     make_worker_table,
 )
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling, check_gpus, check_ranks, plan_rounds
+from scalelab.studies.shared.job import Job, check_gpus
+from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes, parse_seconds
 from scalelab.workloads.options import TransformerOptions
 
@@ -79,10 +81,11 @@ TRAINING = "train-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class IoFormats:
+class IoFormats(Study):
     """Writes the samples of --workload transformer, of --shape or of --data in every format, and reads them."""
 
     name: ClassVar[str] = "io-formats"
+    title: ClassVar[str] = "I/O formats"
     question: ClassVar[str] = "Which storage format is read how fast, and why?"
     swept_options: ClassVar[tuple[str, ...]] = ("stored", "reader", "workers")
     """Options of the workload that the study sets itself."""
@@ -284,7 +287,7 @@ class IoFormats:
         arms = group_arms([result for result in results if result.trial.workload], self.sampling.warmup)
         alone = [series for series in every if not series.reading.workers]
         return Document(
-            title="I/O formats",
+            title=self.title,
             question=self.question,
             setting=self._describe_setting(results),
             sections=tuple(self._make_sections(results)),

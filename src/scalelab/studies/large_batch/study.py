@@ -22,8 +22,10 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.large_batch.answer import LABELS, LARGE, NOISE, SCALED, SMALL, WARMED, group_learning
 from scalelab.studies.large_batch.report import conclude_large_batch
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import name_images, put_on_images
-from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import MaybeStrategy, choose_strategy, describe_placement
 
 LENET_LR = 0.01
@@ -35,10 +37,11 @@ NO_LINES = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargeBatch:
+class LargeBatch(Study):
     """Trains on real images: lenet on the digits, or CIFAR-10 with --data cifar10, and repeats it over seeds."""
 
     name: ClassVar[str] = "large-batch"
+    title: ClassVar[str] = "Large batch"
     question: ClassVar[str] = "What does a large batch cost in accuracy, and what wins it back?"
 
     small_batch: int = 32

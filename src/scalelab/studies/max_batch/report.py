@@ -10,7 +10,7 @@ from scalelab.report.document import Column, Document, Section, Table, make_row
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.batch_size.charts import draw_search
 from scalelab.studies.max_batch.answer import BatchSearch
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.units import format_bytes, format_share
 
 EDGE_BYTES = 64 * 1024

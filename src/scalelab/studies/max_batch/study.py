@@ -30,7 +30,9 @@ from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.report import conclude_search
-from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import MaybeStrategy, choose_strategy
 
 PROBE_PLAN = StepPlan(lead_in_steps=4, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
@@ -41,10 +43,11 @@ SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxBatch:
+class MaxBatch(Study):
     """Few probes, each in processes that may die: a line through their memory, then its maximum and one sample more."""
 
     name: ClassVar[str] = "max-batch"
+    title: ClassVar[str] = "Max batch"
     question: ClassVar[str] = "What is the largest batch that fits into memory?"
 
     ranks: int = 1

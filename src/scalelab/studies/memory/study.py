@@ -35,7 +35,9 @@ from scalelab.studies.memory.report import (
     make_reading_table,
     summarise_memory,
 )
-from scalelab.studies.shared.study import Configuration, Job, Sampling, describe_trial_fields, plan_rounds
+from scalelab.studies.shared.job import Job, describe_trial_fields
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.units import format_bytes, parse_bytes
 
@@ -50,10 +52,11 @@ def make_short_sampling() -> Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Study):
     """The bytes of one rank's tensors at the highest point of a step, by category."""
 
     name: ClassVar[str] = "memory"
+    title: ClassVar[str] = "Memory"
     question: ClassVar[str] = "How much memory does a step take, what for, and would it fit?"
 
     strategies: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full")
@@ -155,7 +158,7 @@ class Memory:
             table = make_fit_table(rows, self.device_bytes)
             sections.append(Section(heading=heading, tables=(table,), charts=draw_fit(table, self.device_bytes)))
         return Document(
-            title="Memory",
+            title=self.title,
             question=self.question,
             setting=self._describe(rows),
             sections=tuple(sections),

@@ -30,17 +30,20 @@ from scalelab.studies.model_size.report import (
 )
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.breakdown import make_breakdown_table, warn_of_rest
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.profiled import FEW_STEPS, has_traces, make_traced_table
-from scalelab.studies.shared.study import Configuration, Job, Sampling, check_ranks
+from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.shared.variations import parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSize:
+class ModelSize(Study):
     """Every size on every number of ranks, with the same global batch."""
 
     name: ClassVar[str] = "model-size"
+    title: ClassVar[str] = "Model size"
     question: ClassVar[str] = "Does communication or computation dominate, and does the size of the model decide it?"
 
     sizes: tuple[str, ...] = ("dim=256,depth=2", "dim=1024,depth=2")
@@ -104,7 +107,7 @@ class ModelSize:
             tables = (whole, *parts, *((traced,) if traced else ()))
             sections.append(Section(heading="Where the time goes", tables=tables, charts=draw_parts(whole, answer)))
         return Document(
-            title="Model size",
+            title=self.title,
             question=self.question,
             setting=setting.replace(self.job.label, label, 1),
             sections=tuple(sections),

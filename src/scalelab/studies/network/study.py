@@ -33,7 +33,9 @@ from scalelab.studies.network.report import (
     summarise_links,
     warn_of_links,
 )
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 
 NUMBER_BYTES = 4
@@ -44,10 +46,11 @@ LARGEST_BYTES, SMALLEST_BYTES = 1 << 26, 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
+class Links(Study):
     """One rank, the same ranks inside one host, and on hosts joined by each link."""
 
     name: ClassVar[str] = "links"
+    title: ClassVar[str] = "Links"
     question: ClassVar[str] = "What does the link between ranks cost?"
 
     links: tuple[str, ...] = ("inside", "unshaped", "1gbit", "100mbit")
@@ -128,7 +131,7 @@ class Links:
         answer = read_answer(self.read_links(), results, self.sampling.warmup)
         base = answer.arms.get(BASE)
         return Document(
-            title="Links",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

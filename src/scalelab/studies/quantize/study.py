@@ -36,8 +36,9 @@ from scalelab.report.findings import as_findings
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
 from scalelab.studies.quantize.findings import find_cautions, summarise
 from scalelab.studies.quantize.report import add_charts, make_sections
+from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.real_images import name_images, put_on_images
-from scalelab.studies.shared.study import Job, check_gpus, describe_trial_fields
+from scalelab.studies.shared.study import Study
 
 LAB = "lab"
 ONLY_WITH_LAB = ("lab_peak", "lab_bias", "lab_range")
@@ -51,10 +52,11 @@ LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantize:
+class Quantize(Study):
     """Takes a trained network to int8: trains lenet on the digits first, or takes trained weights with --weights."""
 
     name: ClassVar[str] = "quantize"
+    title: ClassVar[str] = "Quantization"
     question: ClassVar[str] = "What does int8 cost in accuracy and gain in size and speed, and which layer is to blame?"
 
     epochs: MaybeInt = None
@@ -161,7 +163,7 @@ class Quantize:
         quantized = next((result.quantized for result in results if result.quantized), None)
         cautions = tuple(find_cautions(results, quantized, self.quantization))
         document = Document(
-            title="Quantize", question=self.question, setting=self._describe_setting(), cautions=cautions
+            title=self.title, question=self.question, setting=self._describe_setting(), cautions=cautions
         )
         if quantized is None or not quantized.stages:
             return document

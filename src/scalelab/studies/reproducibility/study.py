@@ -29,7 +29,9 @@ from scalelab.studies.reproducibility.report import (
     summarise_repeats,
 )
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     MaybeStrategy,
     SweepColumn,
@@ -48,10 +50,11 @@ from scalelab.studies.shared.sweep import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproducibility:
+class Reproducibility(Study):
     """The same job with the same seed and with others: are losses bit-equal, and how far do times agree?"""
 
     name: ClassVar[str] = "reproducibility"
+    title: ClassVar[str] = "Reproducibility"
     question: ClassVar[str] = "What does a seed fix, why is there a warm-up, and how far can a step time be trusted?"
 
     global_batch: int = 64
@@ -117,7 +120,7 @@ class Reproducibility:
         if repeats.spread is not None:
             sections.append(Section(heading="Launches for a precision", tables=(make_launch_table(repeats),)))
         return Document(
-            title="Reproducibility",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job,

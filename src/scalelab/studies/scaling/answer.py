@@ -25,7 +25,8 @@ from scalelab.records.observations import Instrument
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.strategies.catalogue import STRATEGIES
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 
 
 def plan_scaling(

@@ -22,8 +22,9 @@ from scalelab.studies.shared.arms import Arm, describe_failures, find_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.communication import make_communication_table
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.profiled import make_traced_table
-from scalelab.studies.shared.study import Job, Sampling
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.sweep import INTERVAL_NOTE, explain_marks, find_marks, warn_of_control
 
 

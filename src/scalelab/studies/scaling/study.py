@@ -21,15 +21,18 @@ from scalelab.report.document import Document
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling.report import conclude_scaling
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.profiled import FEW_STEPS
-from scalelab.studies.shared.study import Job, Sampling, check_ranks
+from scalelab.studies.shared.sampling import Sampling, check_ranks
+from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrongScaling:
+class StrongScaling(Study):
     """The global batch stays the same; each of N ranks computes one N-th of it."""
 
     name: ClassVar[str] = "strong-scaling"
+    title: ClassVar[str] = "Strong scaling"
     question: ClassVar[str] = "How much faster does the same job get with more ranks?"
 
     ranks: tuple[int, ...] = (1, 2)
@@ -62,10 +65,11 @@ class StrongScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeakScaling:
+class WeakScaling(Study):
     """Each rank keeps its batch; N ranks process N times as many samples per step."""
 
     name: ClassVar[str] = "weak-scaling"
+    title: ClassVar[str] = "Weak scaling"
     question: ClassVar[str] = "How much more work gets done in the same time with more ranks?"
 
     ranks: tuple[int, ...] = (1, 2)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scalelab.data.fashion_mnist import NUM_TRAIN
 from scalelab.errors import UsageError
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.image_options import ImageOptions
 

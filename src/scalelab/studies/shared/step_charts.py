@@ -33,7 +33,7 @@ from scalelab.studies.shared.arms import (
     join_words,
     name_configuration,
 )
-from scalelab.studies.shared.study import Sampling, Study
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_share
 
 MOST_ROWS = 16
@@ -72,17 +72,11 @@ def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
     trained = [result for result in results if not result.trial.trains_nothing and not result.trial.is_forecast]
     if isinstance(study, MeteredRun):
         trained = [count_all_steps(result) for result in trained]
-    sampling = getattr(study, "sampling", None)
-    warmup = sampling.warmup if isinstance(sampling, Sampling) else None
+    warmup = study.sampling.warmup if study.sampling else None
     parts: dict[str, list[TrialResult]] = {}
     for result in trained:
-        parts.setdefault(find_part(study, result.trial), []).append(result)
+        parts.setdefault(study.find_part(result.trial), []).append(result)
     return [arm for part in parts.values() for arm in group_arms(part, warmup).values()]
-
-
-def find_part(study: Study, trial: Trial) -> str:
-    """The study of a recipe that a trial belongs to, as in `s2.strong.ddp-2`: each takes off a warm-up of its own."""
-    return ".".join(trial.configuration.split(".", 2)[:2]) if hasattr(study, "recipe") else ""
 
 
 def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str]:

@@ -1,373 +1,62 @@
-"""What every study is, and the fields that studies share."""
+"""What a study is: one question, the trials that it plans and the document that answers it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tyro
-
-from scalelab.checks import check_at_least, check_divisible, check_positive, flag, read_flag
-from scalelab.errors import UsageError
-from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
-from scalelab.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
-from scalelab.ranks.links import UNSHAPED, parse_link
-from scalelab.records.environment import count_cores, find_gpus, installed_version
-from scalelab.records.observations import Instrument
-from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
-from scalelab.records.trial import Option, StepPlan, Trial, TrialResult
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.strategies.catalogue import check_strategy
-from scalelab.units import parse_bytes, parse_seconds
-from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
-from scalelab.workloads.source import OwnWorkload, split_name
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
 
 
-@runtime_checkable
-class Searching(Protocol):
-    """A study whose later trials depend on the results of earlier ones."""
-
-    def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
-        """What to run next, once all that was planned has a result; nothing: the search is over."""
-        ...
-
-
-@runtime_checkable
-class Selective(Protocol):
-    """A study that leaves planned trials out when earlier ones have answered them."""
-
-    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        """Why the trial need not be run; None: it is run."""
-        ...
-
-
-@runtime_checkable
-class Expecting(Protocol):
-    """A study to which a failure may be the measurement itself."""
-
-    def expects(self, result: TrialResult) -> bool:
-        """Whether a trial that did not complete is part of the answer, and no reason for exit code 3."""
-        ...
-
-
-class Study(Protocol):
-    """One question. A frozen keyword-only dataclass whose fields are its flags, its JSON keys and its help."""
+class Study:
+    """One question. Subclasses are frozen keyword-only dataclasses: fields are flags, JSON keys and help at once."""
 
     name: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    """What `scalelab run` calls it."""
+    title: ClassVar[str]
+    question: ClassVar[str]
 
-    @property
-    def job(self) -> Job: ...
+    if TYPE_CHECKING:  # fields or properties of subclasses: a property here would stand in the way of a field
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        @property
+        def job(self) -> Job:
+            """What is trained, and on what."""
+
+        @property
+        def sampling(self) -> Sampling | None:
+            """How often it is measured; None: the study says so in its own way."""
+
+        @property
+        def label(self) -> str | None:
+            """What its runs are called; None: as the study."""
+    else:
+        sampling = None
+        label = None
 
     def plan(self) -> list[Trial]:
-        """The trials, in the order in which they run; raises `UsageError` on fields that cannot work."""
-        ...
+        """The trials in the order in which they run; raises `UsageError` for fields that do not work together."""
+        raise NotImplementedError
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        """The answer, from whatever has been measured so far."""
-        ...
+        """The answer from what has been measured so far."""
+        raise NotImplementedError
 
+    def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:  # noqa: ARG002 - for a study that searches
+        """What to run next, once every planned trial has a result; nothing ends the run."""
+        return []
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is trained, and on what."""
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:  # noqa: ARG002 - as above
+        """Why earlier results make the trial unnecessary; None: run it."""
+        return None
 
-    workload: str = "gpt2"
-    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
-    options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA where there is a GPU."""
-    dtype: Dtype = "float32"
-    """What the model and its floating-point inputs are cast to, or with --autocast what is computed in. tf32: float32
-    whose matrix products may round their inputs to TF32 (GPUs)."""
-    shape: StepShape = field(default_factory=StepShape)
-    optimization: Optimization = field(default_factory=Optimization)
-    spreading: Spreading = field(default_factory=Spreading)
-    perturbation: Perturbation = field(default_factory=Perturbation)
-    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
-    bind: Bind = "cores"
-    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
-    is known. none: all that there are, shared."""
-    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
-    """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
-    allocator: Literal["system", "keep", "pages"] = "system"
-    """keep: on CPU, glibc keeps freed memory for the next step instead of giving it back to the kernel and fetching
-    it again, which makes steps of large models jump between two speeds. pages: every tensor has pages of its own, so
-    that every launch needs the same memory, and steps are slower."""
-    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
-    """Time limit of one trial, for example 90s or 10min."""
-    seed: int = 0
-    """Of the weights, the data and the dropout."""
-    port: int = 0
-    """Rendezvous port on loopback. 0: any free one."""
-    launcher: LauncherName = "local"
-    """local: all ranks on this host. hosts: those of a trial with several are spread over hosts that are emulated
-    here (Linux, root). torchrun, mpi: started by torchrun or mpiexec, on every node of an allocation where there is
-    one. slurm, pbs, lsf: by the batch system's own command inside an allocation."""
-    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
-    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
-    link: str = UNSHAPED
-    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
-    ranks_per_host: int = 1
-    """With --launcher hosts."""
-    sees_failure: Annotated[bool, tyro.conf.Suppress, tyro.conf.Fixed] = False
-    """Launch also options that cannot work together: a study that wants to show how they fail says so."""
+    def expects(self, result: TrialResult) -> bool:  # noqa: ARG002 - as above
+        """Whether a trial that did not complete is part of the answer, so that the run does not exit with code 3."""
+        return False
 
-    def __post_init__(self) -> None:
-        check_at_least("seed", self.seed, 0)
-        if self.threads_per_rank is not None:
-            check_at_least("threads_per_rank", self.threads_per_rank, 1)
-        check_positive("timeout", self.timeout_seconds)
-        if self.memory_limit is not None:
-            check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
-        self._check_hosts()
-
-    def _check_hosts(self) -> None:
-        check_at_least("ranks_per_host", self.ranks_per_host, 1)
-        link = read_flag("link", self.link, parse_link)
-        if link.is_inside:
-            raise UsageError(f"--link {self.link} is what ranks on one host have: leave --launcher hosts out")
-        for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
-            value = getattr(self, name)
-            if self.launcher != "hosts" and value != default:
-                raise UsageError(f"{flag(name)} {value} is not read without --launcher hosts: add it")
-        if self.mpiexec is not None and self.launcher not in ("mpi", "torchrun", "pbs"):
-            raise UsageError(f"--mpiexec {self.mpiexec} is not read without --launcher mpi: add it")
-        if self.ranks_per_node is not None:
-            check_at_least("ranks_per_node", self.ranks_per_node, 1)
-            if self.launcher in ("local", "hosts"):
-                raise UsageError(
-                    f"--ranks-per-node {self.ranks_per_node} is not read with --launcher {self.launcher}: use mpi,"
-                    " torchrun, slurm, pbs or lsf, or --ranks-per-host with hosts"
-                )
-
-    @property
-    def timeout_seconds(self) -> float:
-        return read_flag("timeout", self.timeout, parse_seconds)
-
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        return None if self.memory_limit is None else read_flag("memory_limit", self.memory_limit, parse_bytes)
-
-    @property
-    def found_device(self) -> str:
-        if self.device != "auto":
-            return self.device
-        is_cpu_build = (installed_version("torch") or "").endswith("+cpu")
-        return "cuda" if find_gpus() and not is_cpu_build else "cpu"
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it runs on the nodes of a batch system, which need not be like this machine."""
-        return self.launcher in ("slurm", "pbs", "lsf")
-
-    def count_on_node(self, num_ranks: int) -> int:
-        """How many of so many ranks share one machine."""
-        return count_ranks_per_node(num_ranks, self._find_allocation(), self.ranks_per_node)
-
-    def count_node_cores(self) -> int:
-        """The cores that ranks on one machine may use: those of an allocation, where it has fewer."""
-        allocation = self._find_allocation()
-        return min(count_cores(), (allocation and allocation.cores_per_node) or count_cores())
-
-    def _find_allocation(self) -> Allocation | None:
-        return None if self.launcher in ("local", "hosts") else find_allocation(os.environ)
-
-    @property
-    def built_in(self) -> WorkloadOptions | None:
-        """The options of a built-in workload; None for a workload of the user's own."""
-        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
-
-    @property
-    def workload_spec(self) -> str:
-        """The workload as a trial carries it; raises `UsageError` where there is none, or not with these options."""
-        options = self.built_in
-        if options is not None:
-            if not self.sees_failure:
-                options.check()
-            return self.workload
-        found = find_workload(self.workload)
-        return found.spec if isinstance(found, OwnWorkload) else self.workload
-
-    @property
-    def trial_options(self) -> dict[str, Option]:
-        """The workload's options as a trial carries them: paths are absolute, so that a run can be resumed anywhere."""
-        return resolve_options(self.workload, self.options)
-
-    @property
-    def label(self) -> str:
-        """How tables call the workload; a file of the user's own need not be there to be named."""
-        if self.built_in is not None:
-            return self.built_in.label
-        file, function = split_name(self.workload)
-        return f"{Path(file).name}:{function}"
-
-    def flops_per_sample(self) -> float | None:
-        """Floating-point operations per sample and step; None for a workload of the user's own."""
-        return None if self.built_in is None else self.built_in.flops_per_sample()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How often it is measured."""
-
-    rounds: int = 12
-    """Launches of every configuration, interleaved with the others'."""
-    steps: int = 30
-    """Clean steps of one launch, warm-up included."""
-    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """First steps to drop. None: as many as the data show to be slow."""
-    phase_steps: int = 4
-    """Further steps of one launch with input, forward, backward and optimizer timed."""
-    comm_free_steps: int = 8
-    """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
-    profile_steps: int = 0
-    """Last steps of one launch, under torch's profiler; traces are kept. None under --memory-limit."""
-    control: bool = True
-    """The control: the reference measured twice, as if it were two configurations; they must not differ."""
-
-    def __post_init__(self) -> None:
-        check_at_least("rounds", self.rounds, 1)
-        check_at_least("steps", self.steps, 2)
-        for name in ("phase_steps", "comm_free_steps", "profile_steps"):
-            check_at_least(name, getattr(self, name), 0)
-        if self.warmup is not None:
-            check_at_least("warmup", self.warmup, 0)
-            if self.warmup >= self.steps:
-                raise UsageError(
-                    f"--warmup {self.warmup} leaves nothing of --steps {self.steps}: use fewer warm-up steps,"
-                    f" or --steps {self.warmup + 20}"
-                )
-
-    @property
-    def launches(self) -> str:
-        """How often every configuration is launched, in words."""
-        return f"{self.rounds} launch{'es' if self.rounds > 1 else ''}"
-
-    @property
-    def plan(self) -> StepPlan:
-        """The steps of one launch: a third of the clean ones lead in, the rest is interleaved with the other kinds."""
-        lead_in = min(self.steps - 1, max(self.warmup or 0, self.steps // 3))
-        return StepPlan(
-            lead_in_steps=lead_in,
-            clean_steps=self.steps - lead_in,
-            phase_steps=self.phase_steps,
-            comm_free_steps=self.comm_free_steps,
-            profiled_steps=self.profile_steps,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """One row of a study: what is measured in every round."""
-
-    name: str
-    strategy: str
-    num_ranks: int
-    global_batch: int
-    job: Job | None = None
-    """What is trained, where it differs from the study's job."""
-    label: str = ""
-    """How tables call it; empty: by its strategy and number of ranks."""
-    instruments: tuple[Instrument, ...] = ()
-    """What is looked at besides time, in its first round."""
-
-
-def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
-    """Every configuration once per round, the rounds one after the other, so that slow drift falls on all alike.
-
-    Every other round runs backwards: what comes first in a round is not always the same.
-    """
-    device = job.found_device
-    num_cores = job.count_node_cores()
-    most_ranks = max(configuration.num_ranks for configuration in configurations)
-    if device == "cuda" and not job.is_elsewhere:
-        check_gpus(job.count_on_node(most_ranks))
-    threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
-    alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
-    trials = [
-        Trial(
-            configuration=configuration.name,
-            strategy=configuration.strategy,
-            num_ranks=configuration.num_ranks,
-            global_batch=configuration.global_batch,
-            round=number,
-            threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(job.count_on_node(configuration.num_ranks), threads, num_cores),
-            plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
-            label=configuration.label,
-            instruments=configuration.instruments if number == 1 else (),
-            **alike[configuration.name],
-        )
-        for number in range(1, sampling.rounds + 1)
-        for configuration in (configurations if number % 2 else reversed(configurations))
-    ]
-    for trial in trials:
-        check_strategy(trial)
-    return trials
-
-
-def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
-    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none.
-
-    Under a limit nothing is profiled: the profiler's own memory must not be what a trial runs out of memory by.
-    """
-    plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
-    return plan if strategy in ("single", "ddp") else replace(plan, comm_free_steps=0)
-
-
-def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
-    """What a job says about every trial of one strategy.
-
-    The plain loop of a study takes over what is not about spreading: it is the reference, not a strategy.
-    """
-    return {
-        "workload": job.workload_spec,
-        "options": job.trial_options,
-        "seed": job.seed,
-        "device": job.found_device,
-        "dtype": job.dtype,
-        "shape": job.shape,
-        "optimization": job.optimization,
-        "spreading": Spreading() if strategy == "single" else job.spreading,
-        "perturbation": job.perturbation,
-        "allocator": job.allocator,
-        "timeout_seconds": job.timeout_seconds,
-        "memory_limit_bytes": job.memory_limit_bytes,
-        "port": job.port,
-        "bind": job.bind,
-        "launcher": job.launcher,
-        "mpiexec": job.mpiexec,
-        "ranks_per_node": job.ranks_per_node,
-        "link": job.link if job.launcher == "hosts" else "",
-        "ranks_per_host": job.ranks_per_host,
-    }
-
-
-def check_gpus(most_ranks: int) -> None:
-    """Every rank needs a GPU of its own: NCCL refuses two ranks on one."""
-    num_gpus = len(find_gpus())
-    if num_gpus == 0:
-        raise UsageError("--device cuda: nvidia-smi lists no GPU that this process may use: use --device cpu")
-    if most_ranks > num_gpus:
-        raise UsageError(
-            f"--ranks {most_ranks} needs as many GPUs, this machine has {num_gpus}: use --device cpu or fewer"
-        )
-
-
-def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
-    """Refuse numbers of ranks that no trial could have, naming the flag."""
-    if not ranks:
-        raise UsageError("--ranks needs at least one number, for example --ranks 1 2")
-    for num_ranks in ranks:
-        check_at_least("ranks", num_ranks, 1)
-        if global_batch is not None:
-            check_divisible(global_batch, num_ranks)
-    if len(set(ranks)) < len(ranks):
-        raise UsageError(f"--ranks {' '.join(map(str, ranks))} names a number twice: give each once")
+    def find_part(self, trial: Trial) -> str:  # noqa: ARG002 - as above
+        """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
+        return ""

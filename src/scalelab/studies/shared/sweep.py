@@ -38,7 +38,8 @@ from scalelab.report.tables import ratio_column as make_ratio_column
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.cautions import find_cautions
-from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.units import format_interval
 
 CONTROL = "control"

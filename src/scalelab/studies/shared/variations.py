@@ -18,7 +18,7 @@ import msgspec
 from scalelab.checks import read_flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.trial import Option
-from scalelab.studies.shared.study import Job
+from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 

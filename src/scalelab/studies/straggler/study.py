@@ -26,7 +26,9 @@ from scalelab.strategies.catalogue import Spread
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import find_cautions
-from scalelab.studies.shared.study import Configuration, Job, Sampling, plan_rounds
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement
 from scalelab.studies.straggler.answer import make_own_time_table
 from scalelab.studies.straggler.report import (
@@ -43,10 +45,11 @@ from scalelab.studies.straggler.report import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imbalance:
+class Imbalance(Study):
     """The ranks of one job, compared phase by phase; with --delay on one rank, against the undisturbed job."""
 
     name: ClassVar[str] = "imbalance"
+    title: ClassVar[str] = "Imbalance"
     question: ClassVar[str] = "Which rank is slow, in which phase, and what does it cost?"
 
     ranks: int = 2
@@ -104,7 +107,7 @@ class Imbalance:
         answer = ImbalanceAnswer(arms=arms, perturbation=self.job.perturbation)
         words = (f"{self.strategy} × {self.ranks}", self.job.dtype, f"global batch {self.global_batch}")
         return Document(
-            title="Imbalance",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(self._make_sections(answer)),

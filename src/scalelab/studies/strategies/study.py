@@ -22,9 +22,11 @@ from scalelab.report.document import Chart, Document, Section
 from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
 from scalelab.studies.shared.profiled import FEW_STEPS, make_traced_table
-from scalelab.studies.shared.study import Configuration, Job, Sampling
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.strategies.answer import make_loss_table, warn_of_devices
 from scalelab.studies.strategies.report import (
@@ -38,10 +40,11 @@ from scalelab.studies.strategies.report import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategies:
+class Strategies(Study):
     """The same training under several strategies."""
 
     name: ClassVar[str] = "strategies"
+    title: ClassVar[str] = "Strategies"
     question: ClassVar[str] = "Which strategy is fastest here, and what does each cost in memory, idling and variance?"
 
     strategies: tuple[Strategy, ...] = ("single", "dp", "ddp", "fsdp-full")
@@ -78,7 +81,7 @@ class Strategies:
         shown = [arm for name, arm in arms.items() if name != CONTROL]
         measured = [arm for arm in shown if arm.is_measured]
         return Document(
-            title="Strategies",
+            title=self.title,
             question=self.question,
             setting=describe_measurement(
                 self.job, self.sampling, arms.values(), f"global batch {self.global_batch}", f"{self.ranks} ranks"

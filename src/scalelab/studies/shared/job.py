@@ -1,0 +1,203 @@
+"""What is trained, and on what: the part of a study's flags that says nothing about its question."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from scalelab.checks import check_at_least, check_positive, flag, read_flag
+from scalelab.errors import UsageError
+from scalelab.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
+from scalelab.ranks.links import UNSHAPED, parse_link
+from scalelab.records.environment import count_cores, find_gpus, installed_version
+from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.trial import Option
+from scalelab.units import parse_bytes, parse_seconds
+from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
+from scalelab.workloads.source import OwnWorkload, split_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained, and on what."""
+
+    workload: str = "gpt2"
+    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
+    options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA where there is a GPU."""
+    dtype: Dtype = "float32"
+    """What the model and its floating-point inputs are cast to, or with --autocast what is computed in. tf32: float32
+    whose matrix products may round their inputs to TF32 (GPUs)."""
+    shape: StepShape = field(default_factory=StepShape)
+    optimization: Optimization = field(default_factory=Optimization)
+    spreading: Spreading = field(default_factory=Spreading)
+    perturbation: Perturbation = field(default_factory=Perturbation)
+    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
+    bind: Bind = "cores"
+    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
+    is known. none: all that there are, shared."""
+    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
+    allocator: Literal["system", "keep", "pages"] = "system"
+    """keep: on CPU, glibc keeps freed memory for the next step instead of giving it back to the kernel and fetching
+    it again, which makes steps of large models jump between two speeds. pages: every tensor has pages of its own, so
+    that every launch needs the same memory, and steps are slower."""
+    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
+    """Time limit of one trial, for example 90s or 10min."""
+    seed: int = 0
+    """Of the weights, the data and the dropout."""
+    port: int = 0
+    """Rendezvous port on loopback. 0: any free one."""
+    launcher: LauncherName = "local"
+    """local: all ranks on this host. hosts: those of a trial with several are spread over hosts that are emulated
+    here (Linux, root). torchrun, mpi: started by torchrun or mpiexec, on every node of an allocation where there is
+    one. slurm, pbs, lsf: by the batch system's own command inside an allocation."""
+    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
+    link: str = UNSHAPED
+    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
+    ranks_per_host: int = 1
+    """With --launcher hosts."""
+    sees_failure: Annotated[bool, tyro.conf.Suppress, tyro.conf.Fixed] = False
+    """Launch also options that cannot work together: a study that wants to show how they fail says so."""
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)
+        if self.threads_per_rank is not None:
+            check_at_least("threads_per_rank", self.threads_per_rank, 1)
+        check_positive("timeout", self.timeout_seconds)
+        if self.memory_limit is not None:
+            check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
+        self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        check_at_least("ranks_per_host", self.ranks_per_host, 1)
+        link = read_flag("link", self.link, parse_link)
+        if link.is_inside:
+            raise UsageError(f"--link {self.link} is what ranks on one host have: leave --launcher hosts out")
+        for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
+            value = getattr(self, name)
+            if self.launcher != "hosts" and value != default:
+                raise UsageError(f"{flag(name)} {value} is not read without --launcher hosts: add it")
+        if self.mpiexec is not None and self.launcher not in ("mpi", "torchrun", "pbs"):
+            raise UsageError(f"--mpiexec {self.mpiexec} is not read without --launcher mpi: add it")
+        if self.ranks_per_node is not None:
+            check_at_least("ranks_per_node", self.ranks_per_node, 1)
+            if self.launcher in ("local", "hosts"):
+                raise UsageError(
+                    f"--ranks-per-node {self.ranks_per_node} is not read with --launcher {self.launcher}: use mpi,"
+                    " torchrun, slurm, pbs or lsf, or --ranks-per-host with hosts"
+                )
+
+    @property
+    def timeout_seconds(self) -> float:
+        return read_flag("timeout", self.timeout, parse_seconds)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        return None if self.memory_limit is None else read_flag("memory_limit", self.memory_limit, parse_bytes)
+
+    @property
+    def found_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        is_cpu_build = (installed_version("torch") or "").endswith("+cpu")
+        return "cuda" if find_gpus() and not is_cpu_build else "cpu"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on the nodes of a batch system, which need not be like this machine."""
+        return self.launcher in ("slurm", "pbs", "lsf")
+
+    def count_on_node(self, num_ranks: int) -> int:
+        """How many of so many ranks share one machine."""
+        return count_ranks_per_node(num_ranks, self._find_allocation(), self.ranks_per_node)
+
+    def count_node_cores(self) -> int:
+        """The cores that ranks on one machine may use: those of an allocation, where it has fewer."""
+        allocation = self._find_allocation()
+        return min(count_cores(), (allocation and allocation.cores_per_node) or count_cores())
+
+    def _find_allocation(self) -> Allocation | None:
+        return None if self.launcher in ("local", "hosts") else find_allocation(os.environ)
+
+    @property
+    def built_in(self) -> WorkloadOptions | None:
+        """The options of a built-in workload; None for a workload of the user's own."""
+        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
+
+    @property
+    def workload_spec(self) -> str:
+        """The workload as a trial carries it; raises `UsageError` where there is none, or not with these options."""
+        options = self.built_in
+        if options is not None:
+            if not self.sees_failure:
+                options.check()
+            return self.workload
+        found = find_workload(self.workload)
+        return found.spec if isinstance(found, OwnWorkload) else self.workload
+
+    @property
+    def trial_options(self) -> dict[str, Option]:
+        """The workload's options as a trial carries them: paths are absolute, so that a run can be resumed anywhere."""
+        return resolve_options(self.workload, self.options)
+
+    @property
+    def label(self) -> str:
+        """How tables call the workload; a file of the user's own need not be there to be named."""
+        if self.built_in is not None:
+            return self.built_in.label
+        file, function = split_name(self.workload)
+        return f"{Path(file).name}:{function}"
+
+    def flops_per_sample(self) -> float | None:
+        """Floating-point operations per sample and step; None for a workload of the user's own."""
+        return None if self.built_in is None else self.built_in.flops_per_sample()
+
+
+def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
+    """What a job says about every trial of one strategy.
+
+    The plain loop of a study takes over what is not about spreading: it is the reference, not a strategy.
+    """
+    return {
+        "workload": job.workload_spec,
+        "options": job.trial_options,
+        "seed": job.seed,
+        "device": job.found_device,
+        "dtype": job.dtype,
+        "shape": job.shape,
+        "optimization": job.optimization,
+        "spreading": Spreading() if strategy == "single" else job.spreading,
+        "perturbation": job.perturbation,
+        "allocator": job.allocator,
+        "timeout_seconds": job.timeout_seconds,
+        "memory_limit_bytes": job.memory_limit_bytes,
+        "port": job.port,
+        "bind": job.bind,
+        "launcher": job.launcher,
+        "mpiexec": job.mpiexec,
+        "ranks_per_node": job.ranks_per_node,
+        "link": job.link if job.launcher == "hosts" else "",
+        "ranks_per_host": job.ranks_per_host,
+    }
+
+
+def check_gpus(most_ranks: int) -> None:
+    """Every rank needs a GPU of its own: NCCL refuses two ranks on one."""
+    num_gpus = len(find_gpus())
+    if num_gpus == 0:
+        raise UsageError("--device cuda: nvidia-smi lists no GPU that this process may use: use --device cpu")
+    if most_ranks > num_gpus:
+        raise UsageError(
+            f"--ranks {most_ranks} needs as many GPUs, this machine has {num_gpus}: use --device cpu or fewer"
+        )

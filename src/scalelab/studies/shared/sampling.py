@@ -1,0 +1,138 @@
+"""How often a study measures each of its configurations, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import tyro
+
+from scalelab.checks import check_at_least, check_divisible
+from scalelab.errors import UsageError
+from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.records.observations import Instrument
+from scalelab.records.trial import StepPlan, Trial
+from scalelab.strategies.catalogue import check_strategy
+from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How often it is measured."""
+
+    rounds: int = 12
+    """Launches of every configuration, interleaved with the others'."""
+    steps: int = 30
+    """Clean steps of one launch, warm-up included."""
+    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """First steps to drop. None: as many as the data show to be slow."""
+    phase_steps: int = 4
+    """Further steps of one launch with input, forward, backward and optimizer timed."""
+    comm_free_steps: int = 8
+    """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
+    profile_steps: int = 0
+    """Last steps of one launch, under torch's profiler; traces are kept. None under --memory-limit."""
+    control: bool = True
+    """The control: the reference measured twice, as if it were two configurations; they must not differ."""
+
+    def __post_init__(self) -> None:
+        check_at_least("rounds", self.rounds, 1)
+        check_at_least("steps", self.steps, 2)
+        for name in ("phase_steps", "comm_free_steps", "profile_steps"):
+            check_at_least(name, getattr(self, name), 0)
+        if self.warmup is not None:
+            check_at_least("warmup", self.warmup, 0)
+            if self.warmup >= self.steps:
+                raise UsageError(
+                    f"--warmup {self.warmup} leaves nothing of --steps {self.steps}: use fewer warm-up steps,"
+                    f" or --steps {self.warmup + 20}"
+                )
+
+    @property
+    def launches(self) -> str:
+        """How often every configuration is launched, in words."""
+        return f"{self.rounds} launch{'es' if self.rounds > 1 else ''}"
+
+    @property
+    def plan(self) -> StepPlan:
+        """The steps of one launch: a third of the clean ones lead in, the rest is interleaved with the other kinds."""
+        lead_in = min(self.steps - 1, max(self.warmup or 0, self.steps // 3))
+        return StepPlan(
+            lead_in_steps=lead_in,
+            clean_steps=self.steps - lead_in,
+            phase_steps=self.phase_steps,
+            comm_free_steps=self.comm_free_steps,
+            profiled_steps=self.profile_steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One row of a study: what is measured in every round."""
+
+    name: str
+    strategy: str
+    num_ranks: int
+    global_batch: int
+    job: Job | None = None
+    """What is trained, where it differs from the study's job."""
+    label: str = ""
+    """How tables call it; empty: by its strategy and number of ranks."""
+    instruments: tuple[Instrument, ...] = ()
+    """What is looked at besides time, in its first round."""
+
+
+def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
+    """Every configuration once per round, the rounds one after the other, so that slow drift falls on all alike.
+
+    Every other round runs backwards: what comes first in a round is not always the same.
+    """
+    device = job.found_device
+    num_cores = job.count_node_cores()
+    most_ranks = max(configuration.num_ranks for configuration in configurations)
+    if device == "cuda" and not job.is_elsewhere:
+        check_gpus(job.count_on_node(most_ranks))
+    threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
+    alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
+    trials = [
+        Trial(
+            configuration=configuration.name,
+            strategy=configuration.strategy,
+            num_ranks=configuration.num_ranks,
+            global_batch=configuration.global_batch,
+            round=number,
+            threads_per_rank=threads,
+            is_oversubscribed=is_oversubscribed(job.count_on_node(configuration.num_ranks), threads, num_cores),
+            plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
+            label=configuration.label,
+            instruments=configuration.instruments if number == 1 else (),
+            **alike[configuration.name],
+        )
+        for number in range(1, sampling.rounds + 1)
+        for configuration in (configurations if number % 2 else reversed(configurations))
+    ]
+    for trial in trials:
+        check_strategy(trial)
+    return trials
+
+
+def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
+    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none.
+
+    Under a limit nothing is profiled: the profiler's own memory must not be what a trial runs out of memory by.
+    """
+    plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
+    return plan if strategy in ("single", "ddp") else replace(plan, comm_free_steps=0)
+
+
+def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
+    """Refuse numbers of ranks that no trial could have, naming the flag."""
+    if not ranks:
+        raise UsageError("--ranks needs at least one number, for example --ranks 1 2")
+    for num_ranks in ranks:
+        check_at_least("ranks", num_ranks, 1)
+        if global_batch is not None:
+            check_divisible(global_batch, num_ranks)
+    if len(set(ranks)) < len(ranks):
+        raise UsageError(f"--ranks {' '.join(map(str, ranks))} names a number twice: give each once")
