@@ -12,6 +12,7 @@ from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Cell, Document, Table
+from scalelab.report.findings import Caution, CautionKind, Finding, FindingKind
 from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
@@ -88,3 +89,9 @@ def say_all(document: Document) -> str:
 
 def warn_all(document: Document) -> str:
     return "\n".join(f"{caution.message} -> {caution.next_step}" for caution in document.cautions)
+
+
+def find_kinds(document: Document, kind: FindingKind | CautionKind | str) -> dict[str, Finding | Caution]:
+    """Findings and cautions of one kind, by subject."""
+    name = kind if isinstance(kind, str) else kind.name
+    return {one.subject: one for one in (*document.findings, *document.cautions) if one.kind == name}

@@ -13,11 +13,13 @@ from scalelab.errors import NothingMeasured, UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.settings import StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
-from scalelab.studies.dtypes import Dtypes
+from scalelab.studies.dtypes import EXPLANATION, LOSSES, Dtypes
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import find_row, say_all, set_machine
+from scalelab.studies.shared.sweep import VERDICT
+from tests.studies.answers import find_kinds, find_row, set_machine
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, plan_names, run, with_losses
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
@@ -54,7 +56,7 @@ def test_float32_is_measured_also_where_it_is_not_named_and_wide_types_have_no_a
     ("fields", "words"),
     [
         ({"dtypes": ()}, "--dtypes"),
-        ({"modes": ("cast", "cast")}, "--modes cast cast"),
+        ({"modes": ("cast", "cast")}, "--modes must name .* got cast cast"),
         ({"dtypes": ("float64",), "modes": ("autocast",)}, "float64 has no autocast"),
         ({"job": replace(JOB, dtype="bfloat16")}, "use --dtypes"),
         ({"job": replace(JOB, dtype="bfloat16", shape=StepShape(autocast=True))}, "use --dtypes"),
@@ -71,15 +73,18 @@ def test_the_fastest_type_is_named_with_its_ratio_and_slow_ones_are_explained(tm
     main = document.tables[0]
     assert find_row(main, "bfloat16 cast")["step_ratio"].value == pytest.approx(0.5)
     assert find_row(main, "float16 autocast")["step_ratio"].value == pytest.approx(3.0)
-    assert document.summary[0].startswith("bfloat16 cast is the fastest here: 0.50")
-    assert "Why float16 cast and float16 autocast may be slower on a CPU" in say_all(document)
+    fastest = document.findings[0]
+    assert (fastest.kind, fastest.subject, fastest.weight) == ("fastest", "bfloat16 cast", MAIN)
+    assert fastest.values["ratio"].value == pytest.approx(0.5)
+    assert find_kinds(document, VERDICT)["float16 cast"].values["verdict"] == "slower"
+    assert list(find_kinds(document, EXPLANATION)) == ["float16 cast, float16 autocast"]
 
 
 def test_where_nothing_is_faster_that_is_said(tmp_path: Path) -> None:
     slower = run(make(), tmp_path / "a", lambda trial: 0.1 if trial.dtype == "float32" else 0.2)
-    assert slower.summary[0] == "float32 is the fastest here: every other type is slower."
+    assert (slower.findings[0].kind, slower.findings[0].subject) == ("fastest", "float32")
     same = run(make(), tmp_path / "b")
-    assert same.summary[0] == "No type is surely faster than float32 here."
+    assert (same.findings[0].kind, same.findings[0].subject) == ("fastest", "")
 
 
 def test_losses_are_held_against_float32_within_the_types_tolerance(tmp_path: Path) -> None:
@@ -94,14 +99,16 @@ def test_losses_are_held_against_float32_within_the_types_tolerance(tmp_path: Pa
     assert [row["trains"].value for row in rows.values()] == ["as float32", "as float32", "differently", "not finite"]
     assert rows["bfloat16 cast"]["loss_difference"].value == pytest.approx(0.01)
     assert rows["float16 cast"]["last_loss"].value is None
-    assert "The loss became NaN or infinite: float16 cast" in say_all(document)
+    equal = {label: found.values["is_equal"] for label, found in find_kinds(document, LOSSES).items()}
+    assert equal == {
+        "bfloat16 cast": True, "bfloat16 autocast": False, "float16 cast": False, "float16 autocast": True,
+    }  # fmt: skip
 
 
 def test_a_failed_type_is_a_row_and_the_rest_is_answered(tmp_path: Path) -> None:
     document = run(make(), tmp_path, take_by_type, failures={"float16-cast": Status.INVALID})
     assert find_row(document.tables[0], "float16 cast")["step_seconds"].value == "invalid"
-    assert "float16 cast did not run, invalid" in say_all(document)
-    assert document.summary[0].startswith("bfloat16 cast is the fastest")
+    assert document.findings[0].subject == "bfloat16 cast"
 
 
 def test_without_float32_there_are_no_ratios_and_no_results_give_no_words(tmp_path: Path) -> None:

@@ -6,30 +6,33 @@ import math
 
 import pytest
 
-from scalelab.studies.shared.sweep import compare_losses, find_first_difference
+from scalelab.studies.shared.losses import compare_last_losses, find_first_difference, read_last_loss
 
 
 def test_equal_losses_do_not_differ() -> None:
-    found = compare_losses({0: 2.0, 1: 1.0}, {0: 2.0, 1: 1.0})
-    assert (found.last, found.difference, found.first_step) == (1.0, 0.0, None)
+    losses = {0: 2.0, 1: 1.0}
+    assert compare_last_losses(losses, dict(losses)) == 0.0
+    assert find_first_difference(losses, dict(losses)) is None
 
 
 def test_the_last_common_step_is_compared_and_the_first_differing_one_named() -> None:
-    found = compare_losses({0: 2.0, 1: 1.1, 2: 0.5}, {0: 2.0, 1: 1.0})
-    assert found.difference == pytest.approx(0.1)
-    assert (found.last, found.first_step) == (0.5, 1)
+    losses, reference = {0: 2.0, 1: 1.1, 2: 0.5}, {0: 2.0, 1: 1.0}
+    assert compare_last_losses(losses, reference) == pytest.approx(0.1)
+    assert find_first_difference(losses, reference) == 1
+    assert read_last_loss(losses) == 0.5
 
 
-def test_a_loss_that_is_no_number_has_no_difference() -> None:
-    found = compare_losses({0: math.nan}, {0: 1.0})
-    assert (found.last, found.difference, found.first_step) == (None, None, 0)
+def test_a_loss_that_is_not_finite_has_no_difference() -> None:
+    assert compare_last_losses({0: math.nan}, {0: 1.0}) is None
+    assert read_last_loss({0: math.inf}) is None
+    assert find_first_difference({0: math.nan}, {0: 1.0}) == 0
     assert find_first_difference({0: math.nan}, {0: math.nan}) is None
 
 
 def test_nothing_has_nothing_to_compare() -> None:
-    found = compare_losses({}, {0: 1.0})
-    assert (found.last, found.difference, found.first_step) == (None, None, None)
+    assert compare_last_losses({}, {0: 1.0}) is None
+    assert read_last_loss({}) is None
 
 
 def test_a_reference_of_zero_has_an_absolute_difference() -> None:
-    assert compare_losses({0: 0.5}, {0: 0.0}).difference == 0.5
+    assert compare_last_losses({0: 0.5}, {0: 0.0}) == 0.5

@@ -51,7 +51,7 @@ def fail(is_failed: Callable[[Trial], bool]) -> Change:
 @pytest.mark.parametrize(
     ("study", "titles"),
     [
-        (Dtypes(job=SMALL_TRANSFORMER, sampling=FEW), {"Step by data type", "Step over that of float32"}),
+        (Dtypes(job=SMALL_TRANSFORMER, sampling=FEW), {"Step time by data type", "Step time over float32"}),
         (Optimizers(job=MLP, sampling=replace(FEW, phase_steps=3)), {"Step and update by optimizer"}),
         (LoaderWorkers(workers=(0, 1), sampling=replace(FEW, phase_steps=3)), {"Step by number of workers"}),
         (Throughput(job=MLP, sampling=FEW), {"Samples per second, launch by launch"}),
@@ -70,7 +70,7 @@ def test_every_study_has_its_figures(study: Any, titles: set[str], tmp_path: Pat
 def test_a_data_type_that_failed_keeps_its_place(tmp_path: Path) -> None:
     study = Dtypes(job=SMALL_TRANSFORMER, sampling=FEW)
     charts = list_charts(run(study, tmp_path, vary, change=fail(lambda trial: trial.dtype == "float16")))
-    chart = charts["Step by data type"]
+    chart = charts["Step time by data type"]
     assert list(list_texts(chart)) == ["out of memory", "out of memory"]
     assert "float16 cast (out of memory)" in chart.caption
     assert "control" not in [value["name"] for value in list_values(chart, "bar")]

@@ -37,6 +37,7 @@ from scalelab.report.document import Chart, Column, Document, Section, Table, ma
 from scalelab.report.findings import as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.losses import compare_last_losses, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
@@ -45,7 +46,6 @@ from scalelab.studies.shared.sweep import (
     SweepColumn,
     check_placement,
     choose_strategy,
-    compare_losses,
     describe_measurement,
     describe_placement,
     draw_columns,
@@ -56,7 +56,6 @@ from scalelab.studies.shared.sweep import (
     memory_column,
     plan_sweep,
     ratio_column,
-    read_losses,
     samples_column,
     step_column,
 )
@@ -279,7 +278,7 @@ class Compile(Study):
         ]
         return plan_sweep(self.job, self.sampling, rows)
 
-    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:  # noqa: ARG002 - the protocol's
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """Without a C++ compiler there is nothing to launch on a CPU."""
         if not trial.shape.compile or trial.device != "cpu":
             return None
@@ -300,7 +299,7 @@ class Compile(Study):
             memory_column(),
             SweepColumn(
                 column=Column(key="loss_difference", header="loss difference", quantity="share"),
-                read=lambda arm: compare_losses(read_losses(arm), read_losses(eager) if eager else {}).difference,
+                read=lambda arm: compare_last_losses(read_losses(arm), read_losses(eager)),
             ),
         ]
         table = make_sweep_table(arms.values(), columns)

@@ -274,7 +274,7 @@ class IoFormats(Study):
         trials = plan_rounds(self.job, self.sampling, configurations)
         return [put_on_set(trial, readings[trial.configuration]) for trial in trials]
 
-    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:  # noqa: ARG002
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """What has no library here is not tried."""
         return find_missing(trial.reading.format) if trial.reading is not None else None
 

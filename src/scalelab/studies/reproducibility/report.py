@@ -25,7 +25,8 @@ from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import MOST_SERIES, plot_lines
 from scalelab.report.document import Chart, Column, Table, make_row
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sweep import INTERVAL_NOTE, find_first_difference
+from scalelab.studies.shared.losses import find_first_difference
+from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.units import format_interval, format_quantity, format_share
 
 TEN = 10

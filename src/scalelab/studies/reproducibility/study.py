@@ -30,6 +30,7 @@ from scalelab.studies.reproducibility.report import (
 )
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.losses import find_first_difference, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
@@ -38,12 +39,10 @@ from scalelab.studies.shared.sweep import (
     choose_strategy,
     describe_measurement,
     describe_placement,
-    find_first_difference,
     find_sweep_cautions,
     make_sweep_table,
     plan_sweep,
     ratio_column,
-    read_losses,
     samples_column,
     step_column,
 )

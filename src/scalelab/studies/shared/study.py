@@ -45,18 +45,18 @@ class Study:
         """The answer from what has been measured so far."""
         raise NotImplementedError
 
-    def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:  # noqa: ARG002 - for a study that searches
+    def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
         """What to run next, once every planned trial has a result; nothing ends the run."""
         return []
 
-    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:  # noqa: ARG002 - as above
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """Why earlier results make the trial unnecessary; None: run it."""
         return None
 
-    def expects(self, result: TrialResult) -> bool:  # noqa: ARG002 - as above
+    def expects(self, result: TrialResult) -> bool:
         """Whether a trial that did not complete is part of the answer, so that the run does not exit with code 3."""
         return False
 
-    def find_part(self, trial: Trial) -> str:  # noqa: ARG002 - as above
+    def find_part(self, trial: Trial) -> str:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
         return ""

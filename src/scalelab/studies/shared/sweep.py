@@ -1,26 +1,14 @@
-"""What studies share that vary one thing: the plan with its control, the columns, the warnings, the setting.
+"""Studies that vary one thing: `SweepStudy`, and the columns, charts and warnings that such studies share.
 
-The first configuration is the reference. It is measured twice, as `control`, unless told otherwise: what differs there
-is the machine.
-
-Figures of what a sweep's table lists: a column or several by configuration, in the table's own words.
-
-The control is the reference once more, and is left to the table.
-
-The losses of two configurations side by side: do they train the same thing?
-
-All rounds of a configuration train from the same seed on the same batches, so the losses of its first completed round
-stand for all of them; where rounds differ, that is a warning of its own.
-
-Where the rows of a study run that compares something else than ranks: one number of ranks, one strategy.
+The first configuration is the reference. It is measured twice, the second time as `control`, unless --no-control: a
+difference between the two comes from the machine. Charts draw columns of the table, without the control.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -30,21 +18,25 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns
-from scalelab.report.document import Chart, Table, make_cell
-from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.document import Chart, Document, Section, Table, make_cell
+from scalelab.report.findings import DETAIL, MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE as INTERVAL_NOTE
 from scalelab.report.tables import Field, bytes_column, make_table, rate_column, seconds_column, text_column
 from scalelab.report.tables import ratio_column as make_ratio_column
 from scalelab.strategies.catalogue import Strategy
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_interval
 
 CONTROL = "control"
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
+
+
+MaybeStrategy = Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")]
 
 
 def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
@@ -57,6 +49,10 @@ def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configurat
 SweepColumn = Field[Arm]
 """A column, and how a measured arm fills it."""
 
+FASTEST = FindingKind("fastest", "The fastest row, and its step time over the reference's", MAIN, ("ratio", "verdict"))
+VERDICT = FindingKind(
+    "verdict", "Step time of a row over the reference's, and the verdict", DETAIL, ("ratio", "verdict")
+)
 CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
 
 
@@ -175,6 +171,7 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
 
 
 INTERVALS = "Thin lines are 95 % confidence intervals."
+PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 
 
 def draw_columns(
@@ -189,6 +186,7 @@ def draw_columns(
     caption: str = INTERVALS,
 ) -> Chart | None:
     """Columns of any table by the names of its rows; None where fewer than two numbers are known."""
+    keys = keys or [str(cells[0].value) for cells in table.rows]
     rows = read_columns(table, columns, keys, leaving_out=(CONTROL,))
     axis = make_value_axis(table, next(iter(columns)), axis_title, from_zero=from_zero)
     statuses = dict.fromkeys(f"{row['name']} ({row['status']})" for row in rows if _is_failed(row["status"]))
@@ -219,53 +217,6 @@ def keep_charts(*charts: Chart | None) -> tuple[Chart, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossComparison:
-    """Losses against those of a reference."""
-
-    last: float | None
-    """Of the last step; None where it is no finite number."""
-    difference: float | None
-    """Of the last step that both have, relative to the reference; None where either is no finite number."""
-    first_step: int | None
-    """The first step whose losses are not bit-equal; None: all are."""
-
-
-def read_losses(arm: Arm) -> dict[int, float]:
-    """By step number, of the first round that completed."""
-    return arm.completed[0].losses() if arm.completed else {}
-
-
-def compare_losses(losses: dict[int, float], reference: dict[int, float]) -> LossComparison:
-    """How far the losses are from those of the reference, over the steps that both have."""
-    common = [step for step in losses if step in reference]
-    last = losses[max(losses)] if losses else None
-    difference = None
-    if common:
-        ours, theirs = losses[common[-1]], reference[common[-1]]
-        if math.isfinite(ours) and math.isfinite(theirs):
-            difference = abs(ours - theirs) / abs(theirs) if theirs else abs(ours - theirs)
-    return LossComparison(
-        last=last if last is not None and math.isfinite(last) else None,
-        difference=difference,
-        first_step=find_first_difference(losses, reference),
-    )
-
-
-def find_first_difference(left: dict[int, float], right: dict[int, float]) -> int | None:
-    """The first common step whose losses are not the very same number; NaN equals NaN here."""
-    return next((step for step in left if step in right and repr(left[step]) != repr(right[step])), None)
-
-
-def is_non_finite(arm: Arm) -> bool:
-    """Whether any loss of any round is NaN or infinite."""
-    results: tuple[TrialResult, ...] = arm.results
-    return any(result.first_non_finite_loss() is not None for result in results)
-
-
-MaybeStrategy = Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")]
-
-
 def choose_strategy(strategy: str | None, num_ranks: int) -> str:
     """The one that was asked for; otherwise the plain loop on one rank and ddp on more."""
     return strategy or ("single" if num_ranks == 1 else "ddp")
@@ -280,3 +231,154 @@ def describe_placement(strategy: str | None, num_ranks: int) -> str:
     """For the line that says what was measured."""
     chosen = choose_strategy(strategy, num_ranks)
     return "plain loop" if chosen == "single" else f"{chosen} × {num_ranks}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What was measured: arms by configuration, and the one that the others are compared with."""
+
+    arms: Mapping[str, Arm]
+    reference: Arm | None
+
+    @property
+    def rows(self) -> list[Arm]:
+        """All but the control."""
+        return [arm for arm in self.arms.values() if arm.configuration != CONTROL]
+
+    @property
+    def measured(self) -> list[Arm]:
+        return [arm for arm in self.rows if arm.is_measured]
+
+    @property
+    def ratios(self) -> dict[str, Estimate]:
+        """By label: the step time of every other measured row over the reference's, round by round."""
+        found = {arm.label: compare_steps(arm, self.reference) for arm in self.rows}
+        return {label: ratio for label, ratio in found.items() if isinstance(ratio, Estimate)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStudy(Study):
+    """A study whose rows differ in one thing: it says which rows, which columns and what they mean.
+
+    The rest is the same for all of them: the plan with its control, the main table with its charts, warnings, and the
+    line that says what was measured.
+    """
+
+    row_header: ClassVar[str] = "run"
+    """What the rows differ in: the header of the first column."""
+
+    ranks: int = 1
+    """Ranks of every row."""
+    strategy: MaybeStrategy = None
+    """How training is distributed. None: single on one rank, ddp on more."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        check_at_least("ranks", self.ranks, 1)
+
+    @property
+    def reference_name(self) -> str:
+        """The configuration that the others are compared with."""
+        raise NotImplementedError
+
+    def list_rows(self) -> Iterable[Configuration]:
+        """What is measured, the reference first."""
+        raise NotImplementedError
+
+    def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
+        """The columns of the main table after the name of the row."""
+        raise NotImplementedError
+
+    def list_notes(self, sweep: Sweep) -> Iterable[str]:
+        """What the main table needs explained."""
+        return ()
+
+    def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
+        """The charts beside the main table; by default its step times."""
+        yield draw_columns(table, ["step_seconds"], title=f"Step time by {self.row_header}")
+
+    def list_sections(self, sweep: Sweep) -> Iterable[Section]:
+        """What follows the main table."""
+        return ()
+
+    def list_findings(self, sweep: Sweep) -> Iterable[Finding]:
+        raise NotImplementedError
+
+    def list_cautions(self, sweep: Sweep) -> Iterable[Caution]:
+        """Warnings beyond those of every measurement."""
+        return ()
+
+    def list_settings(self) -> Iterable[str]:
+        """What the rows have in common, for the setting line."""
+        return ()
+
+    def configure(
+        self, name: str, batch_per_rank: int, job: Job | None = None, *, label: str | None = None
+    ) -> Configuration:
+        """A row on the ranks of the study."""
+        return Configuration(
+            name=name,
+            label=label or name,
+            strategy=choose_strategy(self.strategy, self.ranks),
+            num_ranks=self.ranks,
+            global_batch=batch_per_rank * self.ranks,
+            job=job,
+        )
+
+    def plan(self) -> list[Trial]:
+        return plan_sweep(self.job, self.sampling, list(self.list_rows()))
+
+    def group(self, results: Sequence[TrialResult]) -> Sweep:
+        arms = group_arms(results, self.sampling.warmup)
+        return Sweep(arms=arms, reference=arms.get(self.reference_name))
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        sweep = self.group(results)
+        table = make_sweep_table(
+            sweep.arms.values(),
+            list(self.list_columns(sweep)),
+            name_header=self.row_header,
+            notes=tuple(self.list_notes(sweep)),
+        )
+        main = Section(tables=(table,), charts=keep_charts(*self.draw_charts(table, sweep)))
+        settings = (describe_placement(self.strategy, self.ranks), *self.list_settings())
+        return Document(
+            title=self.title,
+            question=self.question,
+            setting=describe_measurement(self.job, self.sampling, sweep.arms.values(), *settings),
+            sections=(main, *self.list_sections(sweep)),
+            findings=tuple(self.list_findings(sweep)),
+            cautions=(*self.list_cautions(sweep), *find_sweep_cautions(sweep.arms, sweep.reference)),
+        )
+
+
+def name_fastest(sweep: Sweep, what: str) -> Iterator[Finding]:
+    """The fastest row, where it is clearly faster than the reference, and the others one by one."""
+    ratios, reference = sweep.ratios, sweep.reference
+    if not ratios or reference is None:
+        return
+    best = min(ratios, key=lambda label: ratios[label].value)
+    verdict = judge(ratios[best])
+    if verdict is Verdict.FASTER:
+        ratio = format_interval("ratio", ratios[best])
+        text = f"{best} is the fastest {what}: {ratio} times the step time of {reference.label}."
+        yield FASTEST(best, text, ratio=ratios[best], verdict=str(verdict))
+    elif all(judge(ratio) is Verdict.SLOWER for ratio in ratios.values()):
+        text = f"{reference.label} is the fastest {what}: all others are slower."
+        yield FASTEST(reference.label, text, ratio=1.0, verdict=str(Verdict.SLOWER))
+    else:
+        text = f"No {what} is clearly faster than {reference.label}."
+        yield FASTEST("", text, ratio=ratios[best], verdict=str(verdict))
+    yield from (
+        judge_row(label, ratio, reference.label)
+        for label, ratio in ratios.items()
+        if label != best or verdict is not Verdict.FASTER
+    )
+
+
+def judge_row(label: str, ratio: Estimate, reference: str, more: str = "", weight: int | None = None) -> Finding:
+    """One row against the reference."""
+    verdict = judge(ratio)
+    text = f"{label} takes {format_interval('ratio', ratio)} times the step time of {reference}: {verdict}{more}."
+    return VERDICT(label, text, ratio=ratio, verdict=str(verdict), weight=weight)
