@@ -17,8 +17,10 @@ from scalelab.units import (
     Quantity,
     choose_unit,
     format_bytes,
+    format_count,
     format_duration,
     format_estimate,
+    format_known,
     format_quantity,
     format_seconds,
     format_share,
@@ -247,3 +249,17 @@ def test_a_time_that_cannot_be_read_is_named_with_the_accepted_forms(text: str) 
     with pytest.raises(UsageError, match=r"30s, 10min, 1\.5h, 200ms or 90") as caught:
         parse_seconds(text)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "words"),
+    [(1, "rank", "1 rank"), (2, "rank", "2 ranks"), (0, "launch", "0 launches"), (1200, "step", "1200 steps")],
+)
+def test_a_count_agrees_with_its_noun(number: int, noun: str, words: str) -> None:
+    assert format_count(number, noun) == words
+
+
+def test_an_interval_wider_than_its_number_reads_unknown() -> None:
+    assert format_known("ratio", Estimate(value=4.0, low=-11.0, high=19.0)) == "unknown"
+    assert format_known("ratio", Estimate(value=4.0, low=3.5, high=4.5)) == "4.0 ± 0.5"
+    assert format_known("ratio", Estimate(value=4.0)) == "4.00"

@@ -221,6 +221,16 @@ def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
     return text if text == UNKNOWN or unit.suffix or not unit.symbol else f"{text} {unit.symbol}"
 
 
+def is_known(estimate: Measured) -> bool:
+    """Whether the interval leaves a number to speak of: it is not wider than the value itself."""
+    return estimate.half_width is None or estimate.half_width <= abs(estimate.value)
+
+
+def format_known(quantity: Quantity, estimate: Measured) -> str:
+    """An estimate for a sentence, or "unknown" where its interval is wider than the number."""
+    return format_quantity(quantity, estimate) if is_known(estimate) else "unknown"
+
+
 def format_interval(quantity: Quantity, estimate: Bounded) -> str:
     """An estimate for a sentence whose point is where the interval ends: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:
@@ -248,6 +258,13 @@ def format_share(share: float | None) -> str:
     size = abs(share)
     decimals = 0 if size >= 0.0995 or size == 0 else 1 if size >= 0.00095 else 2
     return format_value(share, Unit(symbol="%", factor=0.01, decimals=decimals))
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number of things for a sentence: "1 rank", "2 ranks", "12 launches"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{_format_number(number, 0)} {noun}{'es' if noun.endswith(('s', 'ch', 'x')) else 's'}"
 
 
 def format_learning_rate(rate: float | None) -> str:

@@ -21,7 +21,7 @@ from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import conclude_run
-from scalelab.studies.shared.arms import TOO_SHORT, find_status
+from scalelab.studies.shared.arms import TOO_SHORT, describe_status
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
 from tests.records import make_record, make_result
@@ -157,7 +157,7 @@ def test_a_long_warm_up_of_one_study_of_a_recipe_is_not_taken_off_another() -> N
     assert second.is_measured
     alone = list_arms(make_strong(), [slow, short])[1]
     assert not alone.is_measured
-    assert find_status(alone) == TOO_SHORT, "it was run"
+    assert describe_status(alone) == TOO_SHORT, "it was run"
 
 
 def test_nothing_measured_draws_nothing() -> None:

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
+from scalelab.records.settings import SHARDED
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
-SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
 
 
 @dataclass(frozen=True, kw_only=True)

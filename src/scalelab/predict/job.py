@@ -25,10 +25,9 @@ from scipy import optimize
 from scalelab.errors import UsageError
 from scalelab.predict.link_cost import Network
 from scalelab.predict.overlap import Gradient, Unit, expected_maximum, fill_buckets, overlap_buckets, overlap_units
+from scalelab.records.settings import SHARDED as SHARDED
 from scalelab.records.steps import PHASES
 
-SHARDED = {"fsdp-full": True, "fsdp2": True, "fsdp-grad-op": False}
-"""Strategies that shard, and whether they gather parameters again in backward."""
 NUM_UNITS = 12
 """What a sharded model is taken to be gathered in, unless told."""
 WHOLE = ("ddp", "fsdp-none")
@@ -190,7 +189,7 @@ def _exchange_units(job: ScaledJob, num_ranks: int, forward: float, backward: fl
         units,
         lambda payload: job.network.cost("all_gather", num_ranks, payload),
         lambda payload: job.network.cost("reduce_scatter", num_ranks, payload),
-        is_regathered=SHARDED[job.strategy],
+        is_regathered=job.strategy != "fsdp-grad-op",
     )
     total = ahead.communication_seconds + back.communication_seconds
     return ahead.exposed_seconds, back.exposed_seconds, total

@@ -27,8 +27,9 @@ from scalelab.recipes.recipe import Size
 from scalelab.recipes.submitted import SubmittedTraining, find_submission_obstacle
 from scalelab.records.environment import find_gpus, read_allowed_memory
 from scalelab.records.trial import Trial
+from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.memory.study import Memory
-from scalelab.studies.optimizers import KEPT_TENSORS, SHARDED
+from scalelab.studies.optimizers import KEPT_TENSORS
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes

@@ -21,6 +21,8 @@ Phase = Literal["input", "forward", "backward", "optimizer"]
 Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 Bind = Literal["none", "cores", "numa"]
 """Which cores ranks get; see `ranks/affinity.py`."""
+SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
+"""The strategies whose ranks each keep a shard of parameters, gradients and optimizer state."""
 LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
+from scalelab.records.settings import SHARDED as SHARDED
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial
 
@@ -24,11 +25,11 @@ STRATEGIES: dict[str, str] = {
     "fsdp2": "fully_shard: parameters are sharded one by one, as DTensors",
 }
 
-FSDP = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
+FSDP = (*SHARDED, "fsdp-none")
 KNOWN_FIELDS: dict[str, tuple[str, ...]] = {
     "ddp": tuple(field.name for field in fields(Spreading) if field.name != "reshard_after_forward"),
     "fsdp2": ("sync_batch_norm", "reshard_after_forward"),
-} | dict.fromkeys(FSDP[:3], ("sync_batch_norm",))
+} | dict.fromkeys(("fsdp-full", "fsdp-grad-op", "fsdp-none"), ("sync_batch_norm",))
 """Which fields of `Spreading` a strategy takes."""
 
 

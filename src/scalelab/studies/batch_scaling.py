@@ -27,14 +27,13 @@ from scalelab.report.document import Cell, Chart, Column, Document, Section, Tab
 from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.batch_size.study import check_batches, describe_saturation, warn_of_fit
-from scalelab.studies.shared.arms import Arm, describe_failures, find_status, group_arms, join_words
+from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, group_arms, join_words
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     describe_measurement,
-    describe_status,
     explain_marks,
     find_marks,
     find_sweep_cautions,
@@ -239,7 +238,7 @@ def plot_gains(answer: BatchAnswer) -> tuple[Chart, ...]:
             else:
                 spread, plain = answer.spread(study.spread_batch(batch, reading)), answer.plain(batch)
                 lost = plain if plain is None or not plain.is_measured else spread
-                failed.append(place | {"status": find_status(lost)})
+                failed.append(place | {"status": describe_status(lost)})
     if not rows:
         return ()
     ends = (study.batches[0], study.batches[-1])

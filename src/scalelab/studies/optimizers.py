@@ -20,6 +20,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, seconds_column
+from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.job import Job
@@ -45,8 +46,6 @@ KEPT_TENSORS = {"sgd": 0, "nesterov": 1, "adagrad": 1, "adadelta": 2, "adam": 2,
 """Tensors as large as the parameters that each keeps: momentum; sum of squares; averages of squares, of updates, of
 gradients. Step counters add a few bytes for each tensor of the model."""
 KEPT_DTYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
-SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
-"""Strategies that shard the optimizer state."""
 
 UPDATE_SHARE = FindingKind("update-share", "Share of the step that the optimizer's update takes", REASON, ("share",))
 STATE = FindingKind(

@@ -16,7 +16,7 @@ from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_lines
 from scalelab.report.document import Chart, Column, Table, make_row
-from scalelab.studies.shared.arms import Arm, describe_failures, find_status, join_words
+from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
     SweepColumn,
@@ -273,7 +273,9 @@ def plot_delayed_steps(answer: DelayAnswer) -> Chart | None:
                 rows.append(place | {"seconds": arm.step, "key": arm.label})
             else:
                 known = answer.arms.get(name_row(answer.strategy, num_ranks, delay))
-                failed.append(place | {"status": find_status(known), "key": f"{_name(num_ranks)}, {delay * 1e3:g} ms"})
+                failed.append(
+                    place | {"status": describe_status(known), "key": f"{_name(num_ranks)}, {delay * 1e3:g} ms"}
+                )
         plain = answer.find(num_ranks, 0.0)
         if plain is not None:
             guides += [

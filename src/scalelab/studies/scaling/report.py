@@ -18,7 +18,7 @@ from scalelab.report.document import Cell, Chart, Column, Document, Section, Tab
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.findings import summarise_scaling
-from scalelab.studies.shared.arms import Arm, describe_failures, find_status
+from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.communication import make_communication_table
@@ -229,7 +229,7 @@ def list_failed(answer: ScalingAnswer, planned: Sequence[int], series: str) -> I
         arm = of_strategy.get(num_ranks)
         if arm is None or not arm.is_measured:
             label = arm.label if arm else f"{answer.strategy} × {num_ranks}"
-            yield {"series": series, "ranks": num_ranks, "key": label, "status": find_status(arm), "note": "–"}
+            yield {"series": series, "ranks": num_ranks, "key": label, "status": describe_status(arm), "note": "–"}
 
 
 def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
@@ -244,7 +244,7 @@ def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
     if any(arm.trial.is_oversubscribed for arm in answer.spread):
         said.append("Ranks that share cores are another regime: no line leads to them.")
     bases = [arm for arm in answer.arms.values() if arm.trial.strategy != answer.strategy and not arm.is_measured]
-    missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, find_status(arm)) for arm in bases)]
+    missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, describe_status(arm)) for arm in bases)]
     return " ".join([*said, *describe_failures(missing)])
 
 

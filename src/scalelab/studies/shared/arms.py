@@ -187,8 +187,8 @@ TOO_SHORT = "no step after the warm-up"
 MOST_NAMED = 6
 
 
-def find_status(arm: Arm | None) -> str:
-    """How a configuration ended that was not measured; one that completed had too few steps."""
+def describe_status(arm: Arm | None) -> str:
+    """What a row says that was not measured: how it ended; one that completed had too few steps."""
     if arm is None:
         return NOT_YET
     return arm.failure.status.words if arm.failure else TOO_SHORT

@@ -17,8 +17,8 @@ from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.curves import plot_parts
 from scalelab.report.document import Cell, Chart, Column, Table, make_cell, make_row
 from scalelab.report.findings import Caution
-from scalelab.strategies.catalogue import FSDP
-from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, find_status, join_words
+from scalelab.strategies.catalogue import SHARDED
+from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.units import format_share
 
@@ -65,7 +65,7 @@ def _read_clean(arm: Arm, result: TrialResult) -> list[list[float]]:
 
 def explain_strategy(trial: Trial) -> str:
     """Why a strategy's steps have no parts; empty: they have."""
-    if trial.strategy in FSDP and trial.strategy != "fsdp-none":
+    if trial.strategy in SHARDED:
         return (
             f"{trial.strategy} exchanges in forward and in backward: no moment is known from which on a rank only waits"
         )
@@ -190,7 +190,9 @@ def plot_phases(arms: Iterable[Arm]) -> Chart | None:
         for phase in PHASES
         if (found := arm.phase(phase)) is not None
     ]
-    failed = [{"bar": arm.label, "status": find_status(arm), "key": arm.label} for arm in known if not arm.is_measured]
+    failed = [
+        {"bar": arm.label, "status": describe_status(arm), "key": arm.label} for arm in known if not arm.is_measured
+    ]
     said = ["Medians of steps that were timed phase by phase; backward holds the gradient exchange."]
     if len(timed) > MOST_BARS:
         said.append(count_rest(len(timed) - MOST_BARS, "configuration", "not drawn"))

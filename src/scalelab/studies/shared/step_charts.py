@@ -28,7 +28,7 @@ from scalelab.studies.shared.arms import (
     Arm,
     count_rest,
     describe_failures,
-    find_status,
+    describe_status,
     group_arms,
     join_words,
     name_configuration,
@@ -82,7 +82,7 @@ def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
 def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str]:
     """The label and status of configurations without a step time."""
     known = {arm.configuration for arm in arms}
-    found = {arm.label: find_status(arm) for arm in arms if not arm.is_measured}
+    found = {arm.label: describe_status(arm) for arm in arms if not arm.is_measured}
     for trial in planned:
         if trial.configuration not in known and not trial.trains_nothing and not trial.is_forecast:
             found.setdefault(name_configuration(trial), NOT_YET)

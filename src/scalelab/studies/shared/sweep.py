@@ -25,6 +25,7 @@ from scalelab.report.tables import Field, bytes_column, make_table, rate_column,
 from scalelab.report.tables import ratio_column as make_ratio_column
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import describe_status as describe_status
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
@@ -116,11 +117,6 @@ def make_sweep_table(
         notes=(INTERVAL_NOTE, *notes, *explain_marks(every)),
         status=lambda arm: None if arm.is_measured else describe_status(arm),
     )
-
-
-def describe_status(arm: Arm) -> str:
-    """What stands in the row of an arm that was not measured."""
-    return arm.failure.status.words if arm.failure else "not run yet"
 
 
 def find_marks(arm: Arm) -> str:

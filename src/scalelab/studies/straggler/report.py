@@ -19,7 +19,7 @@ from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_bars
 from scalelab.report.document import Chart, Column, Table, make_row
 from scalelab.report.findings import Caution
-from scalelab.studies.shared.arms import Arm, find_status
+from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.breakdown import explain_strategy, waits_for_buffers
 from scalelab.studies.shared.sweep import (
     INTERVAL_NOTE,
@@ -165,7 +165,7 @@ def plot_model(answer: ImbalanceAnswer) -> Chart | None:
     if answer.disturbed is not None:
         rows.append({"bar": DISTURBED, "seconds": answer.disturbed.step, "key": DISTURBED})
     else:
-        failed.append({"bar": DISTURBED, "status": find_status(answer.arms.get(DISTURBED))})
+        failed.append({"bar": DISTURBED, "status": describe_status(answer.arms.get(DISTURBED))})
     return plot_bars(
         title="Against the model",
         x=Axis(field="seconds", title="step time", quantity="seconds"),

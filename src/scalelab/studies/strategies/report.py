@@ -15,7 +15,7 @@ from scalelab.analysis.utilization import IDLE, NUM_SLICES
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import MOST_SERIES, plot_bars, plot_lines
 from scalelab.report.document import Chart, Column, Table, make_cell, make_row
-from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, find_status, join_words
+from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.studies.shared.breakdown import plot_phases
 from scalelab.studies.shared.communication import compare_trace, estimate_counted, measure_ablation
 from scalelab.studies.shared.profiled import describe_traced, estimate_traced_exposed
@@ -258,7 +258,7 @@ def plot_step_times(arms: Sequence[Arm], title: str = "Step time") -> Chart | No
     measured = [arm for arm in arms if arm.is_measured]
     if not measured:
         return None
-    failed = [{"bar": arm.label, "status": find_status(arm)} for arm in arms if not arm.is_measured]
+    failed = [{"bar": arm.label, "status": describe_status(arm)} for arm in arms if not arm.is_measured]
     return plot_bars(
         title=title,
         x=Axis(field="seconds", title="step time", quantity="seconds"),
@@ -288,6 +288,6 @@ def _plot_memory(arms: Sequence[Arm]) -> Chart | None:
         caption=join_words(
             "Down and to the left is better in both. Memory is the highest of any rank in any round.",
             count_rest(num_left, "configuration", "in the table only") if num_left else "",
-            *describe_failures((arm.label, find_status(arm)) for arm in arms if not arm.is_measured),
+            *describe_failures((arm.label, describe_status(arm)) for arm in arms if not arm.is_measured),
         ),
     )
