@@ -19,13 +19,13 @@ from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.records.environment import read_load_average
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import run_study
-from scalelab.studies.network.answer import LinksAnswer, read_answer, read_share
-from scalelab.studies.network.study import Links
+from scalelab.studies.network.answer import NetworkAnswer, read_answer, read_share
+from scalelab.studies.network.study import Network
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.units import format_quantity
 
-STUDY = Links(
+STUDY = Network(
     links=("unshaped", "1gbit", "100mbit"),
     batch_per_rank=8,
     job=Job(workload="mlp", options={"dim": 512, "depth": 4}, device="cpu", threads_per_rank=1),
@@ -34,7 +34,7 @@ STUDY = Links(
 MOST_ERROR = 0.10
 
 
-def list_shares(answer: LinksAnswer) -> list[float | None]:
+def list_shares(answer: NetworkAnswer) -> list[float | None]:
     """Of communication in a step, link by link: as profiled, by leaving the exchange out where nothing was."""
     profiled = [row.estimate(read_share) for row in answer.rows]
     left_out = [row.exposed.share if row.exposed else None for row in answer.rows]

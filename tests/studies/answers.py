@@ -12,7 +12,7 @@ from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Cell, Document, Table
-from scalelab.report.findings import Caution, CautionKind, Finding, FindingKind
+from scalelab.report.findings import Caution, CautionKind, Finding, FindingKind, select
 from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
@@ -75,6 +75,23 @@ def find_tables(document: Document) -> tuple[Table, Table, Table]:
     """The main table, where the time goes, and the laws."""
     main, time, *_, laws = document.tables
     return main, time, laws
+
+
+def find_finding(document: Document, kind: str, subject: str | None = None) -> Finding:
+    """The only finding of a kind, about one subject if it is given."""
+    (found,) = select(document.findings, kind, subject)
+    return found
+
+
+def find_caution(document: Document, kind: str, subject: str | None = None) -> Caution:
+    """The only caution of a kind, about one subject if it is given."""
+    (found,) = (one for one in document.cautions if one.kind == kind and subject in (None, one.subject))
+    return found
+
+
+def list_kinds(document: Document) -> set[str]:
+    """The kinds of all findings and cautions."""
+    return {one.kind for one in (*document.findings, *document.cautions)}
 
 
 def covers(cell: Cell, truth: float) -> bool:

@@ -21,7 +21,7 @@ from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.max_batch.study import MaxBatch
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.model_size.study import ModelSize
-from scalelab.studies.network.study import Links
+from scalelab.studies.network.study import Network
 from scalelab.studies.optimizers import Optimizers
 from scalelab.studies.quantize.study import Quantize
 from scalelab.studies.reproducibility.study import Reproducibility
@@ -38,7 +38,7 @@ STUDIES: dict[str, type[Any]] = {
         ModelSize,
         Delay,
         Imbalance,
-        Links,
+        Network,
         Strategies,
         Messages,
         Collectives,
@@ -60,12 +60,18 @@ STUDIES: dict[str, type[Any]] = {
 }
 """What `scalelab run` offers."""
 
-KINDS: dict[str, type[Any]] = STUDIES | {kind.name: kind for kind in (MeteredRun, Train)}
+RENAMED = {"links": "network"}
+"""Names of 0.1.0, which runs on disk still have, and their names now."""
+
+KINDS: dict[str, type[Any]] = (
+    STUDIES | {kind.name: kind for kind in (MeteredRun, Train)} | {old: STUDIES[name] for old, name in RENAMED.items()}
+)
 """Everything that a run on disk may be of."""
 
 
 def find_runnable(name: str) -> type[Any]:
     """The class of a study that `scalelab run` takes; an unknown name lists the known ones."""
+    name = RENAMED.get(name, name)
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
     return STUDIES[name]

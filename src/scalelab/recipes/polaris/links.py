@@ -31,7 +31,7 @@ from scalelab.report.document import Table
 from scalelab.studies.compile import Compile
 from scalelab.studies.network.answer import (
     LinkRow,
-    LinksAnswer,
+    NetworkAnswer,
     read_answer,
     read_communication,
     read_latency,
@@ -39,7 +39,7 @@ from scalelab.studies.network.answer import (
     read_transfer,
     read_waiting,
 )
-from scalelab.studies.network.study import Links
+from scalelab.studies.network.study import Network
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as a network is for the published one, and all there is."""
@@ -47,7 +47,7 @@ SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 
 def make_p4(size: Size) -> Row:
     link = choose(size, small=SMALL_LINK, full=FULL_LINK)
-    study = Links(
+    study = Network(
         links=("inside", link),
         ranks=published.LINK_RANKS,
         batch_per_rank=published.BATCH_PER_RANK,
@@ -67,7 +67,7 @@ def make_p4(size: Size) -> Row:
 
 def find_p4(size: Size, outcomes: Outcomes) -> Finding:
     outcome = outcomes.get("links")
-    if outcome is None or not isinstance(outcome.study, Links):
+    if outcome is None or not isinstance(outcome.study, Network):
         return Finding()
     answer = read_answer(outcome.study.read_links(), outcome.results, outcome.study.sampling.warmup)
     inside, between = answer.rows
@@ -117,7 +117,7 @@ def _print_ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-def _tell_ratio(answer: LinksAnswer, inside: LinkRow, between: LinkRow) -> Iterator[str]:
+def _tell_ratio(answer: NetworkAnswer, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     times = answer.compare_communication(between)
     if isinstance(times, Estimate):
         yield (

@@ -1,12 +1,10 @@
-"""The tables of the study of collectives.
-
-The study of collectives in words: its findings, and what is wrong with its measurement.
-"""
+"""The answer of the collectives study: latency and bandwidth of every operation, size by size, and what to doubt."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from scalelab.analysis.communication import bus_factor
 from scalelab.analysis.estimate import Estimate
@@ -15,18 +13,52 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_median
 from scalelab.records.settings import LACKED
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.document import Cell, Column, Table, make_cell, make_row
-from scalelab.report.findings import Caution
+from scalelab.report.charts.curves import plot_rates, plot_times
+from scalelab.report.charts.plot import MOST_SERIES
+from scalelab.report.document import Chart, Table, make_cell
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    bytes_column,
+    count_column,
+    make_column,
+    make_table,
+    ratio_column,
+    share_column,
+    text_column,
+)
+from scalelab.studies.shared.arms import describe_failures, join_words
 from scalelab.studies.shared.cautions import FEWEST_LAUNCHES, HEAVY_TAIL, NOISY_BETWEEN, warn_of_load
-from scalelab.studies.shared.sweep import INTERVAL_NOTE, OVERSUBSCRIBED
+from scalelab.studies.shared.sweep import OVERSUBSCRIBED
 from scalelab.units import format_bytes, format_quantity, format_share
 
-GLOO_NOTE = "gloo carries a reduce-scatter out as an all-reduce of the whole: it sends twice what its size says"
+GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole tensor: it sends twice what the size says"
 FIT_NOTES = (
-    "time = latency + size / algorithm bandwidth, a line through all sizes (Hockney 1994); half at: the size that moves"
-    " at half of it",
-    "bus: algorithm × 2(n−1)/n for all-reduce, (n−1)/n for all-gather, reduce-scatter and all-to-all, 1 for the others",
+    "time = latency + size / algbw, fitted through all sizes (Hockney 1994); n½: the size that reaches half of algbw",
+    "busbw: algbw × 2(n−1)/n for all-reduce, (n−1)/n for all-gather, reduce-scatter and all-to-all, 1 otherwise",
 )
+INTERVALS = "Bars are 95 % CIs."
+NUM_PLACES = 40
+MOST_NAMED = 3
+"""How many sizes of one operation a warning names."""
+Made = dict[str, Any]
+
+LINK = FindingKind(
+    "link",
+    "Latency and bandwidth of a collective, from a line through all message sizes",
+    REASON,
+    ("latency_seconds", "bus_bandwidth", "half_bytes"),
+)
+LACKING = FindingKind("no-operation", "The backend does not implement the operation", DETAIL)
+NO_FIT = FindingKind("no-fit", "Why an operation has no latency and bandwidth", DETAIL)
+
+FAILED = CautionKind("failed", "A row did not complete in some or all rounds", "failure", ("status", "num_failed"))
+SIZES_LEFT_OUT = CautionKind("sizes-left-out", "Message sizes that did not fit into free memory", "failure")
+CROWDED = CautionKind("oversubscribed", "Ranks share cores", "wrong-work")
+NOISY = CautionKind("noisy-launches", "Launches of the same row differ", "noise", ("deviation", "payload_bytes"))
+FEW_LAUNCHES = CautionKind("few-launches", "Intervals rest on few launches", "noise", ("num_launches",))
+TAIL = CautionKind("heavy-tail", "The mean is far above the median", "noise", ("mean_ratio",))
+MISFITS = CautionKind("misfit", "Message sizes that the fitted line does not describe", "noise")
 
 
 def name_operation(operation: str) -> str:
@@ -46,75 +78,65 @@ def is_lacking(series: TransferSeries) -> bool:
 
 def make_fit_table(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Table:
     """Latency and bandwidth of every operation: what a predictor starts from."""
-    columns = (
-        Column(key="run", header="operation", align="left"),
-        Column(key="num_ranks", header="ranks", quantity="count"),
-        Column(key="latency_seconds", header="latency", quantity="latency"),
-        Column(key="bandwidth", header="algorithm", quantity="bandwidth"),
-        Column(key="bus_bandwidth", header="bus", quantity="bandwidth"),
-        Column(key="half_bytes", header="half at", quantity="bytes"),
-        Column(key="residual_ratio", header="off the line", quantity="share"),
-    )
-    rows = [_make_fit_row(series, fits[series.trial.configuration]) for series in every]
-    return Table(columns=columns, rows=tuple(rows), notes=(INTERVAL_NOTE, *FIT_NOTES, *_list_notes(every)))
 
+    def read_fit(read: Callable[[LinkFit], Known]) -> Callable[[TransferSeries], Known]:
+        return lambda series: read(fit) if (fit := fits[series.trial.configuration]) else None
 
-def _make_fit_row(series: TransferSeries, fit: LinkFit | None) -> tuple[Cell, ...]:
-    label = make_cell(series.trial.label, mark=OVERSUBSCRIBED if series.trial.is_oversubscribed else "")
-    if fit is None:
-        return make_row(label, series.trial.num_ranks, _say_status(series), None, None, None, None)
-    line = fit.line
-    return make_row(
-        label,
-        series.trial.num_ranks,
-        line.latency_seconds,
-        line.bandwidth,
-        fit.bus_bandwidth,
-        line.half_bytes,
-        line.residual_ratio,
+    def read_latency(series: TransferSeries) -> Known:
+        fit = fits[series.trial.configuration]
+        return fit.line.latency_seconds if fit else _describe_status(series)
+
+    return make_table(
+        every,
+        text_column("run", "operation", lambda series: make_cell(series.trial.label, mark=_find_mark(series))),
+        count_column("num_ranks", "ranks", lambda series: series.trial.num_ranks, is_detail=True),
+        make_column("latency", "latency_seconds", "latency", read_latency),
+        make_column("bandwidth", "bandwidth", "algbw", read_fit(lambda fit: fit.line.bandwidth)),
+        make_column("bandwidth", "bus_bandwidth", "busbw", read_fit(lambda fit: fit.bus_bandwidth)),
+        bytes_column("half_bytes", "n½", read_fit(lambda fit: fit.line.half_bytes)),
+        share_column("residual_ratio", "fit error", read_fit(lambda fit: fit.line.residual_ratio)),
+        notes=(INTERVAL_NOTE, *FIT_NOTES, *_list_notes(every)),
     )
 
 
-def _say_status(series: TransferSeries) -> str | None:
+def _find_mark(series: TransferSeries) -> str:
+    return OVERSUBSCRIBED if series.trial.is_oversubscribed else ""
+
+
+def _describe_status(series: TransferSeries) -> str | None:
     """Why there is no fit; nothing where there were only too few sizes."""
     failure = find_failure(series)
     if is_lacking(series):
-        return f"lacking in {series.backend}"
+        return f"not in {series.backend}"
     return failure.status.words if failure and not series.is_measured else None
 
 
 def make_size_table(series: TransferSeries, fit: LinkFit | None) -> Table:
-    """Every size of one operation: its time, and what that makes as bandwidth."""
-    columns = (
-        Column(key="payload_bytes", header="size, bytes", quantity="count"),
-        Column(key="num_calls", header="calls", quantity="count"),
-        Column(key="num_timings", header="timings", quantity="count"),
-        Column(key="call_seconds", header="time", quantity="latency"),
-        Column(key="mean_seconds", header="mean", quantity="latency"),
-        Column(key="bandwidth", header="algorithm", quantity="bandwidth"),
-        Column(key="bus_bandwidth", header="bus", quantity="bandwidth"),
-        Column(key="line_ratio", header="× line", quantity="ratio"),
-    )
-    rows = tuple(_make_size_row(series, size, fit) for size in series.seconds)
-    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, *_list_notes([series])))
-
-
-def _make_size_row(series: TransferSeries, size: int, fit: LinkFit | None) -> tuple[Cell, ...]:
-    rounds = series.seconds[size]
-    timings = [seconds for launch in rounds for seconds in launch]
-    call = estimate_median(rounds)
-    bandwidth: Estimate = call.map(lambda seconds: size / seconds)
+    """Every size of one operation: its time, and the bandwidth it reaches."""
     factor = bus_factor(series.operation, series.trial.num_ranks)
-    return make_row(
-        size,
-        series.num_calls[size],
-        len(timings),
-        call,
-        statistics.fmean(timings),
-        bandwidth,
-        bandwidth.map(lambda rate: rate * factor),
-        None if fit is None else call.value / fit.line.predict_seconds(size),
+
+    def read_rate(row: tuple[int, Estimate], factor: float = 1.0) -> Estimate:
+        return row[1].map(lambda seconds: row[0] * factor / seconds)
+
+    def compare_to_line(row: tuple[int, Estimate]) -> float | None:
+        return row[1].value / fit.line.predict_seconds(row[0]) if fit else None
+
+    return make_table(
+        [(size, estimate_median(rounds)) for size, rounds in series.seconds.items()],
+        count_column("payload_bytes", "size, bytes", lambda row: row[0]),
+        count_column("num_calls", "calls", lambda row: series.num_calls[row[0]]),
+        count_column("num_timings", "timings", lambda row: len(_list_timings(series, row[0]))),
+        make_column("latency", "call_seconds", "time", lambda row: row[1]),
+        make_column("latency", "mean_seconds", "mean", lambda row: statistics.fmean(_list_timings(series, row[0]))),
+        make_column("bandwidth", "bandwidth", "algbw", read_rate),
+        make_column("bandwidth", "bus_bandwidth", "busbw", lambda row: read_rate(row, factor)),
+        ratio_column("line_ratio", "× fit", compare_to_line),
+        notes=(INTERVAL_NOTE, *_list_notes([series])),
     )
+
+
+def _list_timings(series: TransferSeries, size: int) -> list[float]:
+    return [seconds for launch in series.seconds[size] for seconds in launch]
 
 
 def _list_notes(every: Sequence[TransferSeries]) -> Iterator[str]:
@@ -124,43 +146,42 @@ def _list_notes(every: Sequence[TransferSeries]) -> Iterator[str]:
         yield GLOO_NOTE
 
 
-MOST_NAMED = 3
-"""How many sizes or operations a sentence names."""
+def summarise_operations(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Iterator[Finding]:
+    """One finding for every operation and number of ranks, the first measured one as the answer."""
+    measured = [series for series in every if fits[series.trial.configuration] is not None]
+    for series in every:
+        yield _describe_link(series, fits[series.trial.configuration], series in measured[:1])
 
 
-def summarise_links(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> tuple[str, ...]:
-    """One sentence for every operation and number of ranks."""
-    return tuple(_say_link(series, fits[series.trial.configuration]) for series in every)
-
-
-def _say_link(series: TransferSeries, fit: LinkFit | None) -> str:
-    name = f"{name_operation(series.operation)} on {series.trial.num_ranks} ranks"
+def _describe_link(series: TransferSeries, fit: LinkFit | None, is_main: bool) -> Finding:
+    label = series.trial.label
     if is_lacking(series):
-        return f"{name}: {series.backend} has no such operation for these messages."
+        return LACKING(label, f"{label}: {series.backend} does not implement this operation.")
     if not series.is_measured:
-        return f"{name}: nothing was measured."
+        return NO_FIT(label, f"{label}: not measured.")
     if fit is None:
-        return f"{name}: too few sizes for latency and bandwidth; the table has their times."
-    parts = [
-        f"{format_quantity('latency', fit.line.latency_seconds)} latency"
-        if fit.line.latency_seconds
-        else "no message small enough to show latency",
-        f"{format_quantity('bandwidth', fit.bus_bandwidth)} bus bandwidth"
-        if fit.bus_bandwidth
-        else "no message large enough to show bandwidth",
-    ]
-    half = fit.line.half_bytes
-    tail = f"; half of that from {format_bytes(half.value)} on" if half else ""
-    return f"{name}: {', '.join(parts)}{tail}."
+        return NO_FIT(label, f"{label}: too few sizes to fit latency and bandwidth; the table lists their times.")
+    latency, bandwidth, half = fit.line.latency_seconds, fit.bus_bandwidth, fit.line.half_bytes
+    parts = (
+        f"latency {format_quantity('latency', latency)}" if latency else "latency unknown (no message small enough)",
+        f"bus bandwidth {format_quantity('bandwidth', bandwidth)}"
+        if bandwidth
+        else "bandwidth unknown (no message large enough)",
+    )
+    tail = f", half of it at {format_bytes(half.value)}" if half else ""
+    text = f"{label}: {', '.join(parts)}{tail}."
+    weight = MAIN if is_main else REASON
+    return LINK(label, text, weight=weight, latency_seconds=latency, bus_bandwidth=bandwidth, half_bytes=half)
 
 
 def warn_of_left_out(left_out: Mapping[str, Sequence[int]]) -> Iterator[Caution]:
-    """Sizes that were asked for and that memory had no room for."""
+    """Requested sizes that memory had no room for."""
     named = [f"{label} {', '.join(map(format_bytes, sizes))}" for label, sizes in left_out.items() if sizes]
     if named:
-        yield Caution(
-            message=f"messages that did not fit into the memory that was free were left out: {'; '.join(named)}",
-            next_step="free memory, use fewer --ranks, or a smaller --max-size",
+        yield SIZES_LEFT_OUT(
+            ", ".join(label for label, sizes in left_out.items() if sizes),
+            f"sizes left out, not enough free memory: {'; '.join(named)}",
+            "free memory, use fewer --ranks, or a smaller --max-size",
         )
 
 
@@ -182,11 +203,14 @@ def _name_failure(series: TransferSeries) -> Iterator[Caution]:
         return
     num_failed = sum(result.status is failure.status for result in series.results)
     which = f" in {num_failed} of {len(series.results)} rounds" if len(series.results) > 1 else ""
-    kept = "; what was timed before is in the tables" if failure.transfers else ""
-    advice = "see --backend and --operations" if failure.status is Status.INVALID else failure.status.advice
-    yield Caution(
-        message=f"{series.trial.label} {failure.status.words}{which}: {failure.reason}{kept}",
-        next_step=f"{advice}; its logs are in trials/{failure.trial.name}",
+    kept = "; timings before that are in the tables" if failure.transfers else ""
+    advice = "check --backend and --operations" if failure.status is Status.INVALID else failure.status.advice
+    yield FAILED(
+        series.trial.label,
+        f"{series.trial.label} {failure.status.words}{which}: {failure.reason}{kept}",
+        f"{advice}; logs are in trials/{failure.trial.name}",
+        status=failure.status.value,
+        num_failed=num_failed,
     )
 
 
@@ -199,19 +223,23 @@ def _name_noise(every: Sequence[TransferSeries]) -> Iterator[Caution]:
     ]
     worst, label, size = max(found, default=(0.0, "", 0))
     if worst > NOISY_BETWEEN:
-        yield Caution(
-            message=f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation) at"
-            f" {format_bytes(size)}, the worst of all",
-            next_step="close other programs, or raise --rounds",
+        yield NOISY(
+            label,
+            f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation) at"
+            f" {format_bytes(size)}, the worst size",
+            "close other programs, or raise --rounds",
+            deviation=worst,
+            payload_bytes=size,
         )
 
 
 def _name_crowding(every: Sequence[TransferSeries]) -> Iterator[Caution]:
-    crowded = [series.trial.label for series in every if series.trial.is_oversubscribed]
+    crowded = ", ".join(series.trial.label for series in every if series.trial.is_oversubscribed)
     if crowded:
-        yield Caution(
-            message=f"ranks share cores in {', '.join(crowded)}: waiting for a core is part of every time there",
-            next_step="use fewer --ranks or --threads-per-rank before believing latencies",
+        yield CROWDED(
+            crowded,
+            f"ranks share cores in {crowded}: those times include waiting for a core",
+            "use fewer --ranks or --threads-per-rank",
         )
 
 
@@ -224,41 +252,109 @@ def _name_few_launches(every: Sequence[TransferSeries]) -> Iterator[Caution]:
     fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
     if fewest < FEWEST_LAUNCHES:
         times = "once" if fewest == 1 else f"{fewest} times"
-        yield Caution(
-            message=f"{label} was launched {times}: an interval over launches rests on few numbers, or is missing",
-            next_step=f"use --rounds {FEWEST_LAUNCHES}",
+        yield FEW_LAUNCHES(
+            label,
+            f"{label} was launched {times}: too few for a reliable interval",
+            f"use --rounds {FEWEST_LAUNCHES}",
+            num_launches=fewest,
         )
 
 
 def _name_tails(every: Sequence[TransferSeries]) -> Iterator[Caution]:
-    """Calls that stall move no median, and are part of what a training waits for."""
-    found = [
-        (max(_measure_tail(series, size) for size in series.seconds), series) for series in every if series.seconds
-    ]
-    heavy = [f"{series.trial.label} up to {tail:.1f}×" for tail, series in found if tail > HEAVY_TAIL]
+    """Calls that stall do not move a median, and training waits for them."""
+    found = {series.trial.label: _measure_tail(series) for series in every if series.seconds}
+    heavy = {label: tail for label, tail in found.items() if tail > HEAVY_TAIL}
     if heavy:
-        yield Caution(
-            message=f"some calls take far longer than most; mean over median: {', '.join(heavy)}",
-            next_step="a training waits by the mean, a fit goes through the medians; transfers.csv has every timing",
+        yield TAIL(
+            ", ".join(heavy),
+            "some calls take far longer than the median; mean over median: "
+            + ", ".join(f"{label} up to {tail:.1f}×" for label, tail in heavy.items()),
+            "training waits for the mean, the fit uses medians; transfers.csv has every timing",
+            mean_ratio=max(heavy.values()),
         )
 
 
-def _measure_tail(series: TransferSeries, size: int) -> float:
-    timings = [seconds for launch in series.seconds[size] for seconds in launch]
-    return statistics.fmean(timings) / statistics.median(timings)
+def _measure_tail(series: TransferSeries) -> float:
+    every = [_list_timings(series, size) for size in series.seconds]
+    return max(statistics.fmean(timings) / statistics.median(timings) for timings in every)
 
 
 def _name_misfits(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Iterator[Caution]:
-    named = []
+    named = {}
     for series in every:
         fit = fits[series.trial.configuration]
         misfits = sorted(fit.line.misfits, key=lambda misfit: -abs(misfit.ratio - 1)) if fit else []
         if misfits:
             listed = ", ".join(f"{format_bytes(m.payload_bytes)} {m.ratio:.2f}×" for m in misfits[:MOST_NAMED])
             more = f" and {len(misfits) - MOST_NAMED} more" if len(misfits) > MOST_NAMED else ""
-            named.append(f"{series.trial.label} at {listed}{more}")
+            named[series.trial.label] = f"{listed}{more}"
     if named:
-        yield Caution(
-            message=f"one line does not describe all sizes, off by over {format_share(MISFIT)}: {'; '.join(named)}",
-            next_step="take the times of the sizes that matter from the table: protocols and caches change on the way",
+        yield MISFITS(
+            ", ".join(named),
+            f"the fit is off by over {format_share(MISFIT)}: "
+            + "; ".join(f"{label} at {sizes}" for label, sizes in named.items()),
+            "for those sizes use the times in the table: protocols and caches change with size",
         )
+
+
+def make_points(series: TransferSeries) -> list[Made]:
+    """Time and bus bandwidth of every size."""
+    factor = bus_factor(series.operation, series.trial.num_ranks)
+    points: list[Made] = []
+    for size, rounds in series.seconds.items():
+        call = estimate_median(rounds)
+        rate = call.map(lambda seconds, size=size: size * factor / seconds)  # type: ignore[misc]
+        label = series.trial.label
+        points.append({"series": label, "payload_bytes": size, "seconds": call, "bandwidth": rate, "key": label})
+    return points
+
+
+def plot_operations(every: Sequence[TransferSeries]) -> tuple[Chart, ...]:
+    """Times and bandwidths of all operations, as many as can be told apart."""
+    measured = [series for series in every if series.is_measured]
+    shown = measured[:MOST_SERIES]
+    rows = [point for series in shown for point in make_points(series)]
+    if not rows:
+        return ()
+    lost = [(s.trial.label, find_status(s)) for s in every if not s.is_measured]
+    more = f"{len(measured) - len(shown)} more are drawn below." if len(measured) > len(shown) else ""
+    said = join_words(INTERVALS, more, *describe_failures(lost))
+    return (
+        plot_times(title="Time per call", rows=rows, fits=(), caption=said),
+        plot_rates(title="Bus bandwidth", rows=rows, caption=said),
+    )
+
+
+def find_status(series: TransferSeries) -> str:
+    failure = find_failure(series)
+    return failure.status.words if failure else "no timing"
+
+
+def plot_operation(series: TransferSeries, fit: LinkFit | None) -> tuple[Chart, ...]:
+    """One operation: every launch, the median, and the line that latency and bandwidth come from."""
+    rows = make_points(series)
+    if not rows:
+        return ()
+    said = join_words(
+        INTERVALS,
+        "Faint points are medians of single launches." if len(series.results) > 1 else "",
+        "" if fit is not None else "Too few sizes for a fit.",
+    )
+    launches: list[Made] = [
+        {"series": series.trial.label, "payload_bytes": size, "seconds": estimate_median([launch]).value}
+        for size, rounds in series.seconds.items()
+        for launch in rounds
+        if len(rounds) > 1 and len(launch)
+    ]
+    title = f"{series.trial.label}: time against size"
+    return (plot_times(title=title, rows=rows, raw=launches, fits=_draw_line(fit), caption=said),)
+
+
+def _draw_line(fit: LinkFit | None) -> list[Made]:
+    """The fitted line, which is a curve on logarithmic axes."""
+    if fit is None:
+        return []
+    low, high = fit.line.smallest_bytes, fit.line.largest_bytes
+    places = [low * (high / low) ** (step / (NUM_PLACES - 1)) for step in range(NUM_PLACES)]
+    name = "latency + size / bandwidth"
+    return [{"series": name, "payload_bytes": place, "seconds": fit.line.predict_seconds(place)} for place in places]

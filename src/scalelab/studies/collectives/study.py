@@ -1,10 +1,10 @@
-"""Collectives: communication alone, without a training around it.
+"""Collectives: communication alone, without training.
 
-Every operation is timed on messages from a few bytes to hundreds of megabytes, on every number of ranks, and checked
-once per size. A line through the times gives latency and bandwidth (`analysis/link.py`): what a prediction of larger
-jobs needs, and what nccl-tests and the OSU benchmarks print for comparison.
+Every operation is timed on messages from a few bytes to hundreds of megabytes, for every world size, and its result is
+checked once per size. A line through the times gives latency and bandwidth (`analysis/link.py`): what a prediction of
+larger jobs needs, and what nccl-tests and the OSU benchmarks print.
 
-One trial is one operation on so many ranks, all sizes in one launch (`measure/exchange.py`).
+One trial is one operation at one world size, all message sizes in one launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 import tyro
 
 from scalelab.analysis.communication import POINT_TO_POINT
-from scalelab.analysis.link import LinkFit, TransferSeries, fit_series, group_transfers
+from scalelab.analysis.link import TransferSeries, fit_series, group_transfers
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
@@ -25,13 +25,13 @@ from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.settings import LACKED, NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
-from scalelab.studies.collectives.charts import plot_operation, plot_operations
 from scalelab.studies.collectives.report import (
     make_fit_table,
     make_size_table,
     name_operation,
-    summarise_links,
+    plot_operation,
+    plot_operations,
+    summarise_operations,
     warn_of_exchanges,
     warn_of_left_out,
 )
@@ -45,40 +45,40 @@ GROWTH = 4
 LARGEST_ON_CPU = "64MB"
 LARGEST_ON_CUDA = "1GB"
 COPIES = {"all_reduce": 2, "all_gather": 3, "reduce_scatter": 4, "broadcast": 2, "all_to_all": 3, POINT_TO_POINT: 2}
-"""What one rank holds at once, in whole messages, with gloo's own scratch: rounded up from measured peaks."""
+"""Memory of one rank in whole messages, gloo's scratch included: measured peaks, rounded up."""
 GPU_SHARE = 0.9
-"""What of a GPU's memory may be messages."""
+"""Share of a GPU's memory that messages may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives(Study):
-    """Latency and bandwidth of all-reduce and its kin, by the size of the message."""
+    """Time all-reduce and the other collectives by message size, and fit latency and bandwidth."""
 
     name: ClassVar[str] = "collectives"
     title: ClassVar[str] = "Collectives"
-    question: ClassVar[str] = "How long does each collective take, and what latency and bandwidth does that make?"
+    question: ClassVar[str] = "What latency and bandwidth does each collective reach?"
 
     operations: tuple[Operation, ...] = get_args(Operation)
-    """What to time."""
+    """Operations to time."""
     ranks: tuple[int, ...] = (2,)
-    """Numbers of ranks, each two or more; point_to_point runs between two whatever stands here."""
+    """World sizes, each two or more; point_to_point always runs between two ranks."""
     min_size: Annotated[str, tyro.conf.arg(metavar="BYTES")] = "4B"
-    """The smallest message; each further one is four times as large."""
+    """Smallest message; each further one is four times as large."""
     max_size: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
-    """The largest message. None: 1GB on GPUs; 64MB on a CPU, where bandwidth has levelled off by then and a gigabyte
-    takes seconds."""
+    """Largest message. None: 1GB on GPUs, 64MB on CPU, where bandwidth has levelled off and a gigabyte takes
+    seconds."""
     backend: Backend = "auto"
-    """What carries the messages. auto: nccl on GPUs, gloo on a CPU."""
+    """torch.distributed backend. auto: nccl on GPUs, gloo on CPU."""
     rounds: int = 6
-    """Launches of every operation, interleaved with the others'."""
+    """Launches of every operation, interleaved."""
     repeats: int = 50
-    """Timings of every size in one launch, at the most."""
+    """Timings of every size in one launch, at most."""
     warmup_calls: int = 3
-    """Calls of every size before its first timing."""
+    """Untimed calls before the first timing of every size."""
     budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0.5s"
-    """What the timings of one size may take in one launch: large messages are timed less often, but three times."""
+    """Time limit for one size in one launch: large messages are timed less often, but at least three times."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the messages are. auto takes CUDA where there is a GPU."""
+    """Device of the messages. auto: CUDA if there is a GPU."""
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores that each rank owns. None: as many as the largest trial can give each."""
     bind: Bind = "cores"
@@ -111,17 +111,17 @@ class Collectives(Study):
         check_positive("budget", self.budget_seconds)
         check_at_least("min_size", self.smallest, 1)
         if self.largest < self.smallest:
-            raise UsageError(f"--max-size {self.max_size} is less than --min-size {self.min_size}: use more")
+            raise UsageError(f"--max-size {self.max_size} is less than --min-size {self.min_size}: raise it")
         assert self.job.timeout_seconds  # what a job refuses is refused now
         if self.launcher == "hosts" and self.ranks_per_host >= max(self.ranks):
             raise UsageError(
-                f"--ranks-per-host {self.ranks_per_host} puts all of --ranks {max(self.ranks)} on one host, where no"
-                " link joins them: use fewer per host, or more ranks"
+                f"--ranks-per-host {self.ranks_per_host} puts all of --ranks {max(self.ranks)} on one host, without a"
+                " link between them: use fewer per host, or more ranks"
             )
 
     @property
     def job(self) -> Job:
-        """On what it runs; nothing is trained."""
+        """Where it runs; nothing is trained."""
         return Job(
             device=self.device,
             threads_per_rank=self.threads_per_rank,
@@ -148,7 +148,7 @@ class Collectives(Study):
         return self.find_largest(self.job.found_device)
 
     def find_largest(self, device: str) -> int:
-        """On the device of a trial, for a run may be shown on another machine than the one it was measured on."""
+        """For the device of a trial: a run may be shown on a machine other than the one it was measured on."""
         if self.max_size is not None:
             return read_flag("max_size", self.max_size, parse_bytes)
         return max(parse_bytes(LARGEST_ON_CUDA if device == "cuda" else LARGEST_ON_CPU), self.smallest)
@@ -156,7 +156,7 @@ class Collectives(Study):
     def plan(self) -> list[Trial]:
         device = self.job.found_device
         if self.backend == "nccl" and device != "cuda":
-            raise UsageError("--backend nccl needs GPUs: use --backend gloo, or --device cuda where there are some")
+            raise UsageError("--backend nccl needs GPUs: use --backend gloo, or --device cuda on a machine with GPUs")
         if device == "cuda" and not self.job.is_elsewhere:
             check_gpus(self.job.count_on_node(max(self.ranks)))
         first_round = [self._plan_trial(*configuration) for configuration in self._list_configurations()]
@@ -167,7 +167,7 @@ class Collectives(Study):
         ]
 
     def _list_configurations(self) -> Iterator[tuple[Operation, int]]:
-        """Operation and number of ranks of every row."""
+        """Operation and world size of every row."""
         for operation in self.operations:
             for num_ranks in (2,) if operation == POINT_TO_POINT else self.ranks:
                 yield operation, num_ranks
@@ -204,7 +204,7 @@ class Collectives(Study):
         )
 
     def _say_where(self, num_ranks: int) -> str:
-        """Ranks that share one of several hosts have no link between them."""
+        """Ranks on the same host have no link between them."""
         return ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
 
     def list_sizes(self, operation: str, num_ranks: int, device: str | None = None) -> tuple[int, ...]:
@@ -219,12 +219,12 @@ class Collectives(Study):
         return tuple(sorted({-(-size // step) * step for size in wanted}))
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        """What the backend lacks in one round it lacks in all."""
+        """An operation that the backend lacks is not launched again."""
         earlier = (result for result in results if result.trial.configuration == trial.configuration)
         return next((result.reason for result in earlier if LACKED in result.reason), None)
 
     def expects(self, result: TrialResult) -> bool:
-        """That a backend lacks an operation is an answer."""
+        """An operation that the backend lacks is part of the answer."""
         return result.status in (Status.INVALID, Status.NOT_RUN) and LACKED in result.reason
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
@@ -232,7 +232,10 @@ class Collectives(Study):
         fits = {series.trial.configuration: fit_series(series) for series in every}
         sections = [Section(tables=(make_fit_table(every, fits),), charts=plot_operations(every))]
         measured = [series for series in every if series.is_measured]
-        sections += [_make_section(series, fits[series.trial.configuration]) for series in measured]
+        for series in measured:
+            fit = fits[series.trial.configuration]
+            tables = (make_size_table(series, fit),)
+            sections.append(Section(heading=series.trial.label, tables=tables, charts=plot_operation(series, fit)))
         left_out = {
             series.trial.label: [
                 size
@@ -246,7 +249,7 @@ class Collectives(Study):
             question=self.question,
             setting=self._describe_setting(every),
             sections=tuple(sections),
-            findings=as_findings(summarise_links(every, fits)),
+            findings=tuple(summarise_operations(every, fits)),
             cautions=(*warn_of_left_out(left_out), *warn_of_exchanges(every, fits)),
         )
 
@@ -262,14 +265,8 @@ class Collectives(Study):
         return " · ".join([every[0].backend, trial.device, *hosts, reach, cores, launches])
 
 
-def _make_section(series: TransferSeries, fit: LinkFit | None) -> Section:
-    chart = plot_operation(series, fit)
-    charts = (chart,) if chart is not None else ()
-    return Section(heading=series.trial.label, tables=(make_size_table(series, fit),), charts=charts)
-
-
 def fit_sizes(sizes: Sequence[int], operation: str, num_ranks: int, device: str) -> tuple[int, ...]:
-    """The sizes that memory has room for; raises `UsageError` where there is none."""
+    """The sizes that fit into memory; raises `UsageError` if none does."""
     if device == "cuda":
         room = GPU_SHARE * min((gpu.memory_bytes for gpu in find_gpus()), default=0)
     else:
@@ -279,6 +276,6 @@ def fit_sizes(sizes: Sequence[int], operation: str, num_ranks: int, device: str)
         needed = COPIES[operation] * min(sizes)
         raise UsageError(
             f"--min-size {format_bytes(min(sizes))}: {operation} needs {format_bytes(needed)} on each of {num_ranks}"
-            f" ranks, and {format_bytes(room)} are free for each: use smaller messages or fewer ranks"
+            f" ranks, and {format_bytes(room)} is free for each: use smaller messages or fewer ranks"
         )
     return fitting

@@ -1,11 +1,12 @@
-"""What a link costs, in numbers: from steps, from profiles, and from exchanges alone.
+"""What a link costs, in numbers: from steps, from profiles, and from all-reduces alone.
 
-Of the profiled steps a rank's communication is the time in which at least one collective was under way, hidden or not
+In a profiled step, a rank's communication is the time with at least one collective in flight, overlapped or not
 (exposed + overlapped). Transfer and waiting are sums over collectives instead, and so is their mean latency: two that
 run at once both count. All are means over ranks, step by step.
 
-The bus bandwidth of a training is what its collectives had to move, each by its own factor (`analysis/bandwidth.py`),
-over the time of communication. Waiting is in that time, and pauses between buckets are not.
+The bus bandwidth of a training is what its collectives had to move, each by its own factor
+(`analysis/communication.py`), over the time of communication. That time includes waiting, but not the pauses between
+buckets.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class LinkRow:
 
     link: Link
     arm: Arm | None
-    """The trainings over it; None: none has a result yet."""
+    """The training over it; None: no result yet."""
     series: TransferSeries | None
-    """The exchanges over it."""
+    """The all-reduces alone over it."""
 
     @property
     def is_measured(self) -> bool:
@@ -53,7 +54,7 @@ class LinkRow:
 
     @cached_property
     def exposed(self) -> ExposedCommunication | None:
-        """What a step without the gradient exchange saves; only ddp has such steps."""
+        """What a step without the gradient all-reduce saves; only ddp has such steps."""
         if self.arm is None or not any(self.arm.comm_free):
             return None
         return communication_by_ablation(self.arm.clean, self.arm.comm_free)
@@ -144,7 +145,7 @@ class LinkRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinksAnswer:
+class NetworkAnswer:
     """All links, and the base."""
 
     arms: Mapping[str, Arm]
@@ -152,8 +153,13 @@ class LinksAnswer:
 
     @property
     def reference(self) -> LinkRow | None:
-        """What links are held against: the ranks inside one host, where they were measured."""
+        """What links are compared with: the ranks inside one host, where they were measured."""
         return next((row for row in self.rows if row.link.is_inside and row.is_measured), None)
+
+    @property
+    def inside(self) -> Arm | None:
+        """The training inside one host."""
+        return self.reference.arm if self.reference else None
 
     def compare_communication(self, row: LinkRow) -> Estimate | float | None:
         """Communication over the link, over that inside one host."""
@@ -165,21 +171,21 @@ class LinksAnswer:
         return estimate_ratio(above, below)
 
 
-def read_answer(links: Sequence[Link], results: Sequence[TrialResult], warmup: int | None) -> LinksAnswer:
+def read_answer(links: Sequence[Link], results: Sequence[TrialResult], warmup: int | None) -> NetworkAnswer:
     """Everything that results say so far."""
     arms = group_arms([result for result in results if result.trial.exchange is None], warmup)
     series = group_transfers(results)
     rows = [LinkRow(link=x, arm=arms.get(x.name), series=series.get(name_exchange(x.name))) for x in links]
-    return LinksAnswer(arms=arms, rows=tuple(rows))
+    return NetworkAnswer(arms=arms, rows=tuple(rows))
 
 
 def name_exchange(link: str) -> str:
-    """The configuration of the exchanges over a link."""
+    """The configuration of the all-reduces alone over a link."""
     return f"{link}-alone"
 
 
 def read_communication(step: TracedStep) -> float:
-    """Seconds in which at least one collective was under way."""
+    """Seconds with at least one collective in flight."""
     return NANOSECONDS * (step.exposed_ns + step.overlapped_ns)
 
 

@@ -1,31 +1,42 @@
-"""The tables of the links study: what a link costs, what profiles say of it, how fast it is.
-
-The links study in words, and what to be careful about.
-"""
+"""The answer of the network study: what a link costs, what profiles show of it, how fast it is, and what to doubt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.document import Cell, Column, Table, make_row
-from scalelab.report.findings import Caution, Value
+from scalelab.analysis.speedup import ExposedCommunication
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.curves import plot_rates
+from scalelab.report.charts.plot import MOST_SERIES, plot_bars
+from scalelab.report.document import Chart, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    bytes_column,
+    make_column,
+    make_table,
+    seconds_column,
+    share_column,
+    text_column,
+)
+from scalelab.studies.collectives.report import FAILED, INTERVALS, find_failure, find_status, make_points
 from scalelab.studies.network.answer import (
     BASE,
     LinkRow,
-    LinksAnswer,
+    NetworkAnswer,
     read_communication,
     read_latency,
     read_share,
     read_transfer,
     read_waiting,
 )
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, describe_failures, join_words
 from scalelab.studies.shared.sweep import (
     CONTROL,
-    INTERVAL_NOTE,
-    SweepColumn,
     compare_steps,
+    describe_status,
     make_sweep_table,
     ratio_column,
     samples_column,
@@ -33,177 +44,229 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.units import format_bytes, format_quantity
 
+Made = dict[str, Any]
+TOLERANCE = 0.1
+"""How far a link may be from its nominal rate before there is a warning."""
+MUCH_WAITING = 0.2
+"""Share of the time in collectives from which waiting is reported."""
 
-def make_cost_table(answer: LinksAnswer) -> Table:
-    """Steps, and how much of them waits for the exchange."""
+COST = FindingKind(
+    "link-cost", "Step time over a link against that inside one host", REASON, ("step_ratio", "exposed_share")
+)
+COMMUNICATION = FindingKind(
+    "profiled-communication", "Communication in a profiled step over a link", DETAIL, ("share", "ratio")
+)
+BANDWIDTH = FindingKind(
+    "bus-bandwidth", "Bus bandwidth of all-reduces alone over a link", DETAIL, ("bus_bandwidth", "nominal_share")
+)
+WAITING = FindingKind("waiting", "Time that ranks wait for a later rank", REASON, ("share",))
+NOT_NOMINAL = CautionKind("not-nominal", "A link is not as fast as its rate says", "wrong-work", ("nominal_share",))
+
+
+def make_cost_table(answer: NetworkAnswer) -> Table:
+    """Steps, and how much of them waits for the gradient all-reduce."""
     by_name = {row.link.name: row for row in answer.rows}
-    inside = answer.reference.arm if answer.reference else None
 
-    def read_exposed(arm: Arm, what: str) -> Value | Cell:
-        row = by_name.get(arm.configuration)
-        exposed = row.exposed if row else None
-        if exposed is None:
-            return None
-        found = getattr(exposed, what)
-        return Cell(value=found.value, low=found.low, high=found.high)
+    def read_exposed(read: Callable[[ExposedCommunication], Known]) -> Callable[[Arm], Known]:
+        def find(arm: Arm) -> Known:
+            exposed = by_name[arm.configuration].exposed if arm.configuration in by_name else None
+            return read(exposed) if exposed else None
+
+        return find
 
     columns = [
         step_column(),
         samples_column(),
-        ratio_column(inside, "× inside"),
-        SweepColumn(
-            column=Column(key="exposed_seconds", header="exposed comm", quantity="seconds"),
-            read=lambda arm: read_exposed(arm, "seconds"),
-        ),
-        SweepColumn(
-            column=Column(key="exposed_share", header="of the step", quantity="share"),
-            read=lambda arm: read_exposed(arm, "share"),
-        ),
+        ratio_column(answer.inside, "× inside"),
+        seconds_column("exposed_seconds", "exposed comm", read_exposed(lambda exposed: exposed.seconds)),
+        share_column("exposed_share", "of the step", read_exposed(lambda exposed: exposed.share)),
     ]
     known = [answer.arms.get(BASE), answer.arms.get(CONTROL), *(row.arm for row in answer.rows)]
-    notes = ("exposed comm: a step less a step without the gradient exchange",)
+    notes = ("exposed comm: a step less a step without the gradient all-reduce",)
     return make_sweep_table([arm for arm in known if arm], columns, name_header="link", notes=notes)
 
 
-def make_profile_table(answer: LinksAnswer) -> Table:
+def make_profile_table(answer: NetworkAnswer) -> Table:
     """What ranks did in their collectives, in the profiled steps."""
-    columns = (
-        Column(key="link", header="link", align="left"),
-        Column(key="communication_seconds", header="communication", quantity="seconds"),
-        Column(key="communication_share", header="of the profiled step", quantity="share"),
-        Column(key="communication_ratio", header="comm × inside", quantity="ratio"),
-        Column(key="latency_seconds", header="mean latency", quantity="seconds"),
-        Column(key="transfer_seconds", header="transfer", quantity="seconds"),
-        Column(key="waiting_seconds", header="waiting", quantity="seconds", unit_of="transfer_seconds"),
-    )
-    rows = tuple(
-        make_row(
-            row.link.name,
-            row.estimate(read_communication),
-            row.estimate(read_share),
-            answer.compare_communication(row),
-            row.estimate(read_latency),
-            row.estimate(read_transfer),
-            row.estimate(read_waiting),
-        )
-        for row in answer.rows
-    )
-    notes = (
-        INTERVAL_NOTE,
-        "a step, as the mean over ranks; communication: some collective is under way, hidden or not",
-        "transfer: the shortest time of any rank in each collective; waiting: what ranks spent in it beyond that",
-    )
-    return Table(columns=columns, rows=rows, notes=notes)
-
-
-def make_bandwidth_table(answer: LinksAnswer) -> Table:
-    """Bus bandwidth of the training and of all-reduces alone, beside the nominal rate."""
-    columns = (
-        Column(key="link", header="link", align="left"),
-        Column(key="payload_bytes", header="payload", quantity="bytes"),
-        Column(key="trained_bytes_per_second", header="bus/s, training", quantity="bytes"),
-        Column(key="bytes_per_second", header="bus/s, alone", quantity="bytes", unit_of="nominal_bytes_per_second"),
-        Column(key="nominal_bytes_per_second", header="nominal/s", quantity="bytes"),
-        Column(key="nominal_share", header="of nominal", quantity="share"),
-        Column(key="latency_seconds", header="latency of 4 B", quantity="seconds"),
-    )
-    rows = tuple(_make_bandwidth_row(row) for row in answer.rows)
-    notes = (
-        INTERVAL_NOTE,
-        "payload: of all collectives of a step; bus: what every link carries in each direction, as nccl-tests has it",
-        "of nominal: the all-reduces alone, or the training where there are none",
-    )
-    return Table(columns=columns, rows=rows, notes=notes)
-
-
-def _make_bandwidth_row(row: LinkRow) -> tuple[Cell, ...]:
-    return make_row(
-        row.link.name,
-        row.payload_bytes,
-        row.trained_bandwidth,
-        row.bandwidth,
-        row.link.bytes_per_second,
-        row.nominal_share,
-        row.latency,
+    return make_table(
+        answer.rows,
+        text_column("link", "link", lambda row: row.link.name),
+        seconds_column("communication_seconds", "communication", lambda row: row.estimate(read_communication)),
+        share_column("communication_share", "of the profiled step", lambda row: row.estimate(read_share)),
+        make_column("ratio", "communication_ratio", "comm × inside", answer.compare_communication),
+        seconds_column("latency_seconds", "mean latency", lambda row: row.estimate(read_latency)),
+        seconds_column("transfer_seconds", "transfer", lambda row: row.estimate(read_transfer)),
+        seconds_column(
+            "waiting_seconds", "waiting", lambda row: row.estimate(read_waiting), unit_of="transfer_seconds"
+        ),
+        notes=(
+            INTERVAL_NOTE,
+            "per step, mean over ranks; communication: time with a collective in flight, overlapped or not",
+            "transfer: shortest time of any rank in each collective; waiting: time that ranks spent in it beyond that",
+        ),
     )
 
 
-TOLERANCE = 0.1
-"""How far a link may be from its nominal rate before there is a warning."""
-MUCH_WAITING = 0.2
-"""Share of the time in collectives from which on waiting is worth a word."""
+def make_bandwidth_table(answer: NetworkAnswer) -> Table:
+    """Bus bandwidth in training and of all-reduces alone, beside the nominal rate."""
+    return make_table(
+        answer.rows,
+        text_column("link", "link", lambda row: row.link.name),
+        bytes_column("payload_bytes", "payload", lambda row: row.payload_bytes),
+        bytes_column("trained_bytes_per_second", "busbw/s, training", lambda row: row.trained_bandwidth),
+        bytes_column(
+            "bytes_per_second", "busbw/s, alone", lambda row: row.bandwidth, unit_of="nominal_bytes_per_second"
+        ),
+        bytes_column("nominal_bytes_per_second", "nominal/s", lambda row: row.link.bytes_per_second),
+        share_column("nominal_share", "of nominal", lambda row: row.nominal_share),
+        seconds_column("latency_seconds", "latency of 4 B", lambda row: row.latency),
+        notes=(
+            INTERVAL_NOTE,
+            "payload: all collectives of a step; busbw: bytes per link and direction, as in nccl-tests",
+            "of nominal: all-reduces alone, or training where they were not timed",
+        ),
+    )
 
 
-def summarise_links(answer: LinksAnswer) -> Iterator[str]:
-    """What every link costs, whether it is what it is said to be, and what of it is waiting."""
+def summarise_links(answer: NetworkAnswer) -> Iterator[Finding]:
+    """What every link costs, whether it reaches its nominal rate, and how much of it is waiting."""
+    ratios = {row.link.name: compare_steps(row.arm, answer.inside) for row in answer.rows if row.arm}
+    known = {name: ratio for name, ratio in ratios.items() if isinstance(ratio, Estimate)}
+    slowest = max(known, key=lambda name: known[name].value, default=None)
     for row in answer.rows:
-        yield from _tell_cost(answer, row)
+        yield from _describe_cost(row, known.get(row.link.name), is_main=row.link.name == slowest)
     for row in answer.rows:
-        yield from _tell_bandwidth(row)
-    for row in answer.rows:
-        yield from _tell_waiting(row)
+        yield from _describe_communication(answer, row)
+        yield from _describe_bandwidth(row)
+        yield from _describe_waiting(row)
 
 
-def _tell_cost(answer: LinksAnswer, row: LinkRow) -> Iterator[str]:
-    if row.arm is None or not row.is_measured or row.link.is_inside:
+def _describe_cost(row: LinkRow, ratio: Estimate | None, *, is_main: bool) -> Iterator[Finding]:
+    if not row.is_measured or row.link.is_inside:
         return
-    words = []
-    inside = answer.reference.arm if answer.reference else None
-    ratio = compare_steps(row.arm, inside)
-    if isinstance(ratio, Estimate):
-        words.append(f"a step takes {format_quantity('ratio', ratio)} times as long as inside one host")
     share = row.exposed.share if row.exposed else None
+    words = []
+    if ratio is not None:
+        words.append(f"a step takes {format_quantity('ratio', ratio)} times as long as inside one host")
     if share is not None:
-        words.append(f"{format_quantity('share', share)} of a step waits for the exchange")
-    total, part = row.estimate(read_communication), row.estimate(read_share)
-    if total is not None and part is not None:
-        times = answer.compare_communication(row)
-        more = f", {format_quantity('ratio', times)} times that inside" if isinstance(times, Estimate) else ""
-        words.append(f"communication is {format_quantity('share', part)} of a profiled step{more}")
+        words.append(f"exposed communication is {format_quantity('share', share)} of the step")
     if words:
-        yield f"{row.link.name}: {'; '.join(words)}."
+        text = f"{row.link.name}: {'; '.join(words)}."
+        yield COST(row.link.name, text, weight=MAIN if is_main else REASON, step_ratio=ratio, exposed_share=share)
 
 
-def _tell_bandwidth(row: LinkRow) -> Iterator[str]:
-    found = row.bandwidth
+def _describe_communication(answer: NetworkAnswer, row: LinkRow) -> Iterator[Finding]:
+    share, times = row.estimate(read_share), answer.compare_communication(row)
+    if share is None or row.link.is_inside:
+        return
+    more = f", {format_quantity('ratio', times)} times as long as inside" if isinstance(times, Estimate) else ""
+    text = f"{row.link.name}: communication is {format_quantity('share', share)} of a profiled step{more}."
+    yield COMMUNICATION(row.link.name, text, share=share, ratio=times)
+
+
+def _describe_bandwidth(row: LinkRow) -> Iterator[Finding]:
+    found, share = row.bandwidth, row.nominal_share
     if found is None or row.series is None:
         return
     size = format_bytes(max(row.series.seconds))
-    said = f"{row.link.name}: an all-reduce of {size} alone has a bus bandwidth of {format_quantity('bytes', found)}/s"
-    nominal = row.link.bytes_per_second
-    if nominal is None or row.nominal_share is None:
-        yield f"{said}."
-    else:
-        share = format_quantity("share", row.nominal_share)
-        yield f"{said}, {share} of the nominal {format_bytes(nominal)}/s."
+    text = f"{row.link.name}: an all-reduce of {size} alone reaches {format_quantity('bytes', found)}/s bus bandwidth"
+    if row.link.bytes_per_second is not None and share is not None:
+        nominal = format_bytes(row.link.bytes_per_second)
+        text += f", {format_quantity('share', share)} of the nominal {nominal}/s"
+    yield BANDWIDTH(row.link.name, f"{text}.", bus_bandwidth=found, nominal_share=share)
 
 
-def _tell_waiting(row: LinkRow) -> Iterator[str]:
+def _describe_waiting(row: LinkRow) -> Iterator[Finding]:
     transfer, waiting = row.estimate(read_transfer), row.estimate(read_waiting)
     if transfer is None or waiting is None or transfer.value + waiting.value <= 0:
         return
     share = waiting.value / (transfer.value + waiting.value)
     if share >= MUCH_WAITING:
-        yield (
+        yield WAITING(
+            row.link.name,
             f"{row.link.name}: {format_quantity('share', share)} of the time in collectives is waiting for a later"
-            " rank, which no faster link would save."
+            " rank; a faster link would not help.",
+            share=share,
         )
 
 
-def warn_of_links(answer: LinksAnswer) -> Iterator[Caution]:
-    """A link that is not what it is said to be, or whose exchanges failed."""
+def warn_of_links(answer: NetworkAnswer) -> Iterator[Caution]:
+    """A link that is not what it claims to be, or whose all-reduces failed."""
     for row in answer.rows:
-        share = row.nominal_share
+        share, name = row.nominal_share, row.link.name
         if share is not None and row.bandwidth is not None and abs(share.value - 1) > TOLERANCE:
-            how = "could not be filled" if share.value < 1 else "let more through than it should"
-            yield Caution(
-                message=f"{row.link.name} {how}: the largest all-reduce had {format_quantity('share', share)} of the"
-                " nominal rate, so that its row is of another link",
-                next_step="measure again on an idle machine, or with a slower link: a CPU must carry what it emulates",
+            how = "was not saturated" if share.value < 1 else "let more through than its rate"
+            yield NOT_NOMINAL(
+                name,
+                f"{name} {how}: the largest all-reduce reached {format_quantity('share', share)} of the nominal rate,"
+                " so this row is not that link",
+                "measure again on an idle machine, or emulate a slower link: the CPU carries the traffic",
+                nominal_share=share,
             )
-        failed = [result for result in (row.series.results if row.series else ()) if result.reason]
-        if failed:
-            yield Caution(
-                message=f"{row.link.name}: the all-reduces alone were {failed[0].status.words}: {failed[0].reason}",
-                next_step="look at the last lines of the logs",
+        failure = find_failure(row.series) if row.series else None
+        if failure and row.series:
+            yield FAILED(
+                name,
+                f"{name}: the all-reduces alone {failure.status.words}: {failure.reason}",
+                "see the last lines of the logs",
+                status=failure.status.value,
+                num_failed=sum(result.status is failure.status for result in row.series.results),
             )
+
+
+def plot_link_costs(answer: NetworkAnswer) -> tuple[Chart, ...]:
+    """A step over every link, and what of it is exposed communication."""
+    rows: list[Made] = []
+    for row in answer.rows:
+        if row.arm is None or not row.is_measured:
+            continue
+        place = {"bar": row.link.name, "key": row.arm.label}
+        step, exposed = row.arm.step, row.exposed
+        if exposed is None:
+            rows.append(place | {"series": "step", "seconds": step})
+        else:
+            computing = step.value - max(exposed.seconds.value, 0.0)
+            rows.append(place | {"series": "computing", "seconds": computing})
+            rows.append(place | {"series": "exposed comm", "seconds": exposed.seconds})
+    if not rows:
+        return ()
+    failed = [
+        {"bar": row.link.name, "status": describe_status(row.arm) if row.arm else "not run yet"}
+        for row in answer.rows
+        if not row.is_measured
+    ]
+    chart = plot_bars(
+        title="Step time by link",
+        x=Axis(field="seconds", title="step time", quantity="seconds"),
+        y=Axis(field="bar", title="", quantity="text"),
+        rows=rows,
+        failed=failed,
+        has_labels=True,
+        caption=join_words(
+            "Exposed: what a step without the gradient all-reduce saves.",
+            *describe_failures((row["bar"], row["status"]) for row in failed),
+        ),
+    )
+    return (chart,)
+
+
+def plot_link_rates(answer: NetworkAnswer) -> tuple[Chart, ...]:
+    """All-reduces alone over every link, beside the nominal rates."""
+    measured = [row.series for row in answer.rows if row.series is not None and row.series.is_measured][:MOST_SERIES]
+    rows = [point for series in measured for point in make_points(series)]
+    if not rows:
+        return ()
+    sizes = [point["payload_bytes"] for point in rows]
+    nominal = [(row.link.name, row.link.bytes_per_second) for row in answer.rows if row.link.bytes_per_second]
+    guides = [
+        {"series": f"{name}, nominal", "payload_bytes": size, "bandwidth": rate}
+        for name, rate in nominal[: max(0, MOST_SERIES - len(measured))]
+        for size in (min(sizes), max(sizes))
+    ]
+    lost = [
+        (row.link.name, "not run" if row.series is None else find_status(row.series))
+        for row in answer.rows
+        if row.series is None or not row.series.is_measured
+    ]
+    said = join_words(INTERVALS, *describe_failures(lost))
+    return (plot_rates(title="Bus bandwidth of all-reduces alone", rows=rows, guides=guides, caption=said),)

@@ -1,14 +1,14 @@
-"""Links: the same training, with its ranks joined in different ways.
+"""Network: the same training over different links between its ranks.
 
-One rank alone is the base. Then the same ranks run inside one host, and on hosts of their own that are joined by each
-link (`--launcher hosts` emulates them here): what they compute is the same, so that what differs is the link. Every
-training is looked at in three ways. Step times say what the link costs. Steps without the gradient exchange say how
-much of that is exposed. Profiled steps say what ranks did in their collectives: *transfer*, the shortest time that any
-rank spent in one, and *waiting*, what the others spent beyond because they came early. A slow link makes transfers
-long; a late rank makes others wait on any link, and a profile that adds up both blames the network for it.
+One rank alone is the base. Then the same ranks run inside one host, and on separate hosts joined by each link
+(`--launcher hosts` emulates them): the compute is the same, so the difference is the link. Every training is observed
+in three ways. Step times show what the link costs. Steps without the gradient all-reduce show how much of that is
+exposed. Profiled steps show what ranks did in their collectives: *transfer*, the shortest time that any rank spent in
+one, and *waiting*, what the others spent beyond that because they arrived early. A slow link makes transfers long; a
+late rank makes the others wait on any link, and a profile that adds up both blames the network for it.
 
-Beside the trainings, all-reduces alone are timed over the same links. Their bus bandwidth is held against the link's
-nominal rate: where both agree, the link is what it is said to be, and a training that gets less has itself to blame.
+All-reduces alone are timed over the same links, and their bus bandwidth is compared with the link's nominal rate:
+where both agree, the link works as declared, and training that reaches less is not limited by it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from scalelab.ranks.links import UNSHAPED, Link, parse_link
 from scalelab.records.settings import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
-from scalelab.studies.collectives.charts import plot_link_costs, plot_link_rates
-from scalelab.studies.network.answer import BASE, LinksAnswer, name_exchange, read_answer
+from scalelab.studies.network.answer import BASE, name_exchange, read_answer
 from scalelab.studies.network.report import (
     make_bandwidth_table,
     make_cost_table,
     make_profile_table,
+    plot_link_costs,
+    plot_link_rates,
     summarise_links,
     warn_of_links,
 )
@@ -40,30 +40,30 @@ from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cauti
 
 NUMBER_BYTES = 4
 CALL_SECONDS = 0.25
-"""What the largest message of an exchange should take."""
+"""What the largest message of the all-reduces alone should take."""
 LARGEST_BYTES, SMALLEST_BYTES = 1 << 26, 1 << 18
-"""Of that message, whatever the link."""
+"""Limits of that message on any link."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links(Study):
-    """One rank, the same ranks inside one host, and on hosts joined by each link."""
+class Network(Study):
+    """Train on one rank, on ranks inside one host, and on hosts joined by each link."""
 
-    name: ClassVar[str] = "links"
-    title: ClassVar[str] = "Links"
-    question: ClassVar[str] = "What does the link between ranks cost?"
+    name: ClassVar[str] = "network"
+    title: ClassVar[str] = "Network"
+    question: ClassVar[str] = "How much does the network link between ranks cost?"
 
     links: tuple[str, ...] = ("inside", "unshaped", "1gbit", "100mbit")
-    """inside: all ranks on this host. Others have a host for every rank, emulated here (Linux, root): unshaped, or a
+    """inside: all ranks on this host. Any other link gives every rank an emulated host (Linux, root): unshaped, or a
     rate such as 1gbit."""
     ranks: int = 2
-    """Ranks that are joined."""
+    """Number of ranks."""
     batch_per_rank: int = 8
-    """Samples per step on every rank, and on the one that is the base."""
+    """Samples per step and rank."""
     strategy: Literal["ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"] = "ddp"
-    """How the training is spread."""
+    """Parallel strategy."""
     exchange: bool = True
-    """Time all-reduces alone over every link as well."""
+    """Also time all-reduces alone over every link."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(rounds=5, steps=15, comm_free_steps=4, profile_steps=4))
 
@@ -75,16 +75,16 @@ class Links(Study):
             raise UsageError(f"--links {' '.join(self.links)} must name at least one link, each once")
         if self.job.launcher not in ("local", "hosts"):
             raise UsageError(
-                f"--launcher {self.job.launcher}: the hosts and links of this study are emulated on one machine; leave"
-                f" it out, or use run strong-scaling --launcher {self.job.launcher} for the link that is there"
+                f"--launcher {self.job.launcher}: this study emulates hosts and links on one machine; leave it out, or"
+                f" use run strong-scaling --launcher {self.job.launcher} to measure the real link"
             )
         if self.job.ranks_per_host >= self.ranks and any(not link.is_inside for link in self.read_links()):
             raise UsageError(
-                f"--ranks-per-host {self.job.ranks_per_host} puts all of --ranks {self.ranks} on one host, where no"
-                " link joins them: use fewer per host, or more ranks"
+                f"--ranks-per-host {self.job.ranks_per_host} puts all of --ranks {self.ranks} on one host, without a"
+                " link between them: use fewer per host, or more ranks"
             )
         if self.job.link != UNSHAPED:
-            raise UsageError(f"--link {self.job.link} is one link of many here: use --links {self.job.link}")
+            raise UsageError(f"--link {self.job.link} is not read by this study: use --links {self.job.link}")
 
     def read_links(self) -> list[Link]:
         return [read_flag("links", text, parse_link) for text in self.links]
@@ -118,7 +118,7 @@ class Links(Study):
         return replace(self.job, launcher="hosts", link=link.name)
 
     def _add_exchanges(self, trainings: Sequence[Trial]) -> list[Trial]:
-        """Behind every training over a link an exchange over the same, so that both see the same machine."""
+        """After every training the all-reduces over the same link, so that both see the same machine."""
         links = {link.name: link for link in self.read_links()}
         trials: list[Trial] = []
         for trial in trainings:
@@ -140,23 +140,18 @@ class Links(Study):
                 f"{self.strategy} × {self.ranks}",
                 f"{self.batch_per_rank} samples per rank",
             ),
-            sections=_make_sections(answer),
-            findings=as_findings(summarise_links(answer)),
+            sections=(
+                Section(tables=(make_cost_table(answer),), charts=plot_link_costs(answer)),
+                Section(heading="Profiled communication", tables=(make_profile_table(answer),)),
+                Section(heading="Bandwidth", tables=(make_bandwidth_table(answer),), charts=plot_link_rates(answer)),
+            ),
+            findings=tuple(summarise_links(answer)),
             cautions=(*find_sweep_cautions(answer.arms, base), *warn_of_links(answer)),
         )
 
 
-def _make_sections(answer: LinksAnswer) -> tuple[Section, ...]:
-    costs, rates = plot_link_costs(answer), plot_link_rates(answer)
-    return (
-        Section(tables=(make_cost_table(answer),), charts=(costs,) if costs else ()),
-        Section(heading="Communication, as profiled", tables=(make_profile_table(answer),)),
-        Section(heading="Bandwidth", tables=(make_bandwidth_table(answer),), charts=(rates,) if rates else ()),
-    )
-
-
 def make_exchange(trial: Trial, link: Link) -> Trial:
-    """All-reduces alone, with the ranks and the link of a training: one number, and messages that fill the link."""
+    """All-reduces alone with the ranks and link of a training: one number, and messages that saturate the link."""
     return Trial(
         configuration=name_exchange(link.name),
         label=f"{link.name}, all-reduce alone",

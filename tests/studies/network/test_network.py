@@ -14,13 +14,14 @@ from scalelab.ranks.links import parse_link
 from scalelab.records.observations import Message, RankReport, TracedStep
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.network.answer import read_latency
-from scalelab.studies.network.study import Links, choose_sizes
+from scalelab.studies.network.study import Network, choose_sizes
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import AlteredLauncher, covers, find_row, say_all, set_machine, warn_all
+from tests.studies.answers import AlteredLauncher, covers, find_caution, find_finding, find_row, set_machine, warn_all
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
 SAMPLING = Sampling(rounds=5, steps=12, phase_steps=0, comm_free_steps=2, profile_steps=2, control=False)
@@ -35,8 +36,8 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 2)
 
 
-def make_links(**fields: Any) -> Links:
-    return Links(**({"job": JOB, "sampling": SAMPLING} | fields))
+def make_network(**fields: Any) -> Network:
+    return Network(**({"job": JOB, "sampling": SAMPLING} | fields))
 
 
 def find_comm_seconds(trial: Trial) -> float:
@@ -91,11 +92,11 @@ def play(change: Any = trace, **fields: Any) -> AlteredLauncher:
 
 
 def conclude(runs_dir: Path, launcher: FakeLauncher, **fields: Any) -> Document:
-    return run_study(make_links(**fields), runs_dir=runs_dir, launcher=launcher)[1]
+    return run_study(make_network(**fields), runs_dir=runs_dir, launcher=launcher)[1]
 
 
 def test_one_rank_is_the_base_and_every_link_has_a_training_and_an_exchange() -> None:
-    trials = [trial for trial in make_links().plan() if trial.round == 1]
+    trials = [trial for trial in make_network().plan() if trial.round == 1]
     assert [(trial.configuration, trial.num_ranks, trial.num_hosts) for trial in trials] == [
         ("single", 1, 1),
         ("inside", 2, 1),
@@ -111,12 +112,12 @@ def test_one_rank_is_the_base_and_every_link_has_a_training_and_an_exchange() ->
     assert {trial.strategy for trial in trials if trial.exchange} == {NO_STRATEGY}
     assert {trial.plan.profiled_steps for trial in trials if not trial.exchange} == {2}
     assert {trial.threads_per_rank for trial in trials} == {1}
-    assert not any(trial.exchange for trial in make_links(exchange=False).plan())
+    assert not any(trial.exchange for trial in make_network(exchange=False).plan())
 
 
 def test_ranks_may_share_hosts() -> None:
     job = replace(JOB, launcher="hosts", ranks_per_host=2)
-    found = {trial.configuration: trial for trial in make_links(ranks=4, job=job, links=("inside", "1gbit")).plan()}
+    found = {trial.configuration: trial for trial in make_network(ranks=4, job=job, links=("inside", "1gbit")).plan()}
     assert (found["1gbit"].num_hosts, found["1gbit-alone"].num_hosts, found["inside"].num_hosts) == (2, 2, 1)
 
 
@@ -128,17 +129,17 @@ def test_ranks_may_share_hosts() -> None:
         ({"links": ("fast",)}, "--links 'fast' is no link: use inside, unshaped, or a rate"),
         ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' asks for more than a rate: .* netem"),
         ({"ranks": 1}, "--ranks 1 is too small"),
-        ({"job": replace(JOB, launcher="mpi")}, "--launcher mpi: the hosts and links of this study are emulated"),
+        ({"job": replace(JOB, launcher="mpi")}, "--launcher mpi: this study emulates hosts and links"),
         (
             {"job": replace(JOB, launcher="hosts", ranks_per_host=2)},
             "--ranks-per-host 2 puts all of --ranks 2 on one host",
         ),
-        ({"job": replace(JOB, launcher="hosts", link="1gbit")}, "--link 1gbit is one link of many here: use --links"),
+        ({"job": replace(JOB, launcher="hosts", link="1gbit")}, "--link 1gbit is not read by this study: use --links"),
     ],
 )
 def test_links_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_links(**fields)
+        make_network(**fields)
 
 
 def test_messages_fill_a_link_for_about_a_quarter_of_a_second() -> None:
@@ -192,7 +193,7 @@ def test_without_traces_and_exchanges_the_tables_have_dashes_and_steps_still_spe
     _, profile, bandwidth = document.tables
     assert {cell.value for row in profile.rows for cell in row[1:]} == {None}
     assert {cell.value for row in bandwidth.rows for cell in (*row[1:4], *row[5:])} == {None}
-    assert "1gbit: a step takes" in say_all(document)
+    assert find_finding(document, "link-cost", "1gbit").values["step_ratio"] is not None
 
 
 def test_the_training_is_held_against_the_nominal_rate_where_no_exchange_was_measured(tmp_path: Path) -> None:
@@ -202,25 +203,30 @@ def test_the_training_is_held_against_the_nominal_rate_where_no_exchange_was_mea
 
 def test_words_say_what_a_link_costs_whether_it_is_one_and_what_is_waiting(tmp_path: Path) -> None:
     document = conclude(tmp_path, play(lambda result: trace(result, waiting_ns=50_000_000)))
-    words = say_all(document)
-    assert "100mbit: a step takes" in words
-    assert "of a step waits for the exchange; communication is" in words
-    assert "100mbit: an all-reduce of 2.10 MB alone has a bus bandwidth of 12.5" in words
-    assert "of the nominal 12.5 MB/s." in words
-    assert "1gbit: 76 % of the time in collectives is waiting for a later rank" in words
+    (main,) = (finding for finding in document.findings if finding.weight == MAIN)
+    assert (main.kind, main.subject) == ("link-cost", "100mbit")
+    assert "100mbit: a step takes" in main.text
+    assert "of the step." in main.text
+    assert (
+        "100mbit: an all-reduce of 2.10 MB alone reaches 12.5"
+        in find_finding(document, "bus-bandwidth", "100mbit").text
+    )
+    assert find_finding(document, "waiting", "1gbit").values["share"] == pytest.approx(25 / 33)
 
 
 def test_a_link_that_is_not_what_it_is_said_to_be_is_warned_of(tmp_path: Path) -> None:
     slow = play()
     slow._transfer_seconds = lambda trial, size: 1e-4 + size / (0.5 * RATES[trial.link])
-    assert "1gbit could not be filled: the largest all-reduce had 50" in warn_all(conclude(tmp_path, slow))
+    found = find_caution(conclude(tmp_path, slow), "not-nominal", "1gbit")
+    assert "1gbit was not saturated: the largest all-reduce reached 50" in found.message
 
 
 def test_a_link_that_failed_is_a_row_with_its_status(tmp_path: Path) -> None:
     launcher = play(failures={"1gbit": Status.CRASHED, "1gbit-alone": Status.CRASHED})
     document = conclude(tmp_path, launcher)
     assert find_row(document.tables[0], "1gbit")["step_seconds"].value == "crashed"
-    assert "1gbit: the all-reduces alone were crashed" in warn_all(document)
+    assert [one.subject for one in document.cautions if one.kind == "failed"].count("1gbit") >= 1
+    assert "1gbit: the all-reduces alone crashed" in warn_all(document)
     assert find_row(document.tables[2], "1gbit")["bytes_per_second"].value is None
 
 
@@ -233,7 +239,7 @@ def test_launches_are_compared_round_by_round_although_one_of_each_is_missing(tm
         is_lost = (result.trial.configuration, result.trial.round) in (("inside", 1), ("1gbit", 3))
         return replace(traced, status=Status.CRASHED if is_lost else traced.status)
 
-    links = make_links(links=("inside", "1gbit"), exchange=False)
+    links = make_network(links=("inside", "1gbit"), exchange=False)
     store, document = run_study(links, runs_dir=tmp_path, launcher=play(slow_down))
     ratio = find_row(document.tables[1], "1gbit")["communication_ratio"]
     assert ratio.value == pytest.approx(0.0085 / 0.0015)
@@ -272,7 +278,7 @@ def trace_one_step() -> TracedStep:
 
 
 def test_nothing_measured_is_a_document_too() -> None:
-    document = make_links().conclude([])
+    document = make_network().conclude([])
     assert len(document.tables) == 3
     assert document.summary == ()
 

@@ -16,10 +16,11 @@ from scalelab.records.settings import LACKED, Operation
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
+from scalelab.report.findings import MAIN, REASON
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
-from tests.studies.answers import AlteredLauncher, set_machine
+from tests.studies.answers import AlteredLauncher, find_caution, find_finding, list_kinds, set_machine
 
 ALPHA, BETA = 5e-5, 1e-9
 
@@ -43,10 +44,6 @@ def measure(runs_dir: Path, launcher: FakeLauncher | None = None, **fields: Any)
 def read_row(table: Table, label: object) -> dict[str, Any]:
     (row,) = (row for row in table.rows if row[0].value == label)
     return {column.key: cell.value for column, cell in zip(table.columns, row, strict=True)}
-
-
-def warn_all(document: Document) -> str:
-    return "\n".join(f"{caution.message} → {caution.next_step}" for caution in document.cautions)
 
 
 def test_every_operation_runs_on_every_number_of_ranks_and_a_pair_on_two() -> None:
@@ -90,7 +87,8 @@ def test_sizes_that_memory_has_no_room_for_are_left_out_and_named(
 ) -> None:
     monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 1_000_000_000)
     _, document = measure(tmp_path, max_size="1GB")
-    assert "did not fit into the memory that was free were left out: all-reduce × 2 268 MB, 1 GB" in warn_all(document)
+    left_out = find_caution(document, "sizes-left-out", "all-reduce × 2")
+    assert "all-reduce × 2 268 MB, 1 GB" in left_out.message
     assert max(row[0].value for row in document.tables[1].rows) == 67_108_864  # type: ignore[type-var]
 
 
@@ -106,7 +104,7 @@ def test_a_run_measured_on_gpus_is_shown_without_them_as_it_was(
         for r in store.results()[0]
     ]
     assert max(sizes) == 1_000_000_000
-    assert "left out" not in warn_all(study.conclude(results))
+    assert "sizes-left-out" not in list_kinds(study.conclude(results))
 
 
 def test_ranks_that_share_a_host_are_told_so() -> None:
@@ -124,7 +122,7 @@ def test_long_messages_and_emulated_hosts_are_expected_to_take_longer_than_the_b
 
 def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelab.studies.collectives.study.read_available_memory", lambda: 1_000_000)
-    with pytest.raises(UsageError, match="all_reduce needs 2 MB on each of 2 ranks, and 500 kB are free for each"):
+    with pytest.raises(UsageError, match="all_reduce needs 2 MB on each of 2 ranks, and 500 kB is free for each"):
         Collectives(min_size="1MB").plan()
 
 
@@ -161,8 +159,12 @@ def test_latency_and_bandwidth_are_those_of_the_link(tmp_path: Path) -> None:
     assert row["bandwidth"] == pytest.approx(1 / BETA)
     assert row["bus_bandwidth"] == pytest.approx(1.5 / BETA)
     assert row["half_bytes"] == pytest.approx(ALPHA / BETA)
-    assert document.summary[1].startswith("all-reduce on 4 ranks: 50")
-    assert "half of that from 50.0 kB on" in document.summary[1] or "half of that from 50 kB on" in document.summary[1]
+    link = find_finding(document, "link", "all-reduce × 4")
+    assert {name: getattr(value, "value", None) for name, value in link.values.items()} == pytest.approx(
+        {"latency_seconds": ALPHA, "bus_bandwidth": 1.5 / BETA, "half_bytes": ALPHA / BETA}
+    )
+    assert "latency 50" in link.text
+    assert [one.weight for one in document.findings] == [MAIN, REASON]
 
 
 def test_every_size_has_its_time_and_bandwidths(tmp_path: Path) -> None:
@@ -175,15 +177,13 @@ def test_every_size_has_its_time_and_bandwidths(tmp_path: Path) -> None:
     assert row["bus_bandwidth"] == pytest.approx(row["bandwidth"] / 2)
     assert row["num_timings"] == 30
     assert row["line_ratio"] == pytest.approx(1)
-    assert any("gloo carries a reduce-scatter out as an all-reduce" in note for note in section.tables[0].notes)
+    assert any("gloo runs a reduce-scatter as an all-reduce" in note for note in section.tables[0].notes)
 
 
 def test_a_size_that_is_off_the_line_is_warned_of(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=lambda _, n: take(_, n) * (2 if n == 16_384 else 1))
     _, document = measure(tmp_path, launcher)
-    assert "one line does not describe all sizes, off by over 25 %: all-reduce × 2 at 16.4 kB 1.98×" in warn_all(
-        document
-    )
+    assert "all-reduce × 2 at 16.4 kB 1.98×" in find_caution(document, "misfit", "all-reduce × 2").message
 
 
 def test_stalls_are_warned_of_where_they_move_the_mean(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_stalls_are_warned_of_where_they_move_the_mean(tmp_path: Path) -> None:
 
     launcher = AlteredLauncher(stall, transfer_seconds=take)
     _, document = measure(tmp_path, launcher)
-    assert "mean over median: all-reduce × 2 up to 10.8×" in warn_all(document)
+    assert find_caution(document, "heavy-tail", "all-reduce × 2").values["mean_ratio"] == pytest.approx(10.8)
     assert read_row(document.tables[0], "all-reduce × 2")["latency_seconds"] == pytest.approx(ALPHA)
 
 
@@ -203,15 +203,15 @@ def test_a_quiet_link_has_no_warning_but_that_of_crowding(tmp_path: Path) -> Non
     _, document = measure(tmp_path)
     assert document.cautions == ()
     _, crowded = measure(tmp_path, ranks=(4,))
-    assert "ranks share cores in all-reduce × 4" in warn_all(crowded)
+    assert find_caution(crowded, "oversubscribed").subject == "all-reduce × 4"
     assert crowded.tables[0].rows[0][0].mark == "†"
 
 
 def test_launches_that_differ_and_few_launches_are_warned_of(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=take, noise=0.3)
     _, document = measure(tmp_path, launcher, rounds=3)
-    assert "noisy host: launches of all-reduce × 2 differ by" in warn_all(document)
-    assert "all-reduce × 2 was launched 3 times" in warn_all(document)
+    assert find_caution(document, "noisy-launches").subject == "all-reduce × 2"
+    assert find_caution(document, "few-launches").values == {"num_launches": 3}
 
 
 def lack(result: TrialResult) -> TrialResult:
@@ -223,9 +223,9 @@ def lack(result: TrialResult) -> TrialResult:
 def test_an_operation_that_a_backend_lacks_is_a_row_and_no_failure(tmp_path: Path) -> None:
     launcher = AlteredLauncher(lack, transfer_seconds=take)
     store, document = measure(tmp_path, launcher, operations=("all_reduce", "all_to_all"), rounds=3)
-    assert read_row(document.tables[0], "all-to-all × 2")["latency_seconds"] == "lacking in gloo"
-    assert "all-to-all on 2 ranks: gloo has no such operation for these messages." in document.summary
-    assert "all-to-all" not in warn_all(document)
+    assert read_row(document.tables[0], "all-to-all × 2")["latency_seconds"] == "not in gloo"
+    assert find_finding(document, "no-operation").subject == "all-to-all × 2"
+    assert not [caution for caution in document.cautions if caution.subject == "all-to-all × 2"]
     assert find_failed(store) == []
     assert launcher.launched.count("all_to_all-2-r1") == 1
     assert "all_to_all-2-r2" not in launcher.launched
@@ -239,8 +239,9 @@ def test_a_crash_is_a_warning_and_what_was_timed_stays(tmp_path: Path) -> None:
         return replace(result, status=Status.CRASHED, reason="rank 1 was killed by SIGKILL", transfers=kept)
 
     store, document = measure(tmp_path, AlteredLauncher(crash, transfer_seconds=take))
-    words = warn_all(document)
-    assert "all-reduce × 2 crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; what was timed before" in words
+    failed = find_caution(document, "failed", "all-reduce × 2")
+    assert failed.values == {"status": "crashed", "num_failed": 1}
+    assert "crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; timings before that" in failed.message
     assert read_row(document.tables[1], 64)["num_timings"] == 27
     assert len(find_failed(store)) == 1
 
@@ -249,7 +250,7 @@ def test_a_row_that_gave_nothing_has_its_status(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=take, failures={"broadcast-2": Status.TIMED_OUT})
     _, document = measure(tmp_path, launcher, operations=("all_reduce", "broadcast"))
     assert read_row(document.tables[0], "broadcast × 2")["latency_seconds"] == "timed out"
-    assert "broadcast on 2 ranks: nothing was measured." in document.summary
+    assert find_finding(document, "no-fit").subject == "broadcast × 2"
     assert len(document.sections) == 2
 
 
@@ -262,7 +263,7 @@ def test_where_nothing_was_measured_the_error_names_no_workload(tmp_path: Path) 
 
 def test_few_sizes_have_times_and_no_fit(tmp_path: Path) -> None:
     _, document = measure(tmp_path, min_size="1kB", max_size="4kB")
-    assert "too few sizes for latency and bandwidth" in document.summary[0]
+    assert "too few sizes" in find_finding(document, "no-fit", "all-reduce × 2").text
     assert len(document.tables[1].rows) == 2
     assert read_row(document.tables[1], 1000)["line_ratio"] is None
 
