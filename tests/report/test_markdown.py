@@ -75,10 +75,10 @@ def test_the_summary_comes_first_and_the_environment_last() -> None:
     assert headings == [
         "# Strong scaling: how much faster does the same job get with more ranks?",
         "## Summary",
-        "## Warnings",
         "## Results",
         "## What failed",
         "### Failures",
+        "## Warnings",
         "## Environment",
     ]
     assert markdown.endswith("| cpu   | Xeon \\| 8 cores |\n")

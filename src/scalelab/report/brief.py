@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scalelab.report.document import Document, Table
-from scalelab.report.findings import Caution, Finding, order_cautions, order_findings
+from scalelab.report.findings import Caution, Finding, order_findings
 
 MOST_LINES = 38
 """Lines of one screen, less the two that say where the run is."""
@@ -33,9 +33,7 @@ class Brief:
 
 def shorten(document: Document) -> Brief:
     """Choose by severity and weight; how many rows and columns of the table fit is for the renderer to see."""
-    cautions = order_cautions(document.cautions)
-    failures = [one for one in cautions if one.severity == "failure"]
-    warnings = [one for one in cautions if one.severity != "failure"]
+    failures, warnings = document.failures, document.warnings
     findings = order_findings(document.findings)
     tables = document.tables
     main = replace_details(tables[0]) if tables else None

@@ -16,7 +16,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
 from scalelab.records.trial import from_builtins
-from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Value
+from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Value, order_cautions, order_findings
 from scalelab.report.text import Align
 from scalelab.units import Quantity
 
@@ -139,8 +139,18 @@ class Document:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """The findings in words."""
-        return tuple(finding.text for finding in self.findings)
+        """The findings in words, the weightiest first."""
+        return tuple(finding.text for finding in order_findings(self.findings))
+
+    @property
+    def failures(self) -> tuple[Caution, ...]:
+        """What did not run: it heads the answer in every format."""
+        return tuple(caution for caution in self.cautions if caution.severity == "failure")
+
+    @property
+    def warnings(self) -> tuple[Caution, ...]:
+        """What else to be careful about, the worst first: it stands after the results."""
+        return tuple(one for one in order_cautions(self.cautions) if one.severity != "failure")
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -1,17 +1,15 @@
 """A document as one page that needs nothing else: no network, no server, no other file.
 
-The finding comes first, in a sentence; then figures with their tables below them; then what else was found, and what
-is wrong with the measurement, with the next step; then what it was measured on, and the raw samples. The page holds
-the whole document as JSON and the program that draws its figures, so what is pointed at is what `--json` writes.
+The main finding comes first, in a sentence, with what failed; then the other findings; then figures with their tables
+below them; then warnings, each with its next step; then what it was measured on, and the raw samples. The page holds
+the whole document as JSON and the program that draws its figures, so a tooltip shows what `--json` writes.
 
-What a document says may come from anybody: names of runs, paths, texts of failures. It goes in as text. A
+Parts of a document may come from a stranger: names of runs, paths, texts of failures. They go in as text. A
 Content-Security-Policy lets only the two programs run that are in the page, known by their hashes, and lets nothing be
 loaded from anywhere. It forbids `eval` too: Vega then interprets its expressions instead of compiling them.
 
 Colours follow the reader's system, or the button; printed, a page is light and unfolded. Without scripts, words and
 tables are still there.
-
-Text, tables and figures of a page. Whatever a document says goes in as text, never as markup.
 """
 
 from __future__ import annotations
@@ -20,13 +18,15 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
 from scalelab import __version__
+from scalelab.report.brief import MOST_FINDINGS
 from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.exports import render_csv, render_json
 from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (
@@ -38,6 +38,8 @@ from scalelab.report.renderers.theme import (
     LETTER,
     LIGHT,
     Palette,
+    is_wide,
+    is_zoomable,
     list_names,
     make_config,
 )
@@ -129,30 +131,6 @@ def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
     )
 
 
-def is_wide(chart: Chart) -> bool:
-    """Whether a figure needs all of the page: several views, or one that is gone through in detail."""
-    return any(name in chart.spec for name in COMPOSED) or is_zoomable(chart)
-
-
-def is_zoomable(chart: Chart) -> bool:
-    return "interval" in _list_params(chart.spec)
-
-
-def _list_params(part: object) -> Iterator[str]:
-    """The kinds of selections in a figure."""
-    if isinstance(part, Mapping):
-        select = part.get("select")
-        kind = select.get("type") if isinstance(select, Mapping) else select
-        if isinstance(kind, str):
-            yield kind
-        for name, value in part.items():
-            if name not in ("data", "datasets"):
-                yield from _list_params(value)
-    elif isinstance(part, list | tuple):
-        for value in part:
-            yield from _list_params(value)
-
-
 def count_values(part: object) -> int:
     """How many rows of data a figure has."""
     if isinstance(part, Mapping):
@@ -170,8 +148,22 @@ def name_file(title: str) -> str:
 LONG_FINDING = 150
 """A first sentence with more letters than this is set smaller."""
 EXTRAS = {
-    "light": {"accent": "#0b4a8f", "raised": "#fbfcfd", "edge": "#dfe3e9", "hover": "#f1f5fa", "warn": "#96500a"},
-    "dark": {"accent": "#9cc7ff", "raised": "#191e26", "edge": "#2e3641", "hover": "#202732", "warn": "#f0b35f"},
+    "light": {
+        "accent": "#0b4a8f",
+        "raised": "#fbfcfd",
+        "edge": "#dfe3e9",
+        "hover": "#f1f5fa",
+        "warn": "#96500a",
+        "failed": "#a32020",
+    },
+    "dark": {
+        "accent": "#9cc7ff",
+        "raised": "#191e26",
+        "edge": "#2e3641",
+        "hover": "#202732",
+        "warn": "#f0b35f",
+        "failed": "#ff9d94",
+    },
 }
 """Colours of the page that figures have not."""
 
@@ -223,36 +215,49 @@ def set_page(document: Document, archive: Archive | None) -> str:
 def set_hero(document: Document) -> str:
     """Title, the main finding, what was measured, and whether there are warnings."""
     question = f": {set_text(document.question)}" if document.question else ""
-    found = clean_text(document.summary[0]) if document.summary else ""
+    found = clean_text(document.summary[0]) if document.findings else ""
     long = " long" if len(found) > LONG_FINDING else ""
     finding = f'<p class="finding{long}">{set_words(found)}</p>' if found else ""
     setting = f'<p class="setting">{set_text(document.setting)}</p>' if document.setting else ""
-    number = len(document.cautions)
+    failed = set_cautions(document.failures, "Failed.", "failure")
+    number = len(document.warnings)
     counted = f"{number} warning{'s' if number > 1 else ''}"
     jump = f'<p class="jump"><a href="#warnings">{counted} about this measurement</a></p>' if number else ""
-    return f"<h1><strong>{set_text(document.title)}</strong>{question}</h1>{finding}{setting}{jump}"
+    return f"<h1><strong>{set_text(document.title)}</strong>{question}</h1>{finding}{setting}{failed}{jump}"
 
 
 def list_parts(document: Document) -> Iterator[tuple[str, str, str]]:
     """Place, heading and content of every part, in their order."""
+    if document.summary[1:]:
+        yield "findings", "Findings", set_findings(document.summary[1:])
     for number, section in enumerate(document.sections):
         if section.heading or section.paragraphs or section.tables or section.charts:
             heading = section.heading or ("Results" if not number else "More results")
             yield f"part-{number}", set_text(heading), set_section(section, number)
-    if document.summary[1:]:
-        found = "".join(f"<li>{set_words(finding)}</li>" for finding in document.summary[1:])
-        yield "findings", "What else was found", f'<ul class="list">{found}</ul>\n'
-    if document.cautions:
-        warnings = "".join(
-            f'<div class="warning"><p><span class="sign">Warning.</span> {set_words(caution.message)}</p>'
-            f'<p class="next">→ {set_words(caution.next_step)}</p></div>\n'
-            for caution in document.cautions
-        )
-        yield "warnings", "Warnings", warnings
+    if document.warnings:
+        yield "warnings", "Warnings", set_cautions(document.warnings, "Warning.", "warning")
     if document.environment:
         rows = "".join(f"<dt>{set_text(name)}</dt><dd>{set_text(value)}</dd>" for name, value in document.environment)
         folded = f"<details><summary>Hardware, software and command</summary><dl>{rows}</dl></details>\n"
         yield "environment", "Environment", folded
+
+
+def set_findings(sentences: Sequence[str]) -> str:
+    """The weightiest as a list, the rest folded: figures should not be far from the answer."""
+    items = [f"<li>{set_words(sentence)}</li>" for sentence in sentences]
+    shown, rest = items[: MOST_FINDINGS - 1], items[MOST_FINDINGS - 1 :]
+    more = f"{len(rest)} more finding{'s' if len(rest) > 1 else ''}"
+    folded = f'<details><summary>{more}</summary><ul class="list">{"".join(rest)}</ul></details>\n' if rest else ""
+    return f'<ul class="list">{"".join(shown)}</ul>\n{folded}'
+
+
+def set_cautions(cautions: Sequence[Caution], sign: str, look: str) -> str:
+    """What is wrong, each in a box with its next step."""
+    return "".join(
+        f'<div class="{look}"><p><span class="sign">{sign}</span> {set_words(caution.message)}</p>'
+        f'<p class="next">→ {set_words(caution.next_step)}</p></div>\n'
+        for caution in cautions
+    )
 
 
 def set_section(section: Section, number: int) -> str:

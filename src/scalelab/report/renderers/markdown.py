@@ -1,8 +1,7 @@
 """A document as GitHub-flavoured Markdown.
 
-A page is read from its top, a terminal from its bottom: here the summary and the warnings stand before the
-tables. What the document says is text, not markup: everything in it that Markdown or HTML would interpret is
-escaped.
+Failures and the summary stand first, warnings after the results. What the document says is text, not markup:
+everything in it that Markdown or HTML would interpret is escaped.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 from scalelab.report.cells import format_columns, list_notes
 from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution
 from scalelab.report.text import Align, clean_text, measure_text, pad_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -35,20 +35,22 @@ def _list_blocks(document: Document, pictures: Iterator[str]) -> Iterator[str]:
     """The blocks that stand apart by an empty line; an empty one is left out."""
     yield _set_heading(1, document.headline)
     yield escape_markdown(document.setting)
-    if document.summary:
+    yield from _list_cautions("Failed", document.failures)
+    if document.findings:
         yield "## Summary"
         yield "\n".join(f"- {escape_markdown(finding)}" for finding in document.summary)
-    if document.cautions:
-        yield "## Warnings"
-        yield "\n".join(
-            f"- {escape_markdown(caution.message)} → {escape_markdown(caution.next_step)}"
-            for caution in document.cautions
-        )
     for section in document.sections:
         yield from _list_section_blocks(section, pictures)
+    yield from _list_cautions("Warnings", document.warnings)
     if document.environment:
         yield "## Environment"
         yield _set_grid(("what", "value"), document.environment, ("left", "left"))
+
+
+def _list_cautions(heading: str, cautions: Sequence[Caution]) -> Iterator[str]:
+    if cautions:
+        yield f"## {heading}"
+        yield "\n".join(f"- {escape_markdown(one.message)} → {escape_markdown(one.next_step)}" for one in cautions)
 
 
 def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.pictures import PICTURE_WIDTH, draw_pdf, spell_out
+from scalelab.report.renderers.theme import is_wide
 from scalelab.units import PLUS_MINUS
 
 NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab[report]'"
@@ -53,7 +54,8 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
         "setting": spell_out(document.setting),
         "footer": spell_out(next((value for name, value in document.environment if name == "run"), document.title)),
         "summary": [spell_out(finding) for finding in document.summary],
-        "cautions": [_describe_caution(caution) for caution in document.cautions],
+        "failures": [_describe_caution(caution) for caution in document.failures],
+        "cautions": [_describe_caution(caution) for caution in document.warnings],
         "sections": [
             {
                 "heading": spell_out(section.heading or "Results"),
@@ -77,8 +79,10 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
 
 
 def _describe_chart(chart: Chart, directory: Path, name: str) -> dict[str, Any]:
-    (directory / name).write_bytes(draw_pdf(chart, width=PICTURE_WIDTH))
-    return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": name}
+    width = PICTURE_WIDTH if is_wide(chart) else PICTURE_WIDTH // 2
+    (directory / name).write_bytes(draw_pdf(chart, width=width))
+    words = {"title": spell_out(chart.title), "caption": spell_out(chart.caption)}
+    return {**words, "file": name, "wide": is_wide(chart)}
 
 
 def _describe_table(table: Table) -> dict[str, Any]:

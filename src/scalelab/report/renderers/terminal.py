@@ -19,7 +19,7 @@ from rich.text import Text
 from scalelab.report.brief import FEWEST_ROWS, MOST_LINES, shorten
 from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Document, Section, Table
-from scalelab.report.findings import Caution, order_cautions
+from scalelab.report.findings import Caution
 from scalelab.report.text import clean_text, measure_text, pad_text, split_words, wrap_text
 
 GAPS = (3, 2)
@@ -228,6 +228,8 @@ def cut_column(column: TextColumn, row: int) -> TextColumn:
 def _set_document(document: Document, width: int) -> Iterator[Line]:
     yield from _set_text(document.headline, width, style="bold")
     yield from _set_text(document.setting, width, INDENT)
+    if document.failures:
+        yield from (Line(), Line("Failed", "bold red"), *_set_cautions(document.failures, width))
     for section in document.sections:
         if section.paragraphs or section.tables or not section.charts:  # of figures alone there is nothing to print
             yield from _set_section(section, width)
@@ -235,9 +237,13 @@ def _set_document(document: Document, width: int) -> Iterator[Line]:
         yield from (Line(), Line("Summary", "bold"))
     for finding in document.summary:
         yield from _set_text(finding, width, INDENT)
-    if document.cautions:
-        yield from (Line(), Line("Warnings", "bold yellow"))
-    for caution in order_cautions(document.cautions):
+    if document.warnings:
+        yield from (Line(), Line("Warnings", "bold yellow"), *_set_cautions(document.warnings, width))
+
+
+def _set_cautions(cautions: Sequence[Caution], width: int) -> Iterator[Line]:
+    """What is wrong, and below it the next step."""
+    for caution in cautions:
         yield from _set_text(caution.message, width, INDENT)
         for number, line in enumerate(_set_text(caution.next_step, width, 3 * INDENT, "dim")):
             yield line if number else Line(2 * INDENT + "→ " + line.text.lstrip(" "), line.style)

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scalelab.report.document import Chart
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', Arial, sans-serif"
 DEFAULT_WIDTH = 640
 BESIDE = 84
@@ -193,3 +195,27 @@ def merge_config(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
         is_nested = isinstance(known, Mapping) and isinstance(value, Mapping)
         merged[name] = merge_config(known, value) if is_nested else value  # type: ignore[arg-type]
     return merged
+
+
+def is_wide(chart: Chart) -> bool:
+    """Whether a figure needs all of the page: several views, or one that is gone through in detail."""
+    return any(name in chart.spec for name in COMPOSED) or is_zoomable(chart)
+
+
+def is_zoomable(chart: Chart) -> bool:
+    return "interval" in _list_params(chart.spec)
+
+
+def _list_params(part: object) -> Iterator[str]:
+    """The kinds of selections in a figure."""
+    if isinstance(part, Mapping):
+        select = part.get("select")
+        kind = select.get("type") if isinstance(select, Mapping) else select
+        if isinstance(kind, str):
+            yield kind
+        for name, value in part.items():
+            if name not in ("data", "datasets"):
+                yield from _list_params(value)
+    elif isinstance(part, list | tuple):
+        for value in part:
+            yield from _list_params(value)
