@@ -254,19 +254,13 @@ def test_warnings_of_several_rows_say_whose_numbers_they_have() -> None:
 def test_what_is_wrong_with_many_configurations_is_said_once() -> None:
     found = [
         (
-            "S1",
-            Caution(message="ddp × 1: steps have not settled at step 3 of 4", next_step="more, with scalelab run a"),
-        ),
-        (
-            "S1",
-            Caution(message="ddp × 2: steps have not settled at step 4 of 4", next_step="more, with scalelab run a"),
-        ),
-        ("S3", Caution(message="dim 8: steps have not settled at step 2 of 4", next_step="more, with scalelab run b")),
+            row,
+            Caution(kind="not-settled", message=f"{label}: not settled", next_step=f"more, with scalelab run {study}"),
+        )
+        for row, label, study in (("S1", "ddp × 1", "a"), ("S1", "ddp × 2", "a"), ("S3", "dim 8", "b"))
     ]
     (caution,) = merge_cautions(found)
-    assert caution.message == (
-        "S1, S3: ddp × 1: steps have not settled at step 3 of 4 (3 such configurations; this is of S1)"
-    )
+    assert caution.message == "S1, S3: ddp × 1: not settled (3 such configurations; this is of S1)"
     assert caution.next_step == "more, with scalelab run a, b"
 
 

@@ -37,33 +37,34 @@ def slow_down(result: TrialResult, factor: Callable[[StepSample], float]) -> Tri
     return replace(result, samples=tuple(slowed))
 
 
-def warn(results: list[TrialResult], warmup: int | None = None) -> list[str]:
+def warn(results: list[TrialResult], warmup: int | None = None) -> dict[str, Caution]:
+    """The warnings by kind."""
     cautions = find_cautions(group_arms(results, warmup).values())
     assert all(caution.next_step for caution in cautions)
-    return [caution.message for caution in cautions]
+    return {caution.kind: caution for caution in cautions}
 
 
-def only(cautions: list[str]) -> str:
-    (message,) = cautions
-    return message
+def only(cautions: dict[str, Caution]) -> Caution:
+    (caution,) = cautions.values()
+    return caution
 
 
 def test_a_quiet_measurement_has_no_warning() -> None:
-    assert warn(play()) == []
+    assert warn(play()) == {}
     assert find_cautions([]) == ()
 
 
 def test_ordinary_noise_is_not_worth_a_warning() -> None:
-    assert warn(play(noise=0.02)) == []
+    assert warn(play(noise=0.02)) == {}
 
 
 def test_outliers_are_named_by_the_step_and_round_that_the_samples_have() -> None:
     # Steps 10 to 19 are clean, then come two kinds of other steps and one that settles: 23 is a clean step again.
     spikes = {(2, 14): 4.0, (2, 25): 3.0, (5, 24): 6.0, (6, 12): 2.0}
     results = [slow_down(r, lambda s, r=r: spikes.get((r.trial.round, s.step), 1.0)) for r in play()]
-    message = only(warn(results))
-    assert message.startswith("ddp × 2: 4 of 162 steps took over 1.5 times the median, worst ")
-    assert message.endswith("step 24 of round 5 (6.0×), step 14 of round 2 (4.0×), step 25 of round 2 (3.0×)")
+    caution = only(warn(results))
+    assert (caution.kind, caution.subject, caution.values) == ("outliers", "ddp × 2", {"outliers": 4, "steps": 162})
+    assert caution.message.endswith("step 24 of round 5 (6.0×), step 14 of round 2 (4.0×), step 25 of round 2 (3.0×)")
     for (number, step), factor in spikes.items():
         slow = [s for s in results[number - 1].samples if s.step == step]
         assert [s.step_seconds for s in slow] == [pytest.approx(0.1 * factor)] * 2
@@ -71,81 +72,85 @@ def test_outliers_are_named_by_the_step_and_round_that_the_samples_have() -> Non
 
 def test_a_few_outliers_are_what_any_machine_has() -> None:
     results = [slow_down(r, lambda s, r=r: 9.0 if (r.trial.round, s.step) == (3, 15) else 1.0) for r in play()]
-    assert warn(results) == []
+    assert warn(results) == {}
 
 
 def test_one_slow_rank_makes_the_step_slow() -> None:
     def spike(sample: StepSample) -> float:
         return 5.0 if sample.rank == 1 and sample.step == 14 else 1.0
 
-    assert "step 14 of round" in only(warn([slow_down(result, spike) for result in play()]))
+    assert "step 14 of round" in only(warn([slow_down(result, spike) for result in play()])).message
 
 
 def test_drift_from_the_first_round_to_the_last_is_named_with_its_size() -> None:
     results = [slow_down(r, lambda s, r=r: 1 + 0.04 * (r.trial.round - 1)) for r in play()]
-    messages = warn(results)
-    assert any("from the first round to the last" in message and "18 %" in message for message in messages)
+    drift = warn(results)["drift"]
+    assert drift.subject == "ddp × 2"
+    assert drift.values["change"] == pytest.approx(0.18, abs=0.01)
 
 
 def test_drift_within_launches_is_named() -> None:
     results = [slow_down(result, lambda s: 1 + 0.004 * s.step) for result in play()]
-    assert any("within a launch: ddp × 2 by 1" in message for message in warn(results))
+    assert warn(results)["drift"].values["change"] == pytest.approx(0.1, abs=0.05)
 
 
 def test_launches_that_differ_make_the_host_noisy() -> None:
     factors = (1.0, 1.3, 0.9, 1.2, 0.8, 1.1)
     results = [slow_down(r, lambda s, r=r: factors[r.trial.round - 1]) for r in play()]
-    assert "noisy host: launches of ddp × 2 differ by " in only(warn(results))
+    caution = only(warn(results))
+    assert (caution.kind, caution.subject, caution.severity) == ("noisy-launches", "ddp × 2", "noise")
 
 
 def test_steps_that_differ_make_the_host_noisy() -> None:
     wobble = (1.0, 1.35, 0.7, 1.2, 0.8, 1.0, 1.3)
     results = [slow_down(result, lambda s: wobble[s.step % 7]) for result in play()]
-    assert any("noisy host: steps of ddp × 2 differ by " in message for message in warn(results))
+    assert warn(results)["noisy-steps"].subject == "ddp × 2"
 
 
 def test_ranks_that_share_cores_are_not_taken_for_a_noisy_host() -> None:
     factors = (1.0, 1.3, 0.9, 1.2, 0.8, 1.1)
     results = [slow_down(r, lambda s, r=r: factors[r.trial.round - 1]) for r in play(is_oversubscribed=True)]
-    assert warn(results) == []
+    assert warn(results) == {}
 
 
 @pytest.mark.parametrize(("load", "is_warned"), [(None, False), (0.9, False), (1.5, True)])
 def test_a_load_before_the_first_trial_is_named(load: float | None, is_warned: bool) -> None:
     results = [replace(r, started_at=f"2026-01-0{r.trial.round}", load_before=9.0) for r in play()]
     results[0] = replace(results[0], load_before=load)
-    assert warn(results) == (["noisy host: its load was 1.5 before the first trial"] if is_warned else [])
+    assert {kind: caution.values for kind, caution in warn(results).items()} == (
+        {"loaded-host": {"load": 1.5}} if is_warned else {}
+    )
 
 
 @pytest.mark.parametrize(("ratio", "is_warned"), [(None, False), (0.01, False), (0.08, True)])
 def test_time_that_the_hypervisor_took_is_named(ratio: float | None, is_warned: bool) -> None:
-    messages = warn([replace(result, steal_ratio=ratio) for result in play()])
-    assert len(messages) == is_warned
-    assert not is_warned or "its hypervisor gave 8.0 % of the processor time to others" in messages[0]
+    cautions = warn([replace(result, steal_ratio=ratio) for result in play()])
+    assert list(cautions) == (["stolen-time"] if is_warned else [])
+    assert not is_warned or cautions["stolen-time"].values["share"] == pytest.approx(0.08)
 
 
 def test_a_single_launch_is_named() -> None:
-    assert "ddp × 2 was launched once" in only(warn(play(rounds=1)))
+    caution = only(warn(play(rounds=1)))
+    assert (caution.kind, caution.subject, caution.values) == ("few-launches", "ddp × 2", {"launches": 1})
 
 
 def test_a_single_launch_that_completed_among_others_that_failed_is_named() -> None:
     good, *others = play(rounds=3)
     failed = [TrialResult(trial=result.trial, status=Status.CRASHED, reason="killed") for result in others]
-    messages = warn([good, *failed])
-    assert any("ddp × 2 crashed in 2 of 3 rounds: killed" in message for message in messages)
-    assert any("was launched once" in message for message in messages)
+    cautions = warn([good, *failed])
+    assert list(cautions) == ["failed", "few-launches"], "what failed comes first"
+    assert cautions["failed"].values == {"status": "crashed", "failed": 2, "rounds": 3}
+    assert cautions["failed"].severity == "failure"
 
 
 def test_launches_that_never_settle_ask_for_more_steps() -> None:
     results = [slow_down(result, lambda s: 5.0 if s.step < 24 else 1.0) for result in play()]
-    cautions = find_cautions(group_arms(results, None).values())
-    advice = [c.next_step for c in cautions if "steps have not settled at step" in c.message]
-    assert advice == ["run more steps, --steps 120, or try --allocator keep"]
+    assert warn(results)["not-settled"].next_step == "run more steps, --steps 120, or try --allocator keep"
 
 
 def test_a_warm_up_that_is_given_is_taken_as_it_is() -> None:
     results = [slow_down(result, lambda s: 5.0 if s.step < 25 else 1.0) for result in play()]
-    assert not any("have not settled" in message for message in warn(results, warmup=5))
+    assert "not-settled" not in warn(results, warmup=5)
 
 
 def fail(status: Status) -> Caution:
@@ -161,31 +166,33 @@ def fail(status: Status) -> Caution:
         (Status.OUT_OF_MEMORY, "more memory"),
         (Status.TIMED_OUT, "--timeout"),
         (Status.INVALID, "correct the workload"),
-        (Status.CRASHED, "logs are in trials/ddp-2-r1"),
+        (Status.CRASHED, "logs: trials/ddp-2-r1"),
     ],
 )
 def test_every_failure_is_named_with_what_to_do(status: Status, advice: str) -> None:
     caution = fail(status)
-    assert caution.message == f"ddp × 2 {status.replace('_', ' ')}: the reason"
+    assert (caution.kind, caution.severity, caution.subject) == ("failed", "failure", "ddp × 2")
+    assert caution.values["status"] == status
+    assert caution.message.endswith(": the reason")
     assert advice in caution.next_step
 
 
 def test_a_loss_that_is_not_finite_is_named_once_with_rank_step_and_round() -> None:
     results = play()
     results[1:] = [replace_losses(result, math.inf) for result in results[1:]]
-    message = only([message for message in warn(results) if "inf" in message])
-    assert message.startswith("ddp × 2: the loss of rank 0 is inf from step 0 of round 2 on")
+    assert warn(results)["non-finite"].values == {"step": 0, "round": 2, "rank": 0}
 
 
 def test_rounds_that_did_not_train_alike_are_named_with_the_first_step_that_differs() -> None:
     results = play()
     samples = tuple(s._replace(loss=0.5) if s.step >= 12 else s for s in results[3].samples)
     results[3] = replace(results[3], samples=samples)
-    assert only(warn(results)) == "ddp × 2: rounds with the same seed gave different losses from step 12 on"
+    caution = only(warn(results))
+    assert (caution.kind, caution.severity, caution.values) == ("unequal-losses", "wrong-work", {"step": 12})
 
 
 def test_rounds_that_fail_alike_did_train_alike() -> None:
-    assert not any("different losses" in message for message in warn([replace_losses(r, math.nan) for r in play()]))
+    assert "unequal-losses" not in warn([replace_losses(r, math.nan) for r in play()])
 
 
 def test_the_plain_loop_and_its_control_are_called_by_their_names() -> None:
@@ -210,15 +217,15 @@ def test_long_steps_of_many_configurations_are_one_fact_about_the_machine() -> N
     slow = [slow_down(r, lambda s, r=r: spikes.get((r.trial.round, s.step), 1.0)) for r in play()]
     names = ("a", "b", "c", "d")
     results = [replace(r, trial=replace(r.trial, configuration=name, label=name)) for name in names for r in slow]
-    message = only(warn(results))
-    assert message == "steps over 1.5 times the median: " + ", ".join(f"{name} (4 of 162)" for name in names)
+    named = ", ".join(f"{name} (4 of 162)" for name in names)
+    assert only(warn(results)).message == f"steps over 1.5 times the median: {named}"
 
 
 def test_ranks_that_a_launcher_put_on_the_same_cores_are_named_unless_somebody_asked_for_it() -> None:
     spread = [replace(r, trial=replace(r.trial, strategy="ddp", num_ranks=2)) for r in play()]
     ranks = tuple(RankReport(rank=rank, host="n1", cores=(0, 1)) for rank in range(2))
     shared = [replace(r, ranks=ranks) for r in spread]
-    assert "ranks 0 and 1 of n1 share cores 0-1" in only(warn(shared))
+    assert "ranks 0 and 1 of n1 share cores 0-1" in only(warn(shared)).message
     for fields in ({"bind": "none"}, {"is_oversubscribed": True}):
         asked = [replace(r, trial=replace(r.trial, **fields)) for r in shared]
-        assert not any("share cores" in message for message in warn(asked))
+        assert "misplaced-ranks" not in warn(asked)

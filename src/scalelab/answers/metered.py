@@ -23,7 +23,7 @@ from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, 
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import Caution, as_findings
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.cautions import FEW_LAUNCHES, find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
 from scalelab.studies.shared.study import Study
@@ -223,7 +223,7 @@ def find_doubts(recording: Recording) -> Iterator[Caution]:
         next_step="launch the script several times before calling one version faster than another",
     )
     for caution in find_cautions([_take_last_steps(arm)]):
-        if "was launched once" not in caution.message:
+        if caution.kind != FEW_LAUNCHES.name:
             yield _reword(caution, recording)
 
 

@@ -26,6 +26,7 @@ from scalelab.recipes.submitted import SubmittedTraining
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import Caution, as_findings
+from scalelab.studies.shared.cautions import FEW_LAUNCHES, HEAVY_TAILS, NOT_SETTLED, OUTLIERS
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 
@@ -40,10 +41,8 @@ MOST_TABLES = 2
 MOST_COLUMNS = 5
 """Of a study's main table, where the row has tables of its own."""
 MEASURES_NOTHING = "it measures nothing itself"
-OF_ONE_CONFIGURATION = re.compile(
-    r"^.+?:? (?P<what>steps have not settled|\d+ of \d+ steps took|was launched|the mean step is)"
-)
-"""A warning about one configuration: its name, and what is wrong."""
+ABOUT_ONE = (NOT_SETTLED.name, OUTLIERS.name, FEW_LAUNCHES.name, HEAVY_TAILS.name)
+"""Kinds of warnings about one configuration: several of a kind are said once."""
 WITH = ", with "
 
 
@@ -372,8 +371,7 @@ def merge_cautions(found: Iterable[tuple[str, Caution]]) -> tuple[Caution, ...]:
     """One warning for all that differ in numbers or in the configuration only, with the rows that have it."""
     alike: dict[str, list[tuple[str, Caution]]] = {}
     for row, caution in found:
-        about_one = OF_ONE_CONFIGURATION.search(caution.message)
-        what = about_one["what"] if about_one else caution.message
+        what = caution.kind if caution.kind in ABOUT_ONE else caution.message
         alike.setdefault(re.sub(r"[0-9.]+", "", what), []).append((row, caution))
     return tuple(_merge_alike(group) for group in alike.values())
 
@@ -382,7 +380,7 @@ def _merge_alike(group: Sequence[tuple[str, Caution]]) -> Caution:
     rows = ", ".join(dict.fromkeys(row for row, _ in group))
     first, caution = group[0]
     whose = ""
-    if len({(row, other.message) for row, other in group}) > 1 and OF_ONE_CONFIGURATION.search(caution.message):
+    if len({(row, other.message) for row, other in group}) > 1 and caution.kind in ABOUT_ONE:
         whose = f" ({len(group)} such configurations; this is of {first})"
     elif len({other.message for _, other in group}) > 1 and any(row != first for row, _ in group):
         whose = f" (numbers of {first})"

@@ -1,19 +1,23 @@
-"""Warnings about the measurement itself, each with the step that would improve it."""
+"""Warnings about the measurement itself, each with the step that would improve it.
+
+Worst first (`report/findings.py`): rows that failed, losses that are not numbers, ranks that did other work than meant,
+then whatever makes numbers less certain than their intervals say.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.ranks.placement import Placement, find_mistakes
 from scalelab.records.trial import Status, StepKind, TrialResult
-from scalelab.report.findings import Caution
+from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_quantity, format_share
 
 MOST_NAMED = 3
-"""How many outliers are named, the others are counted; how many configurations may have warnings of their own."""
+"""How many outliers are named, the others are counted; how many rows may have warnings of their own."""
 MOST_OUTLIERS = 0.02
 """A share of outliers below this is what any shared machine has."""
 NOISY_WITHIN = 0.15
@@ -26,36 +30,92 @@ HEAVY_TAIL = 1.15
 STOLEN = 0.02
 """A share of processor time taken by the hypervisor that moves step times by as much."""
 
+FAILED = CautionKind(
+    "failed", "A row crashed, timed out, ran out of memory or was invalid", "failure", ("status", "failed", "rounds")
+)
+NOT_RUN = CautionKind("not-run", "A row was not run, with the reason", "failure", ("status", "failed", "rounds"))
+NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-finite", ("step", "round", "rank"))
+UNEQUAL_LOSSES = CautionKind(
+    "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
+)
+PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
+MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
+NOISY_LAUNCHES = CautionKind("noisy-launches", "Launches of a row differ by more than 5 %", "noise", ("deviation",))
+NOISY_STEPS = CautionKind("noisy-steps", "Steps within a launch differ by more than 15 %", "noise", ("deviation",))
+FEW_LAUNCHES = CautionKind("few-launches", "A row was launched fewer than six times", "noise", ("launches",))
+LOADED_HOST = CautionKind("loaded-host", "Other programs ran before the first trial", "noise", ("load",))
+STOLEN_TIME = CautionKind("stolen-time", "The hypervisor gave CPU time to other machines", "noise", ("share",))
+DRIFT = CautionKind("drift", "Step times drift within a launch or from round to round", "noise", ("change",))
+OUTLIERS = CautionKind("outliers", "Over 2 % of steps took over 1.5 times the median", "noise", ("outliers", "steps"))
+HEAVY_TAILS = CautionKind("heavy-tail", "The mean step is far above the median", "noise", ("mean_over_median",))
+NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch", "noise", ("step", "steps"))
+NO_ABLATION = CautionKind("no-ablation", "No memory was left for steps without communication", "note")
+
+VERBS = {
+    Status.OUT_OF_MEMORY: "ran out of memory",
+    Status.INVALID: "is invalid",
+    Status.CRASHED: "crashed",
+    Status.TIMED_OUT: "timed out",
+    Status.NOT_RUN: "was not run",
+}
+"""How a trial ended, as the verb of a sentence."""
+
 
 def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
     """Everything that makes the numbers less certain than their intervals say."""
     every = list(arms)
     found = [caution for arm in every for caution in _look_at_arm(arm)]
-    return (*_look_at_host(every), *_name_drifts(every), *found, *_name_tails(every))
+    return (*found, *_look_at_host(every), *_name_drifts(every), *_name_tails(every))
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
-    if arm.trial.course is None:
-        yield from _name_failure(arm)
+    is_course = arm.trial.course is not None  # a training run is one launch by intent, as long as it is
+    if not is_course:
+        yield from name_failure(arm.label, arm.results, is_measured=arm.is_measured)
     yield from _name_non_finite(arm)
     yield from _name_unequal_losses(arm)
-    yield from _name_blocks(arm)
-    if not arm.is_measured:
+    words = next((rank.shuffle for result in arm.results for rank in result.ranks if rank.shuffle), "")
+    if words:
+        yield PARTLY_SHUFFLED(
+            arm.label,
+            f"{arm.label}: samples are {words}",
+            "if the file is sorted, use --shuffle full, or scalelab data convert to a format with random access",
+            shuffle=words,
+        )
+    if not arm.is_measured or is_course:
         return
-    if arm.trial.course is None:  # a training run is one launch by intent, as long as it is
-        yield from _name_missing_ablation(arm)
-        yield from _name_warmup(arm)
+    if arm.trial.plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
+        yield NO_ABLATION(
+            arm.label,
+            f"{arm.label}: no memory was left to copy the training state, so no step ran without communication",
+            "give ranks more memory, or rely on communication by subtraction",
+        )
+    if not arm.warmup.is_settled:
+        steps = arm.num_clean_steps
+        yield NOT_SETTLED(
+            arm.label,
+            f"{arm.label}: step times had not settled at step {arm.warmup.num_steps} of {steps}",
+            f"run more steps, --steps {4 * steps}{_suggest_allocator([arm])}",
+            step=arm.warmup.num_steps,
+            steps=steps,
+        )
 
 
-def _name_failure(arm: Arm) -> Iterator[Caution]:
-    failure = arm.failure
+def name_failure(label: str, results: Sequence[TrialResult], *, is_measured: bool, more: str = "") -> Iterator[Caution]:
+    """How the first launch of a row that did not complete ended, and in how many rounds if others did complete."""
+    failure = next((result for result in results if result.status is not Status.COMPLETED), None)
     if failure is None:
         return
-    num_failed = sum(result.status is failure.status for result in arm.results)
-    which = "" if not arm.is_measured else f" in {num_failed} of {len(arm.results)} rounds"
-    yield Caution(
-        message=f"{arm.label} {failure.status.words}{which}: {failure.reason}",
-        next_step=f"{failure.status.advice}; its logs are in trials/{failure.trial.name}",
+    num_failed = sum(result.status is failure.status for result in results)
+    which = f" in {num_failed} of {len(results)} rounds" if is_measured else ""
+    kind = NOT_RUN if failure.status is Status.NOT_RUN else FAILED
+    yield kind(
+        label,
+        f"{label} {VERBS[failure.status]}{which}: {failure.reason}{more}",
+        f"{failure.status.advice}; logs: trials/{failure.trial.name}",
+        status=failure.status.value,
+        failed=num_failed,
+        rounds=len(results),
     )
 
 
@@ -63,10 +123,14 @@ def _name_non_finite(arm: Arm) -> Iterator[Caution]:
     for result in arm.results:
         bad = result.first_non_finite_loss()
         if bad is not None:
-            yield Caution(
-                message=f"{arm.label}: the loss of rank {bad.rank} is {bad.loss} from step {bad.step} of round"
-                f" {result.trial.round} on; its times are those of a training that has failed",
-                next_step="lower the learning rate or check the data before trusting this row",
+            yield NON_FINITE(
+                arm.label,
+                f"{arm.label}: the loss is {bad.loss} from step {bad.step} of round {result.trial.round} on"
+                f" (rank {bad.rank}); its step times are those of a diverged run",
+                "lower the learning rate or check the data before trusting this row",
+                step=bad.step,
+                round=result.trial.round,
+                rank=bad.rank,
             )
             return
 
@@ -77,39 +141,13 @@ def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
     for other in losses[1:]:
         differing = [step for step in losses[0] if repr(losses[0][step]) != repr(other.get(step))]
         if differing:
-            yield Caution(
-                message=f"{arm.label}: rounds with the same seed gave different losses from step {differing[0]} on",
-                next_step="seed what build() draws; on GPUs, kernels that add in changing order do this too",
+            yield UNEQUAL_LOSSES(
+                arm.label,
+                f"{arm.label}: rounds with the same seed gave different losses from step {differing[0]} on",
+                "seed everything random in build(); on GPUs, nondeterministic kernels do this too",
+                step=differing[0],
             )
             return
-
-
-def _name_blocks(arm: Arm) -> Iterator[Caution]:
-    """Samples that are not fully shuffled."""
-    words = next((rank.shuffle for result in arm.results for rank in result.ranks if rank.shuffle), "")
-    if words:
-        yield Caution(
-            message=f"{arm.label}: its samples are {words}",
-            next_step="if the file is sorted, use --shuffle full, or scalelab data convert to what is read by a map",
-        )
-
-
-def _name_missing_ablation(arm: Arm) -> Iterator[Caution]:
-    if arm.trial.plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
-        yield Caution(
-            message=f"{arm.label}: no memory was left for a copy of the training's state, so that steps without"
-            " communication could not be run",
-            next_step="give ranks more memory, or rely on communication by subtraction",
-        )
-
-
-def _name_warmup(arm: Arm) -> Iterator[Caution]:
-    num_steps = arm.num_clean_steps
-    if not arm.warmup.is_settled:
-        yield Caution(
-            message=f"{arm.label}: steps have not settled at step {arm.warmup.num_steps} of {num_steps}",
-            next_step=f"run more steps, --steps {4 * num_steps}{_suggest_allocator([arm])}",
-        )
 
 
 def _suggest_allocator(arms: Sequence[Arm]) -> str:
@@ -119,32 +157,26 @@ def _suggest_allocator(arms: Sequence[Arm]) -> str:
 
 
 def _name_tails(arms: Sequence[Arm]) -> Iterator[Caution]:
-    """Long steps, arm by arm where few have them; many with them are one fact about the machine, said once."""
+    """Long steps, row by row where few rows have them; many with them are one fact about the machine, said once."""
     measured = [arm for arm in arms if arm.is_measured]
-    outliers = [(arm, found) for arm in measured for found in _name_outliers(arm)]
-    tails = [(arm, found) for arm in measured for found in _name_heavy_tail(arm)]
-    if len({id(arm) for arm, _ in (*outliers, *tails)}) <= MOST_NAMED:
-        yield from (caution for arm in measured for other, caution in (*outliers, *tails) if other is arm)
+    outliers = {arm.label: found for arm in measured for found in _name_outliers(arm)}
+    tails = {arm.label: found for arm in measured for found in _name_heavy_tail(arm)}
+    if len({*outliers, *tails}) <= MOST_NAMED:
+        yield from (found[arm.label] for arm in measured for found in (outliers, tails) if arm.label in found)
         return
     if outliers:
-        named = ", ".join(
-            f"{arm.label} ({len(find_outliers(arm.clean))} of {_count_steps(arm)})" for arm, _ in outliers
-        )
-        yield Caution(message=f"steps over 1.5 times the median: {named}", next_step=outliers[0][1].next_step)
+        counts = [(label, one.values) for label, one in outliers.items()]
+        named = ", ".join(f"{label} ({values['outliers']} of {values['steps']})" for label, values in counts)
+        yield OUTLIERS("", f"steps over 1.5 times the median: {named}", next(iter(outliers.values())).next_step)
     if tails:
-        named = ", ".join(f"{arm.label} {_measure_tail(arm):.1f}× ({_measure_mean_rate(arm)})" for arm, _ in tails)
-        yield Caution(
-            message=f"the mean step is far above the median; with its long steps a training does: {named}",
-            next_step=tails[0][1].next_step,
-        )
-
-
-def _count_steps(arm: Arm) -> int:
-    return sum(len(steps) for steps in arm.clean)
+        slow = [arm for arm in measured if arm.label in tails]
+        named = ", ".join(f"{arm.label} {_measure_tail(arm):.1f}× ({_measure_mean_rate(arm)})" for arm in slow)
+        step = next(iter(tails.values())).next_step
+        yield HEAVY_TAILS("", f"mean step far above the median (throughput by the mean in brackets): {named}", step)
 
 
 def _measure_mean_rate(arm: Arm) -> str:
-    """What a training feels: the throughput by the mean step."""
+    """What a training run feels: the throughput by the mean step."""
     mean = statistics.fmean(seconds for launch in arm.clean for seconds in launch)
     return f"{format_quantity('rate', arm.trial.global_batch / mean)} samples/s"
 
@@ -157,16 +189,17 @@ def _measure_tail(arm: Arm) -> float:
 
 def _name_outliers(arm: Arm) -> Iterator[Caution]:
     outliers = find_outliers(arm.clean)
-    num_steps = _count_steps(arm)
+    num_steps = sum(len(steps) for steps in arm.clean)
     if len(outliers) <= MOST_OUTLIERS * num_steps:
         return
     worst = sorted(outliers, key=lambda outlier: -outlier.ratio)[:MOST_NAMED]
-    named = ", ".join(
-        f"step {_number_step(arm, outlier)} of round {outlier.round + 1} ({outlier.ratio:.1f}×)" for outlier in worst
-    )
-    yield Caution(
-        message=f"{arm.label}: {len(outliers)} of {num_steps} steps took over 1.5 times the median, worst {named}",
-        next_step="close other programs; the median ignores them, a mean would not",
+    named = ", ".join(f"step {_number_step(arm, one)} of round {one.round + 1} ({one.ratio:.1f}×)" for one in worst)
+    yield OUTLIERS(
+        arm.label,
+        f"{arm.label}: {len(outliers)} of {num_steps} steps took over 1.5 times the median, worst {named}",
+        "close other programs; the median ignores them, a mean would not",
+        outliers=len(outliers),
+        steps=num_steps,
     )
 
 
@@ -177,70 +210,74 @@ def _number_step(arm: Arm, outlier: Outlier) -> int:
 
 
 def _name_heavy_tail(arm: Arm) -> Iterator[Caution]:
-    """A few very long steps move no median, and decide how long a training takes."""
+    """A few very long steps move no median, and decide how long a training run takes."""
     tail = _measure_tail(arm)
     if tail > HEAVY_TAIL:
-        yield Caution(
-            message=f"{arm.label}: the mean step is {tail:.1f} times the median; with its long steps a"
-            f" training does {_measure_mean_rate(arm)}",
-            next_step="look at samples.csv: batches that start again, such as a DataLoader's workers, do this",
+        yield HEAVY_TAILS(
+            arm.label,
+            f"{arm.label}: the mean step is {tail:.1f} times the median; with its long steps it does"
+            f" {_measure_mean_rate(arm)}",
+            "look at samples.csv: restarting data loader workers, for example, cause this",
+            mean_over_median=tail,
         )
 
 
 def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:
-    """One warning for all configurations that drift: it is the machine that does."""
-    over: list[tuple[str, float]] = []
-    within: list[tuple[str, float]] = []
+    """One warning for all rows that drift: it is the machine that does."""
+    over: dict[str, float] = {}
+    within: dict[str, float] = {}
     for arm in arms:
         drift = find_drift(arm.clean) if arm.is_measured and arm.trial.course is None else None
         if drift is not None and drift.change_over_rounds is not None:
-            over.append((arm.label, drift.change_over_rounds))
+            over[arm.label] = drift.change_over_rounds
         if drift is not None and drift.change_within_launches is not None:
-            within.append((arm.label, drift.change_within_launches))
-    if over:
-        yield Caution(
-            message=f"steps drifted from the first round to the last: {_list_changes(over)}",
-            next_step="trust ratios, which are taken round by round; let the machine idle before measuring",
-        )
-    if within:
-        yield Caution(
-            message=f"steps drift within a launch: {_list_changes(within)}",
-            next_step=f"use more --steps, --warmup if the slow part comes first{_suggest_allocator(arms)}",
-        )
-
-
-def _list_changes(changes: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{label} by {format_share(change)}" for label, change in changes)
+            within[arm.label] = drift.change_within_launches
+    more_steps = f"use more --steps, or --warmup if the slow steps come first{_suggest_allocator(arms)}"
+    idle = "trust ratios, which are taken round by round; let the machine idle before measuring"
+    for changes, words, step in (
+        (over, "step times drifted from the first round to the last", idle),
+        (within, "step times drift within a launch", more_steps),
+    ):
+        if changes:
+            listed = ", ".join(f"{label} by {format_share(change)}" for label, change in changes.items())
+            yield DRIFT(", ".join(changes), f"{words}: {listed}", step, change=max(changes.values(), key=abs))
 
 
 def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
-    results = [result for arm in arms for result in arm.results]
-    noises = [(arm, measure_noise(arm.clean)) for arm in arms if arm.is_measured and not arm.trial.is_oversubscribed]
-    between = max(((n.between_ratio or 0.0, arm.label) for arm, n in noises), default=(0.0, ""))
-    within = max(((n.within_ratio or 0.0, arm.label) for arm, n in noises), default=(0.0, ""))
-    if between[0] > NOISY_BETWEEN:
-        yield Caution(
-            message=f"noisy host: launches of {between[1]} differ by {format_share(between[0])} (standard deviation)",
-            next_step="close other programs, or raise --rounds",
-        )
-    if within[0] > NOISY_WITHIN:
-        yield Caution(
-            message=f"noisy host: steps of {within[1]} differ by {format_share(within[0])} (standard deviation)",
-            next_step=f"close other programs, or raise --steps{_suggest_allocator(arms)}",
-        )
+    fair = [arm for arm in arms if arm.is_measured and not arm.trial.is_oversubscribed]
+    noises = {arm.label: measure_noise(arm.clean) for arm in fair}
+    between = {label: noise.between_ratio or 0.0 for label, noise in noises.items()}
+    within = {label: noise.within_ratio or 0.0 for label, noise in noises.items()}
+    yield from _name_noise(NOISY_LAUNCHES, between, NOISY_BETWEEN, "launches", "--rounds")
+    yield from _name_noise(NOISY_STEPS, within, NOISY_WITHIN, "steps", f"--steps{_suggest_allocator(arms)}")
     yield from _name_few_launches(arms)
+    results = [result for arm in arms for result in arm.results]
     yield from warn_of_load(results)
     yield from _name_misplacement(results)
 
 
+def _name_noise(
+    kind: CautionKind, spreads: Mapping[str, float], limit: float, what: str, remedy: str
+) -> Iterator[Caution]:
+    """The row with the largest spread, where that is above the limit."""
+    worst = max(spreads, key=lambda label: spreads[label], default="")
+    if spreads.get(worst, 0.0) > limit:
+        yield kind(
+            worst,
+            f"noisy host: {what} of {worst} vary by {format_share(spreads[worst])} (standard deviation)",
+            f"close other programs, or raise {remedy}",
+            deviation=spreads[worst],
+        )
+
+
 def _name_misplacement(results: Sequence[TrialResult]) -> Iterator[Caution]:
-    """Ranks that shared cores though there were enough, and nobody asked for it: their launcher bound them so."""
+    """Ranks that shared cores though there were enough, and no flag asked for it: their launcher bound them so."""
     for result in results:
         if result.trial.is_oversubscribed or result.trial.bind == "none" or result.trial.num_processes == 1:
             continue
         placements = [Placement(rank=own.rank, host=own.host, cores=own.cores) for own in result.ranks if own.cores]
         for message, next_step in find_mistakes(placements):
-            yield Caution(message=f"{result.trial.configuration}: {message}", next_step=next_step)
+            yield MISPLACED(result.trial.configuration, f"{result.trial.configuration}: {message}", next_step)
             return
 
 
@@ -254,10 +291,10 @@ def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
     if fewest >= FEWEST_LAUNCHES:
         return
     if fewest == 1:
-        message = f"{label} was launched once: its interval does not include how launches differ"
+        message = f"{label} was launched once: its interval leaves out how launches differ"
     else:
-        message = f"{label} was launched {fewest} times: an interval rests on few numbers, a verdict may be chance"
-    yield Caution(message=message, next_step="use --rounds 12")
+        message = f"{label} was launched {fewest} times: intervals rest on few numbers, a verdict may be chance"
+    yield FEW_LAUNCHES(label, message, "use --rounds 12", launches=fewest)
 
 
 def warn_of_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
@@ -265,14 +302,13 @@ def warn_of_load(results: Sequence[TrialResult]) -> Iterator[Caution]:
     launched = [result for result in results if result.started_at]
     first = min(launched, key=lambda result: result.started_at, default=None)
     if first is not None and first.load_before is not None and first.load_before > 1.0:
-        yield Caution(
-            message=f"noisy host: its load was {first.load_before:.1f} before the first trial",
-            next_step="wait until other programs have ended",
-        )
+        message = f"noisy host: its load was {first.load_before:.1f} before the first trial"
+        yield LOADED_HOST("", message, "wait until other programs end", load=first.load_before)
     stolen = [result.steal_ratio for result in results if result.steal_ratio is not None]
-    if stolen and sum(stolen) / len(stolen) > STOLEN:
-        mean = sum(stolen) / len(stolen)
-        yield Caution(
-            message=f"noisy host: its hypervisor gave {format_share(mean)} of the processor time to others",
-            next_step="measure on a dedicated machine, or raise --rounds",
+    if stolen and (mean := statistics.fmean(stolen)) > STOLEN:
+        yield STOLEN_TIME(
+            "",
+            f"noisy host: the hypervisor gave {format_share(mean)} of the CPU time to other machines",
+            "measure on a dedicated machine, or raise --rounds",
+            share=mean,
         )
