@@ -30,11 +30,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize
 
+from scalelab.predict.communication import LinkCost, reduce_all
 from scalelab.predict.devices import find_device
 from scalelab.predict.footprint import Kernels, find_footprint
 from scalelab.predict.layout_cost import Efficiency, time_step
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.link_cost import LinkCost, reduce_all
 from scalelab.predict.planning import enclose_step
 from scalelab.predict.transformer import GPT2_SMALL, LLAMA3_8B, Transformer
 

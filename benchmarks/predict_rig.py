@@ -30,9 +30,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from scalelab.analysis.link import fit_line
+from scalelab.predict.communication import MEBIBYTE, Gradient, LinkCost, share_cores
 from scalelab.predict.job import Line, ScaledJob, find_core_seconds, predict_step, settle_on_two, share_times
-from scalelab.predict.link_cost import LinkCost, share_cores
-from scalelab.predict.overlap import MEBIBYTE, Gradient
 from scalelab.records.environment import count_cores
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "rigs"))

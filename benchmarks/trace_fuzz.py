@@ -27,7 +27,7 @@ from scalelab.answers.trace.diff import describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.errors import TraceUnreadable
-from scalelab.trace import pieces
+from scalelab.trace import reader as pieces
 from scalelab.trace.hta import read_hta
 from scalelab.trace.rank import read_rank
 from scalelab.trace.ranks import combine_ranks

@@ -28,8 +28,8 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.serve.server import Library, PageServer
 from scalelab.workloads.catalogue import BUILT_IN
+from tests.answers.traces import build_rank
 from tests.recipes.played import PlayedLauncher
-from tests.studies.traces import build_rank
 from tests.test_docs import COMMAND, PAGES, ROOT, list_blocks, provide_shards, provide_workloads
 
 ELSEWHERE = {

@@ -56,8 +56,8 @@ from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.ranks import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
+from tests.answers.traces import build_rank
 from tests.measure.trials import launch, make_trial
-from tests.studies.traces import build_rank
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.app import main
-from tests.studies.traces import build_rank
+from tests.answers.traces import build_rank
 from tests.trace.build import TraceBuilder
 
 

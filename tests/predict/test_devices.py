@@ -43,5 +43,5 @@ def test_a_declared_device_says_what_is_missing():
 
 @pytest.mark.parametrize("name", ["peak", "memory_bytes", "memory_rate", "link_rate", "node_rate", "per_node"])
 def test_a_device_with_nothing_of_something_is_refused(name):
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError, match="must be"):
         declare_device(find_device("a100-80gb"), "bfloat16", **{name: 0})

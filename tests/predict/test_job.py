@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step, settle_on_two
-from scalelab.predict.link_cost import LinkCost, Network
-from scalelab.predict.overlap import Gradient, fill_buckets
-from scalelab.predict.scale_out import scale_out
+from scalelab.predict.communication import Gradient, LinkCost, Network, fill_buckets
+from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step, scale_out, settle_on_two
 from scalelab.predict.what_if import WhatIf, change_job
 
 FAST = LinkCost(latency_seconds=0, bytes_per_second=1e15)
@@ -123,7 +121,7 @@ def test_a_slow_rank_holds_up_others_and_not_itself():
 def test_another_strategy_is_another_exchange():
     sharded = change_job(JOB, WhatIf(strategy="fsdp-full", num_units=4))
     assert (sharded.strategy, sharded.num_units) == ("fsdp-full", 4)
-    with pytest.raises(UsageError, match="hook of ddp"):
+    with pytest.raises(UsageError, match="DDP communication hook"):
         change_job(JOB, WhatIf(strategy="fsdp2", compression="fp16"))
 
 

@@ -22,14 +22,14 @@ def seconds(layout, job=JOB):
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        (Layout(tensor=3), "32 heads cannot be divided over tensor 3"),
-        (Layout(pipeline=5), "32 layers cannot be divided over pipeline 5"),
+        (Layout(tensor=3), "32 heads cannot be split over tensor 3"),
+        (Layout(pipeline=5), "32 layers cannot be split over pipeline 5"),
         (Layout(pipeline=8, interleave=8), "pipeline 8 × 8 rounds"),
-        (Layout(data=7), "a batch of 512 cannot be divided over data 7"),
+        (Layout(data=7), "a global batch of 512 cannot be split over data 7"),
         (Layout(pipeline=2, data=2, zero=3), "use ZeRO-1"),
-        (Layout(pipeline=4, interleave=2, micro_batch=256), "2 micro-batches are no multiple of pipeline 4"),
-        (Layout(zero=4), "no stage 4"),
-        (Layout(tensor=0), "1 or more"),
+        (Layout(pipeline=4, interleave=2, micro_batch=256), "a multiple of pipeline 4 micro-batches, not 2"),
+        (Layout(zero=4), "must be 0, 1, 2 or 3, got 4"),
+        (Layout(tensor=0), "must be ≥ 1"),
     ],
 )
 def test_an_impossible_layout_says_why(layout, reason):
@@ -54,7 +54,7 @@ def test_what_is_asked_for_is_held():
 
 
 def test_no_devices_are_refused():
-    with pytest.raises(UsageError, match="--devices 0"):
+    with pytest.raises(UsageError, match="--devices must be ≥ 1, got 0"):
         list(list_layouts(JOB, 0))
 
 

@@ -8,8 +8,7 @@ from scalelab.analysis.growth import SECONDS_PER_DAY
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layouts import Asked, PlannedJob
-from scalelab.predict.linear import SmallRun, compare_linear
-from scalelab.predict.planning import find_last_paying, make_plan, sum_training, sweep_devices
+from scalelab.predict.planning import SmallRun, compare_linear, find_last_paying, make_plan, sum_training, sweep_devices
 from scalelab.predict.transformer import GPT2_SMALL, LLAMA3_8B, choose_shape
 
 JOB = PlannedJob(model=LLAMA3_8B, device=find_device("a100-80gb"), global_batch=256)
@@ -56,17 +55,17 @@ def test_what_is_unknown_of_a_device_stays_unknown(plan):
 
 
 def test_too_large_a_model_is_refused_with_what_it_needs():
-    with pytest.raises(UsageError, match=r"nothing fits: the leanest layout on 8 devices .* needs .*TB per device"):
+    with pytest.raises(UsageError, match=r"nothing fits: the smallest layout on 8 devices .* needs .*TB per device"):
         make_plan(replace(JOB, model=choose_shape(1e12)), 8)
 
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (Asked(tensor=5), "cannot be laid over --devices 64"),
-        (Asked(pipeline=64), "32 layers cannot be divided over pipeline 64"),
-        (Asked(micro_batch=7), "a batch of 256 cannot be divided"),
-        (Asked(tensor=16, pipeline=8), "cannot be laid over"),
+        (Asked(tensor=5), "multiple of --tensor × --pipeline"),
+        (Asked(pipeline=64), "32 layers cannot be split over pipeline 64"),
+        (Asked(micro_batch=7), "a global batch of 256 cannot be split"),
+        (Asked(tensor=16, pipeline=8), "multiple of --tensor × --pipeline"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_the_reason(asked, reason):

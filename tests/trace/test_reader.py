@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace import pieces, spool
+from scalelab.trace import reader as pieces
+from scalelab.trace import spool
 from scalelab.trace.rank import read_rank
 from scalelab.trace.reader import LARGEST_NS, Batch, TraceFile
 from tests.trace.build import TraceBuilder

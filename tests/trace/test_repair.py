@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scalelab.trace import pieces
+from scalelab.trace import reader as pieces
 from scalelab.trace.classify import Event
 from scalelab.trace.reader import TraceFile
 from scalelab.trace.repair import MOST_OPEN_EVENTS, OpenEvents, pair_events, read_header, repair_events

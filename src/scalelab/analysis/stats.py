@@ -54,7 +54,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.estimate import Estimate, Prediction
 
 Rounds = Sequence[Sequence[float]]
 """Positive numbers, one sequence per round, in the order in which the rounds ran."""
@@ -313,3 +313,12 @@ def _compare_samples(left: Floats, right: Floats) -> Estimate:
         return Estimate(value=difference, low=difference, high=difference)
     arm = find_t_quantile(sum(errors) ** 2 / sum(weights)) * math.sqrt(sum(errors))
     return Estimate(value=difference, low=difference - arm, high=difference + arm)
+
+
+PREDICTION_CONFIDENCE = 0.8
+
+
+def enclose(value: float, drawn: Sequence[float]) -> Prediction:
+    """A value with the 80 % interval of the results of drawing its inputs many times."""
+    low, high = np.quantile(drawn, [(1 - PREDICTION_CONFIDENCE) / 2, (1 + PREDICTION_CONFIDENCE) / 2])
+    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))

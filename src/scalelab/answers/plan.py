@@ -1,340 +1,371 @@
-"""The document of `scalelab plan`: a training that nobody has run, laid over devices that one may not have.
-
-The tables and the chart of `scalelab plan`.
-"""
+"""The document of `scalelab plan`: memory, step time, days and cost of a training run that has not been launched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.report import plot_planned_memory, plot_planned_times, show
+from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Footprint
-from scalelab.predict.linear import Difference, SmallRun, compare_linear
-from scalelab.predict.planning import FOUND_ON, Plan, PlannedLayout, Totals, find_last_paying, sum_training
+from scalelab.predict.planning import (
+    FOUND_ON,
+    Difference,
+    Plan,
+    PlannedLayout,
+    SmallRun,
+    Totals,
+    compare_linear,
+    find_last_paying,
+    sum_training,
+)
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.scaling import plot_fan
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.charts.plot import plot_bars
+from scalelab.report.charts.scaling import PREDICTED
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import (
+    bytes_column,
+    count_column,
+    make_column,
+    make_table,
+    rate_column,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.units import format_bytes, format_quantity, format_share
 
-INTERVAL_NOTE = "± is an 80 % interval of the prediction"
+COST = FindingKind(
+    "cost",
+    "How long a planned training run takes, and what it uses, with 80 % intervals",
+    MAIN,
+    ("days", "device_hours", "kilowatt_hours", "dollars", "mfu", "step_seconds"),
+)
+STEP_PARTS = FindingKind(
+    "step-breakdown",
+    "Share of matrix products in a step, and the largest other part",
+    REASON,
+    ("products_share", "part", "part_share"),
+)
+SATURATION = FindingKind("saturation", "Beyond this, more brings less than half of its cost", REASON, ("num_devices",))
+LINEAR_RULE = FindingKind(
+    "linear-rule", "The plan beside a linear extrapolation from a small model", DETAIL, ("days", "ratio", "speed")
+)
+UNCALIBRATED = CautionKind("uncalibrated-device", "The efficiency of the device is assumed, not measured", "note")
+TIGHT_MEMORY = CautionKind("tight-memory", "The fastest layout leaves little free memory", "note", ("free_share",))
+TOO_LONG = CautionKind("too-long", "The training run would take more than a year", "note", ("days",))
+
 PART_WORDS = {
     "products": "matrix products",
-    "moves": "norms, gelu, dropout, loss (memory)",
-    "launches": "waiting for launches",
-    "tensor": "tensor-parallel all-reduces",
+    "moves": "norms, GELU, dropout and loss",
+    "launches": "kernel launches",
+    "tensor": "tensor-parallel all-reduce",
     "bubble": "pipeline bubble",
-    "stage_sends": "sends between stages",
-    "data": "gradients and shards, not hidden",
+    "stage_sends": "pipeline sends",
+    "data": "exposed gradient and shard communication",
     "optimizer": "optimizer",
 }
-
-
-def make_layout_table(plan: Plan, num_tokens: float) -> Table:
-    columns = (
-        Column(key="tensor", header="tensor", quantity="count"),
-        Column(key="pipeline", header="pipeline", quantity="count"),
-        Column(key="interleave", header="rounds", quantity="count"),
-        Column(key="data", header="data", quantity="count"),
-        Column(key="zero", header="ZeRO", quantity="count"),
-        Column(key="micro_batch", header="micro", quantity="count"),
-        Column(key="checkpointing", header="recomputed", align="left"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="mfu", header="MFU", quantity="share", shows_interval=False),
-        Column(key="device_bytes", header="memory", quantity="bytes"),
-        Column(key="days", header="days", quantity="number", shows_interval=False),
-    )
-    rows = tuple(make_layout_row(plan, planned, num_tokens) for planned in plan.ranked)
-    notes = (
-        INTERVAL_NOTE,
-        f"{plan.num_fitting} layouts fit and {plan.num_too_large} do not; these are the fastest",
-        f"memory: of one device, with {format_share(FREE_SHARE)} for its allocator, and its context",
-    )
-    return Table(columns=columns, rows=rows, notes=notes)
-
-
-def make_layout_row(plan: Plan, planned: PlannedLayout, num_tokens: float) -> tuple[Cell, ...]:
-    layout = planned.layout
-    return (
-        *make_row(
-            layout.tensor, layout.pipeline, layout.interleave, layout.data, layout.zero, layout.micro_batch,
-            {"none": "nothing", "selective": "some", "full": "blocks"}[layout.checkpointing],
-        ),
-        show(planned.step),
-        show(planned.mfu),
-        Cell(value=planned.footprint.device_bytes),
-        show(sum_training(plan, num_tokens, planned).days),
-    )  # fmt: skip
-
-
-def make_parts_table(planned: PlannedLayout) -> Table:
-    """Where the step of a layout goes."""
-    columns = (
-        Column(key="part", header="part", align="left"),
-        Column(key="seconds", header="time", quantity="seconds"),
-        Column(key="share", header="of the step", quantity="share"),
-    )
-    parts = {words: getattr(planned.cost, name) for name, words in PART_WORDS.items()}
-    rows = [make_row(words, seconds, seconds / planned.cost.seconds) for words, seconds in parts.items() if seconds]
-    rows.append(make_row("the step", planned.cost.seconds, 1.0))
-    return Table(columns=columns, rows=tuple(rows))
-
-
-def make_memory_table(footprint: Footprint) -> Table:
-    columns = (
-        Column(key="category", header="what", align="left"),
-        Column(key="bytes", header="per device", quantity="bytes"),
-        Column(key="share", header="of it", quantity="share"),
-    )
-    total = footprint.total_bytes
-    found = footprint.by_category
-    rows = [make_row(name, found[name], found[name] / total) for name in CATEGORIES if found[name]]
-    rows.append(make_row("allocated", total, 1.0))
-    moments = {
-        "loss": "when backward begins", "first block": "in the first block of backward",
-        "last block": "in the last block of backward", "optimizer": "in the optimizer",
-    }  # fmt: skip
-    return Table(columns=columns, rows=tuple(rows), notes=(f"the highest point is {moments[footprint.moment]}",))
-
-
-def make_totals_table(totals: Totals) -> Table:
-    columns = (
-        Column(key="steps", header="steps", quantity="number"),
-        Column(key="days", header="days", quantity="number"),
-        Column(key="device_hours", header="device-hours", quantity="rate"),
-        Column(key="watt_hours", header="Wh", quantity="rate"),
-        Column(key="dollars", header="dollars", quantity="rate"),
-    )
-    energy = totals.kilowatt_hours
-    row = (
-        Cell(value=round(totals.num_steps)),
-        show(totals.days),
-        show(totals.device_hours),
-        show(None if energy is None else energy.map(lambda number: number * 1000)),
-        show(totals.dollars),
-    )
-    notes = (INTERVAL_NOTE, "energy: the devices at their limit, without hosts and cooling; cost: at the hourly price")
-    return Table(columns=columns, rows=(row,), notes=notes)
-
-
-def make_linear_table(totals: Totals, difference: Difference) -> Table:
-    """The linear rule and the plan, and the factors between."""
-    columns = (
-        Column(key="what", header="", align="left"),
-        Column(key="days", header="days", quantity="number"),
-        Column(key="factor", header="divided by", quantity="number"),
-    )
-    days = difference.linear.days.value
-    after_devices = days / difference.devices
-    after_operations = after_devices / difference.operations
-    rows = (
-        make_row("linear rule, one device", days, None),
-        make_row("as many devices as planned", after_devices, difference.devices),
-        make_row("operations counted, not 6 a parameter", after_operations, difference.operations),
-        make_row("operations/s of a device as planned", totals.days.value, difference.speed),
-    )
-    return Table(columns=columns, rows=rows, notes=("each row is the one above, divided by its factor",))
-
-
-def make_obstacle_table(obstacles: Mapping[str, str]) -> Table:
-    columns = (
-        Column(key="layout", header="division", align="left"),
-        Column(key="reason", header="why not", align="left"),
-    )
-    return Table(columns=columns, rows=tuple(make_row(name, reason) for name, reason in obstacles.items()))
-
-
-def make_sweep_table(plans: Sequence[Plan], refused: Mapping[int, str], num_tokens: float) -> Table:
-    columns = (
-        Column(key="devices", header="devices", quantity="count"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="days", header="days", quantity="number"),
-        Column(key="mfu", header="MFU", quantity="share", shows_interval=False),
-        Column(key="device_hours", header="device-hours", quantity="rate", shows_interval=False),
-        Column(key="gain", header="gain", quantity="ratio"),
-        Column(key="layout", header="layout", align="left"),
-    )
-    rows = []
-    for number, plan in enumerate(plans):
-        best, totals = plan.best, sum_training(plan, num_tokens)
-        before = plans[number - 1] if number else None
-        gain = None if before is None else before.best.step.value / best.step.value
-        layout = f"{best.layout.tensor}·{best.layout.pipeline}·{best.layout.data}·{best.layout.zero}"
-        rows.append(
-            (
-                *make_row(plan.num_devices),
-                show(best.step),
-                show(totals.days),
-                show(best.mfu),
-                show(totals.device_hours),
-                *make_row(gain, layout),
-            )
-        )
-    rows += [make_row(size, *([None] * 5), "none fits") for size in refused]
-    rows.sort(key=lambda row: float(row[0].value or 0))
-    notes = (
-        INTERVAL_NOTE,
-        "gain: how many times shorter the step is than with the devices of the row above",
-        "layout: tensor · pipeline · data · ZeRO",
-    )
-    return Table(columns=columns, rows=tuple(rows), notes=notes)
-
-
-def make_sweep_chart(plans: Sequence[Plan], refused: Mapping[int, str], num_tokens: float) -> Chart:
-    """Days against devices, both logarithmic, with the interval, and where more devices stop paying."""
-    last = find_last_paying(plans)
-    rows: list[dict[str, Any]] = []
-    for plan in plans:
-        days = sum_training(plan, num_tokens).days
-        estimate = Estimate(value=days.value, low=days.low, high=days.high)
-        rows.append({"series": "predicted", "ranks": plan.num_devices, "days": estimate})
-    failed: list[dict[str, Any]] = [{"series": "predicted", "ranks": size, "status": "none fits"} for size in refused]
-    paying = (
-        f" Beyond {last} device{'s' if last > 1 else ''}, more of them stop paying."
-        if last is not None and last < plans[-1].num_devices
-        else ""
-    )
-    return plot_fan(
-        title="Days by number of devices",
-        y=Axis(field="days", title="days", quantity="number", is_log=True),
-        rows=rows,
-        failed=failed,
-        x_title="devices",
-        caption=f"The band is the 80 % interval of the prediction.{paying}",
-    )
-
-
+MOMENTS = {
+    "loss": "at the start of backward",
+    "first block": "in the first block of backward",
+    "last block": "in the last block of backward",
+    "optimizer": "in the optimizer step",
+}
 MANY_DAYS = 365
-"""From here on a plan is one that nobody would carry out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The same job on other numbers of devices."""
+    """The same job on other device counts."""
 
     plans: Sequence[Plan]
     refused: Mapping[int, str]
 
 
 def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep | None = None) -> Document:
-    """Layouts, the fastest one in parts, the whole training, and the linear rule beside it."""
+    """Layouts, the whole training run, the fastest layout in parts, and the linear rule beside it."""
     totals = sum_training(plan, num_tokens)
     difference = compare_linear(plan, totals, small, num_tokens)
     job, best = plan.job, plan.best
-    times, memory = draw_best(plan)
+    parts, memory = make_parts_table(best), make_memory_table(best.footprint)
     sections = [
         Section(paragraphs=(describe_model(plan),), tables=(make_layout_table(plan, num_tokens),)),
-        Section(heading="The whole training", tables=(make_totals_table(totals),)),
-        Section(heading="Where the step of the fastest goes", tables=(make_parts_table(best),), charts=times),
-        Section(heading="What a device holds in it", tables=(make_memory_table(best.footprint),), charts=memory),
+        Section(heading="Whole training run", tables=(make_totals_table(totals),)),
+        Section(heading="Step of the fastest layout", tables=(parts,), charts=(draw_times(parts),)),
         Section(
-            heading="Beside the linear rule",
+            heading="Memory of the fastest layout",
+            tables=(memory,),
+            charts=(draw_memory(memory, job.device.memory_bytes),),
+        ),
+        Section(
+            heading="Linear rule",
             paragraphs=(describe_small(small),),
             tables=(make_linear_table(totals, difference),),
         ),
     ]
     if sweep is not None and sweep.plans:
-        table = make_sweep_table(sweep.plans, sweep.refused, num_tokens)
-        chart = make_sweep_chart(sweep.plans, sweep.refused, num_tokens)
-        sections.append(Section(heading="More and fewer devices", tables=(table,), charts=(chart,)))
+        table = make_sweep_table(sweep, num_tokens)
+        chart = draw_fan(table, {"days": PREDICTED}, "Days", caption=f" {describe_sweep(sweep.plans)}")
+        sections.append(Section(heading="Other device counts", tables=(table,), charts=(chart,)))
     if plan.obstacles:
-        sections.append(Section(heading="What cannot be", tables=(make_obstacle_table(plan.obstacles),)))
+        sections.append(Section(heading="Impossible layouts", tables=(make_obstacle_table(plan.obstacles),)))
     return Document(
         title="Plan",
-        question="How would this training be laid out, and how long would it take?",
+        question="Which layout is fastest, and how long would the training run take?",
         setting=f"{job.model.words} · {job.dtype} · {plan.num_devices} × {job.device.words} · batch {job.global_batch}",
         sections=tuple(sections),
-        findings=as_findings(summarise(plan, totals, difference, sweep)),
+        findings=tuple(summarise(plan, totals, difference, sweep)),
         cautions=tuple(find_cautions(plan, totals)),
         environment=(("device", job.device.source),),
     )
 
 
-def draw_best(plan: Plan) -> tuple[tuple[Chart, ...], tuple[Chart, ...]]:
-    """Where the step and the memory of the fastest layout go."""
-    best = plan.best
-    times = plot_planned_times({words: getattr(best.cost, name) for name, words in PART_WORDS.items()})
-    memory = plot_planned_memory(
-        {name: best.footprint.by_category[name] for name in CATEGORIES}, plan.job.device.memory_bytes
+def make_layout_table(plan: Plan, num_tokens: float) -> Table:
+    return make_table(
+        plan.ranked,
+        count_column("tensor", "tensor", lambda one: one.layout.tensor),
+        count_column("pipeline", "pipeline", lambda one: one.layout.pipeline),
+        count_column("interleave", "rounds", lambda one: one.layout.interleave, is_detail=True),
+        count_column("data", "data", lambda one: one.layout.data),
+        count_column("zero", "ZeRO", lambda one: one.layout.zero),
+        count_column("micro_batch", "micro-batch", lambda one: one.layout.micro_batch),
+        text_column("checkpointing", "checkpointing", lambda one: one.layout.checkpointing),
+        seconds_column("step_seconds", "step", lambda one: one.step),
+        share_column("mfu", "MFU", lambda one: one.mfu, shows_interval=False),
+        bytes_column("device_bytes", "memory", lambda one: one.footprint.device_bytes),
+        make_column(
+            "number", "days", "days", lambda one: sum_training(plan, num_tokens, one).days, shows_interval=False
+        ),
+        notes=(
+            PREDICTION_NOTE,
+            f"the fastest of {plan.num_fitting} layouts that fit in memory; {plan.num_too_large} do not fit",
+            f"memory: per device, with its context and {format_share(FREE_SHARE)} for the allocator",
+        ),
     )
-    return (times,) if times else (), (memory,) if memory else ()
+
+
+def make_parts_table(planned: PlannedLayout) -> Table:
+    """The parts of a layout's step, and the step."""
+    seconds = {words: getattr(planned.cost, name) for name, words in PART_WORDS.items()}
+    return make_share_table(seconds, "step", "seconds", "share of step")
+
+
+def make_memory_table(footprint: Footprint) -> Table:
+    parts = {name: footprint.by_category[name] for name in CATEGORIES}
+    note = f"at the peak, {MOMENTS[footprint.moment]}"
+    return make_share_table(parts, "allocated", "bytes", "share of allocated", note)
+
+
+def make_share_table(parts: Mapping[str, float], total: str, quantity: str, header: str, *notes: str) -> Table:
+    """The parts of a sum that are not zero, with their shares, and the sum."""
+    everything = sum(parts.values())
+    rows = [(words, value) for words, value in parts.items() if value] + [(total, everything)]
+    read_value = seconds_column if quantity == "seconds" else bytes_column
+    return make_table(
+        rows,
+        text_column("part" if quantity == "seconds" else "category", "part", lambda row: row[0]),
+        read_value(quantity, "time" if quantity == "seconds" else "per device", lambda row: row[1]),
+        share_column("share", header, lambda row: row[1] / everything),
+        notes=notes,
+    )
+
+
+def make_totals_table(totals: Totals) -> Table:
+    energy = totals.kilowatt_hours
+    return make_table(
+        [totals],
+        make_column("number", "steps", "steps", lambda one: round(one.num_steps)),
+        make_column("number", "days", "days", lambda one: one.days),
+        rate_column("device_hours", "device-hours", lambda one: one.device_hours),
+        rate_column("watt_hours", "Wh", lambda _: None if energy is None else energy.map(lambda kwh: kwh * 1000)),
+        rate_column("dollars", "dollars", lambda one: one.dollars),
+        notes=(
+            PREDICTION_NOTE,
+            "energy: devices at their power limit, without hosts and cooling; dollars: at the hourly price",
+        ),
+    )
+
+
+def make_linear_table(totals: Totals, difference: Difference) -> Table:
+    """The linear rule and the plan, and the factors between."""
+    days = difference.linear.days.value
+    after_devices = days / difference.devices
+    after_operations = after_devices / difference.operations
+    rows = (
+        ("linear rule, 1 device", days, None),
+        ("the planned number of devices", after_devices, difference.devices),
+        ("counted operations, not 6 per parameter", after_operations, difference.operations),
+        ("the planned operations/s per device", totals.days.value, difference.speed),
+    )
+    return make_table(
+        rows,
+        text_column("what", "", lambda row: row[0]),
+        make_column("number", "days", "days", lambda row: row[1]),
+        make_column("number", "factor", "divided by", lambda row: row[2]),
+        notes=("each row is the one above, divided by its factor",),
+    )
+
+
+def make_obstacle_table(obstacles: Mapping[str, str]) -> Table:
+    return make_table(
+        obstacles.items(),
+        text_column("layout", "layout", lambda row: row[0]),
+        text_column("reason", "reason", lambda row: row[1]),
+    )
+
+
+def make_sweep_table(sweep: Sweep, num_tokens: float) -> Table:
+    plans = {plan.num_devices: plan for plan in sweep.plans}
+    totals = {size: sum_training(plan, num_tokens) for size, plan in plans.items()}
+    before = dict(zip(list(plans)[1:], plans.values(), strict=False))
+
+    sizes: list[int] = sorted({*plans, *sweep.refused})
+
+    def count(size: int) -> int:
+        return size
+
+    def find_status(size: int) -> str | None:
+        return None if size in plans else "does not fit"
+
+    def gain(size: int) -> float | None:
+        return before[size].best.step.value / plans[size].best.step.value if size in before else None
+
+    def name_layout(size: int) -> str:
+        layout = plans[size].best.layout
+        return f"{layout.tensor}·{layout.pipeline}·{layout.data}·{layout.zero}"
+
+    return make_table(
+        sizes,
+        count_column("devices", "devices", count),
+        seconds_column("step_seconds", "step", lambda size: plans[size].best.step),
+        make_column("number", "days", "days", lambda size: totals[size].days),
+        share_column("mfu", "MFU", lambda size: plans[size].best.mfu, shows_interval=False),
+        rate_column("device_hours", "device-hours", lambda size: totals[size].device_hours, shows_interval=False),
+        ratio_column("gain", "gain", gain),
+        text_column("layout", "layout", name_layout),
+        status=find_status,
+        notes=(
+            PREDICTION_NOTE,
+            "gain: step of the row above / step of this row",
+            "layout: tensor · pipeline · data · ZeRO stage",
+        ),
+    )
+
+
+def draw_times(table: Table) -> Chart:
+    return plot_bars(
+        title="Step breakdown",
+        x=Axis(field="seconds", title="time in a step", quantity="seconds"),
+        y=Axis(field="bar", title="", quantity="text"),
+        rows=[{"bar": row[0].value, "seconds": row[1].value} for row in table.rows[:-1]],
+        is_stacked=False,
+        caption="The parts add up to the step of the fastest layout.",
+    )
+
+
+def draw_memory(table: Table, device_bytes: float) -> Chart:
+    """Memory of a device at the peak."""
+    *parts, (_, total, _) = table.rows
+    free = device_bytes - float(total.value or 0.0)
+    rows = [{"bar": "one device", "series": row[0].value, "bytes": row[1].value} for row in parts]
+    rows += [{"bar": "one device", "series": "free", "bytes": free}] if free > 0 else []
+    return plot_bars(
+        title="Memory of a device",
+        x=Axis(field="bytes", title="memory", quantity="bytes"),
+        y=Axis(field="bar", title="", quantity="text"),
+        rows=rows,
+        has_labels=True,
+        caption="Free memory is needed for the device context and the allocator.",
+    )
 
 
 def describe_model(plan: Plan) -> str:
     model = plan.job.model
     per_token = model.count_operations(1) / model.sequence
     return (
-        f"The model has {format_quantity('number', model.num_parameters)} parameters. A token costs"
-        f" {per_token:.3g} operations without recomputing, {per_token / model.num_parameters:.2f} per parameter:"
-        " products forward and backward, attention and logits counted."
+        f"The model has {format_quantity('number', model.num_parameters)} parameters. A token costs {per_token:.3g}"
+        f" operations without recomputation ({per_token / model.num_parameters:.2f} per parameter): forward and"
+        " backward matrix products, attention and logits included."
     )
 
 
 def describe_small(small: SmallRun) -> str:
     return (
-        f"The rule starts from {format_quantity('number', small.tokens_per_second)} tokens/s of a model of"
-        f" {format_quantity('number', small.num_parameters)} parameters on one device, and assumes that nothing but the"
-        " number of parameters matters."
+        f"The rule scales {format_quantity('number', small.tokens_per_second)} tokens/s of a model with"
+        f" {format_quantity('number', small.num_parameters)} parameters on one device by the parameter count alone."
     )
 
 
-def summarise(plan: Plan, totals: Totals, difference: Difference, sweep: Sweep | None) -> Iterator[str]:
-    """The fastest layout, the training, and why the linear rule says otherwise."""
+def summarise(plan: Plan, totals: Totals, difference: Difference, sweep: Sweep | None) -> Iterator[Finding]:
+    """The training run, its step, whether more devices pay, and why the linear rule differs."""
     best, days = plan.best, totals.days
-    yield (
-        f"{format_quantity('number', days.value)} days ({format_quantity('number', days.low)} to"
-        f" {format_quantity('number', days.high)}) on {plan.num_devices} × {plan.job.device.name}, as"
-        f" {best.layout.words}, at an MFU of {format_share(best.mfu.value)}."
+    low, middle, high = (format_quantity("number", value) for value in (days.low, days.value, days.high))
+    yield COST(
+        best.layout.words,
+        f"{middle} days ({low} to {high}) on {plan.num_devices} × {plan.job.device.name} at"
+        f" {format_share(best.mfu.value)} MFU, with {best.layout.words}.",
+        days=days,
+        device_hours=totals.device_hours,
+        kilowatt_hours=totals.kilowatt_hours,
+        dollars=totals.dollars,
+        mfu=best.mfu,
+        step_seconds=best.step,
     )
-    lost = {
-        "the pipeline bubble": best.cost.bubble, "tensor-parallel all-reduces": best.cost.tensor,
-        "gradients and shards": best.cost.data, "work between products": best.cost.moves,
-    }  # fmt: skip
-    most = max(lost, key=lambda name: lost[name])
-    yield (
-        f"Matrix products take {format_share(best.cost.products / best.cost.seconds)} of a step; the largest of the"
-        f" rest is {most} with {format_share(lost[most] / best.cost.seconds)}."
-    )
-    linear = difference.linear
-    yield (
-        f"The linear rule says {format_quantity('number', linear.days.value)} days"
-        f" ({format_quantity('number', linear.years.value)} years) on one device,"
-        f" {format_quantity('number', difference.ratio)} times the plan's: the plan has {plan.num_devices} devices, and"
-        f" each does {difference.speed:.2g} times the operations per second that the small model got; counting"
-        f" attention and logits changes the work by {abs(1 / difference.operations - 1):.1%}."
+    parts = {name: getattr(best.cost, name) / best.cost.seconds for name in PART_WORDS}
+    products = parts.pop("products")
+    part = max(parts, key=lambda name: parts[name])
+    yield STEP_PARTS(
+        best.layout.words,
+        f"Matrix products take {format_share(products)} of a step; the largest other part is {PART_WORDS[part]}, with"
+        f" {format_share(parts[part])}.",
+        products_share=products,
+        part=part,
+        part_share=parts[part],
     )
     if sweep is not None and sweep.plans:
-        yield describe_sweep(sweep)
+        yield SATURATION("", describe_sweep(sweep.plans), num_devices=find_last_paying(sweep.plans))
+    linear = difference.linear
+    yield LINEAR_RULE(
+        "",
+        f"The linear rule gives {format_quantity('number', linear.days.value)} days on 1 device,"
+        f" {format_quantity('number', difference.ratio)} times the plan: the plan has {plan.num_devices} devices, each"
+        f" with {difference.speed:.2g} times the operations/s of the small model; counting attention and logits changes"
+        f" the work by {abs(1 / difference.operations - 1):.1%}.",
+        days=linear.days,
+        ratio=difference.ratio,
+        speed=difference.speed,
+    )
 
 
-def describe_sweep(sweep: Sweep) -> str:
-    last, largest = find_last_paying(sweep.plans), sweep.plans[-1].num_devices
+def describe_sweep(plans: Sequence[Plan]) -> str:
+    last, largest = find_last_paying(plans), plans[-1].num_devices
     if last == largest:
-        return f"Up to {largest} devices, more of them pay: each row brings more than half of what its devices promise."
-    devices = "1 device" if last == 1 else f"{last} devices"
-    return f"Beyond {devices} more stop paying: the next row brings less than half of what its devices promise."
+        return f"Adding devices pays up to {largest}: each row gains more than half of the ideal."
+    return f"Beyond {last} device{'s' if last != 1 else ''}, the next row gains less than half of the ideal."
 
 
 def find_cautions(plan: Plan, totals: Totals) -> Iterator[Caution]:
-    job = plan.job
-    if job.device.name not in FOUND_ON and job.device.reach == 1:
-        yield Caution(
-            message=f"how much of its peak {job.device.name} reaches was taken from A100s: its interval is wider",
-            next_step="measure a model on it with scalelab run throughput, and scale --device-peak by what it reaches",
+    device = plan.job.device
+    if device.name not in FOUND_ON and device.reach == 1:
+        yield UNCALIBRATED(
+            device.name,
+            f"the efficiency of {device.name} is assumed to be that of an A100: its interval is wider",
+            "measure a model on it with `scalelab run throughput` and scale --device-peak accordingly",
         )
-    margin = 1 - plan.best.footprint.device_bytes / job.device.memory_bytes
+    margin = max(0.0, 1 - plan.best.footprint.device_bytes / device.memory_bytes)
     if margin < 0.05:
-        yield Caution(
-            message=f"the fastest layout leaves {format_share(max(margin, 0.0))} of"
-            f" {format_bytes(job.device.memory_bytes)} free",
-            next_step="take the next that needs less, or confirm it with scalelab run max-batch on the device",
+        yield TIGHT_MEMORY(
+            plan.best.layout.words,
+            f"the fastest layout leaves {format_share(margin)} of {format_bytes(device.memory_bytes)} free",
+            "choose a layout that needs less, or check it with `scalelab run max-batch` on the device",
+            free_share=margin,
         )
     if totals.days.value > MANY_DAYS:
-        yield Caution(
-            message=f"{format_quantity('number', totals.days.value)} days is longer than devices stay in service, and"
-            " failures, restarts and checkpoints are not counted",
-            next_step="look at more devices with --sweep-devices, or train fewer tokens",
+        yield TOO_LONG(
+            "",
+            f"{format_quantity('number', totals.days.value)} days is more than a year; failures, restarts and"
+            " checkpoints are not counted",
+            "try more devices (--sweep-devices) or fewer tokens",
+            days=totals.days,
         )

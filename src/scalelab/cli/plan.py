@@ -1,4 +1,4 @@
-"""`scalelab plan`: a training laid over devices: layouts, memory, days, cost."""
+"""`scalelab plan`: layouts, memory, step time, days and cost of a training run that has not been launched."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UnknownName, UsageError
+from scalelab.predict.communication import parse_rate
 from scalelab.predict.devices import Device, declare_device, find_device
 from scalelab.predict.layouts import Asked, PlannedJob
-from scalelab.predict.linear import SmallRun
-from scalelab.predict.link_cost import read_link
-from scalelab.predict.planning import make_plan, sweep_devices
+from scalelab.predict.planning import SmallRun, make_plan, sweep_devices
 from scalelab.predict.transformer import KNOWN_MODELS, USUAL_VOCABULARY, Transformer, choose_shape
 from scalelab.records.settings import MaybeInt
 from scalelab.report.document import Document
@@ -31,7 +30,7 @@ MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 Checkpointings = Literal["none", "selective", "full"]
 DTypes = Literal["bfloat16", "float16", "tf32", "float32"]
 USUAL_BATCH_TOKENS = 2**22
-"""Of a step: what large models are trained with."""
+"""Tokens per step, as usual for large models."""
 USUAL_TOKENS_PER_PARAMETER = 20
 """Hoffmann et al. 2022."""
 SWEPT = (0.125, 0.25, 0.5, 1, 2, 4, 8)
@@ -40,98 +39,101 @@ FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """What is trained: a known model, its sizes, or its number of parameters."""
+    """Model: by name, by size, or by parameter count."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """gpt2-small, gpt2-large, llama3-8b or llama3-70b."""
     parameters: Number = None
-    """So many parameters, such as 1T or 7B: a plausible shape is chosen."""
+    """Parameter count, such as 1T or 7B; a plausible shape is chosen."""
     layers: MaybeInt = None
-    """Blocks; needs --width and --heads too."""
+    """Transformer blocks; needs --width and --heads."""
     width: MaybeInt = None
+    """Model width."""
     heads: MaybeInt = None
+    """Attention heads."""
     kv_heads: MaybeInt = None
-    """Heads of keys and values. None: as many as --heads."""
+    """KV heads. None: as many as --heads."""
     feedforward: MaybeInt = None
-    """Width inside the feed-forward layer. None: four times --width."""
+    """Feed-forward width. None: four times --width."""
     vocabulary: MaybeInt = None
-    """None: the model's, or 51200."""
+    """Vocabulary size. None: the model's, or 51200."""
     sequence: MaybeInt = None
-    """Tokens of one sample. None: the model's, or 2048."""
+    """Tokens per sample. None: the model's, or 2048."""
     untied: bool = False
-    """The output matrix is one of its own, not the token table."""
+    """Do not tie the output matrix to the token embedding."""
     gated: bool = False
-    """A gated feed-forward layer, no biases, no table of positions: as in Llama."""
+    """Gated feed-forward layer, no biases, no position embedding, as in Llama."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """On what: a device of the table, with any of its numbers replaced, or one that is declared."""
+    """Device: a known one with any of its numbers replaced, or a declared one."""
 
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Such as a100-80gb, h100-sxm or mi300x. None: a100-80gb, unless one is declared."""
+    """Known device such as a100-80gb, h100-sxm or mi300x. None: a100-80gb, unless one is declared."""
     device_peak: Number = None
-    """Operations per second in the data type, such as 312T."""
+    """Peak operations/s in --dtype, such as 312T."""
     device_memory: Bytes = None
-    """Such as 80GB."""
+    """Memory, such as 80GB."""
     device_bandwidth: Rate = None
-    """Of its memory, such as 2TB/s."""
+    """Memory bandwidth, such as 2TB/s."""
     device_link: Rate = None
-    """To others of its node, per direction, such as 300GB/s."""
+    """Link to other devices of its node, per direction, such as 300GB/s."""
     devices_per_node: MaybeInt = None
+    """Devices in a node."""
     node_link: Rate = None
-    """From node to node, of all devices of a node together, such as 200GB/s or 400gbit."""
+    """Link between nodes, shared by all devices of a node, such as 200GB/s or 400gbit."""
     device_watts: MaybeFloat = None
+    """Power limit in watts."""
     device_price: MaybeFloat = None
-    """Dollars an hour."""
+    """Price in dollars per hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutFlags:
-    """Hold on to a part of the layout; what is not given is searched."""
+    """Layout: fixed parts; the others are searched."""
 
     tensor: MaybeInt = None
-    """Ranks that share every block."""
+    """Tensor-parallel size."""
     pipeline: MaybeInt = None
-    """Stages that share the blocks."""
+    """Pipeline stages."""
     interleave: MaybeInt = None
-    """Rounds of blocks that a stage holds."""
+    """Interleaved rounds of blocks per pipeline stage."""
     micro_batch: MaybeInt = None
-    """Samples that go through a replica at once."""
+    """Samples per micro-batch of a replica."""
     zero: Annotated[Literal[0, 1, 2, 3] | None, tyro.conf.arg(metavar="{0,1,2,3}")] = None
-    """What replicas shard: nothing, the optimizer, gradients too, parameters too (FSDP)."""
+    """ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP)."""
     checkpointing: Annotated[Checkpointings | None, tyro.conf.arg(metavar="{none,selective,full}")] = None
-    """What is computed again in backward."""
+    """Activation checkpointing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFlags:
-    """How a transformer would be laid over devices: memory, layouts by step time, MFU, days, energy and cost."""
+    """Estimate memory, step time, MFU, days, energy and cost of a transformer training run you have not launched."""
 
     devices: int = 8
-    """How many there are."""
+    """Number of devices."""
     tokens: Number = None
-    """To train on, such as 10T. None: 20 per parameter."""
+    """Training tokens, such as 10T. None: 20 per parameter."""
     global_batch: MaybeInt = None
-    """Samples of a step. None: about four million tokens."""
+    """Samples per step. None: about four million tokens."""
     dtype: DTypes = "bfloat16"
-    """Of matrix products; with 16 bits, states are kept in 32 besides."""
+    """Data type of matrix products; with 16 bits, the optimizer keeps 32-bit copies."""
     sweep_devices: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N…")] = None
-    """Also so many devices, and where more stop paying; without numbers, from an eighth to eight times."""
+    """Also plan for these device counts and find where more stop paying; without numbers, 1/8 to 8 times --devices."""
     measured_rate: float = 32582.4
-    """For the linear rule: tokens/s of a small model on one device. The default is GPT-2 small's of a published
-    assignment."""
+    """Linear rule: tokens/s of a small model on one device (default: a published GPT-2 small)."""
     measured_parameters: Annotated[str, tyro.conf.arg(metavar="NUMBER")] = "124439808"
-    """For the linear rule: the small model's parameters."""
+    """Linear rule: parameter count of the small model."""
     unfused_attention: bool = False
-    """Attention keeps and moves its matrix of scores, as before 2022."""
+    """Attention materialises its score matrix, as without FlashAttention."""
     what: ModelFlags = field(default_factory=ModelFlags)
     where: DeviceFlags = field(default_factory=DeviceFlags)
     layout: LayoutFlags = field(default_factory=LayoutFlags)
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is searched."""
+        """Refuse invalid values before anything is searched."""
         self.output.check()
         check_at_least("devices", self.devices, 1)
         if self.global_batch is not None:
@@ -179,22 +181,22 @@ def make_document(wanted: PlanFlags) -> Document:
 
 
 def read_model(flags: ModelFlags) -> Transformer:
-    """The model that the flags describe; exactly one way to describe it is taken."""
+    """The model that the flags describe."""
     ways = [flags.model is not None, flags.parameters is not None, flags.layers is not None]
     if sum(ways) != 1:
-        raise UsageError("say what is trained in one way: --model NAME, --parameters 7B, or --layers with its sizes")
+        raise UsageError("describe the model in exactly one way: --model, --parameters, or --layers with its sizes")
     if flags.parameters is not None:
         number = read_number("parameters", flags.parameters)
         return choose_shape(number, vocabulary=flags.vocabulary or USUAL_VOCABULARY, sequence=flags.sequence or 2048)
     if flags.model is not None:
         if flags.model not in KNOWN_MODELS:
-            raise UnknownName("model", flags.model, KNOWN_MODELS, "Or give its sizes with --layers --width --heads.")
+            raise UnknownName("model", flags.model, KNOWN_MODELS, "Or give its size with --layers --width --heads.")
         known = KNOWN_MODELS[flags.model]
         return replace(
             known, sequence=flags.sequence or known.sequence, vocabulary=flags.vocabulary or known.vocabulary
         )
     if flags.layers is None or flags.width is None or flags.heads is None:
-        raise UsageError("--layers needs --width and --heads too")
+        raise UsageError("--layers needs --width and --heads")
     return Transformer(
         num_layers=flags.layers,
         width=flags.width,
@@ -211,7 +213,7 @@ def read_model(flags: ModelFlags) -> Transformer:
 
 
 def read_device(flags: DeviceFlags, dtype: str) -> Device:
-    """A device by name or declared."""
+    """A known or declared device."""
     is_declared = flags.device is None and flags.device_peak is not None
     base = None if is_declared else find_device(flags.device or "a100-80gb")
     rates = {name: getattr(flags, name) for name in ("device_bandwidth", "device_link", "node_link")}
@@ -233,30 +235,26 @@ def read_device(flags: DeviceFlags, dtype: str) -> Device:
 
 
 def read_rate(name: str, text: str) -> float:
-    """Bytes per second, as 25GB/s or 200gbit."""
-    try:
-        return read_link(text).bytes_per_second
-    except UsageError as error:
-        reason = str(error)
-    if "carries nothing" in reason:
-        raise UsageError(f"{flag(name)} {text}: {reason}")
-    raise UsageError(f"{flag(name)} {text!r} is no rate: write it as 300GB/s or 200gbit")
+    """Bytes per second, from 25GB/s or 200gbit."""
+    rate = read_flag(name, text, parse_rate)
+    check_positive(name, rate)
+    return rate
 
 
 def read_number(name: str, text: str) -> float:
-    """A large number as a person types it: 7B, 1T, 312T, 1e12, 124439808."""
+    """A large number: 7B, 1T, 312T, 1e12, 124439808."""
     plain = text.strip().lower().replace(",", "").replace("_", "")
     factor = FACTORS.get(plain[-1:], 1.0)
     try:
         number = float(plain[:-1] if factor != 1.0 else plain) * factor
     except ValueError:
-        raise UsageError(f"{flag(name)} {text!r} is no number: use a form such as 7B, 1T, 3.5e9 or 124439808") from None
+        raise UsageError(f"{flag(name)} {text!r} is not a number: use a form such as 7B, 3.5e9 or 124439808") from None
     check_positive(name, number)
     return number
 
 
 def choose_batch(model: Transformer, num_devices: int) -> int:
-    """About four million tokens, in a number of samples that can be divided over the devices."""
+    """About four million tokens, in samples that divide evenly over the devices."""
     odd = num_devices // (num_devices & -num_devices)
     samples = max(1.0, USUAL_BATCH_TOKENS / model.sequence)
     return odd * (1 << max(0, round(math.log2(samples / odd))))

@@ -1,119 +1,124 @@
-"""`scalelab predict`: what sizes that nobody has run would give."""
+"""`scalelab predict`: extrapolate a 1- and 2-rank run, or any ranks-vs-throughput CSV, to larger rank counts.
+
+`--best --confirm` runs the best settings: each becomes the study of the original run with these settings on that one
+rank count, and is kept like any other run.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from scalelab.answers.prediction.best import describe_best, find_need
-from scalelab.answers.prediction.job import FoundLink, MeasuredJob, find_measured_link, read_job, says_link
-from scalelab.answers.prediction.report import describe_prediction
-from scalelab.answers.prediction.table import describe_table
+from scalelab.analysis.estimate import Estimate
+from scalelab.answers.prediction.job import FoundLink, MeasuredJob, ScalingRun, find_measured_link, read_job, says_link
 from scalelab.checks import check_at_least, read_flag
-from scalelab.cli.confirm import confirm_best
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
-from scalelab.errors import DamagedRun, UsageError
-from scalelab.predict.link_cost import read_link
-from scalelab.predict.scale_out import scale_out
-from scalelab.predict.tables import Columns, read_table
-from scalelab.predict.what_if import Compression, WhatIf, change_job, search_best
+from scalelab.errors import DamagedRun, ScalelabError, UsageError
+from scalelab.predict.communication import read_link
+from scalelab.predict.job import scale_out
+from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
 from scalelab.records.settings import Dtype, MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
-from scalelab.runs.experiment import read_results, read_study
-from scalelab.studies.scaling.answer import ScalingAnswer
-from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
-STUDIES = (StrongScaling.name, WeakScaling.name)
+STRONG, WEAK = "strong-scaling", "weak-scaling"
 USUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
+NUM_CONFIRMED = 3
+CONFIRM_ROUNDS = 4
+SEARCHED = ("batch", "bucket_mb", "compression", "accumulation")
+"""The changes that can be run here; the others describe another machine or another job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFlags:
-    """Of --table: which column is what."""
+    """Columns of --table."""
 
     ranks_column: ColumnName = None
-    """The column with the ranks; None: told by its name."""
+    """Column with the rank counts; None: recognised by its name."""
     value_column: ColumnName = None
-    """The column with what was measured; None: told by its name."""
+    """Column with the measured values; None: recognised by its name."""
     by: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME…")] = None
-    """Columns that tell jobs apart; None: all that describe a job."""
+    """Columns that identify a job; None: all descriptive ones."""
     time: bool | None = None
-    """Whether the values are times of the same job, not throughputs; None: told by the column's name."""
+    """Values are times of a fixed job, not throughputs; None: recognised by the column's name."""
     force: bool = False
-    """Extrapolate also what cannot be right."""
+    """Extrapolate series that look wrong, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeFlags:
-    """Of a run: what if something were different?"""
+    """What if something about the run were different?"""
 
     link: Link = None
-    """What joins the ranks, such as 25GB/s,5us or 100gbit."""
+    """Link between ranks, such as 25GB/s,5us or 100gbit."""
     ranks_per_node: MaybeInt = None
-    """Ranks on each node; --node-link joins nodes."""
+    """Ranks per node; nodes are joined by --node-link."""
     node_link: Link = None
-    """What joins nodes, for all ranks of a node together."""
+    """Link between nodes, shared by all ranks of a node."""
     cores: MaybeInt = None
-    """Cores of one host that all ranks share for their messages, as with gloo on a laptop. None: each has its own."""
+    """Cores of one host that all ranks share, as with gloo on a laptop. None: every rank has its own."""
     batch: MaybeInt = None
-    """Another batch: in all for strong scaling, per rank for weak."""
+    """Batch: global for strong scaling, per rank for weak scaling."""
     bucket_mb: float | None = None
-    """Another size of DDP's buckets, in MiB."""
+    """DDP bucket size in MiB."""
     compression: Compression = "none"
-    """Gradients sent as fp16 or bf16."""
+    """DDP communication hook: send gradients as fp16 or bf16."""
     accumulation: MaybeInt = None
-    """Passes per step: only the last exchanges gradients."""
+    """Gradient accumulation steps; only the last one communicates."""
     delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
-    """Added to every step, such as 10ms."""
+    """Delay injected into every step, such as 10ms."""
     slow: float = 1.0
-    """How many times longer one rank computes than the others."""
+    """Factor by which one rank computes slower than the others."""
     compute: float = 1.0
-    """How many times faster every rank computes: another device or data type."""
+    """Factor by which every rank computes faster (another device or data type)."""
     dtype: Dtype | None = None
-    """Parameters and gradients of another type: their bytes. What it does to computing is --compute."""
+    """Data type of parameters and gradients: changes their bytes. For its effect on compute use --compute."""
     strategy: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """The same model spread otherwise: ddp, fsdp-none, fsdp-full, fsdp2 or fsdp-grad-op."""
+    """Another strategy: ddp, fsdp-none, fsdp-full, fsdp2 or fsdp-grad-op."""
     units: MaybeInt = None
-    """Pieces that a sharded model is gathered in, such as its number of blocks. None: 12."""
+    """FSDP units of a sharded model, for example its number of blocks. None: 12."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestFlags:
-    """Of a run: which combination would be fastest?"""
+    """Which settings would be fastest?"""
 
     best: bool = False
-    """Try batches, buckets, compression and accumulation, and rank what fits memory; --ranks names one number."""
+    """Rank combinations of batch, bucket size, communication hook and accumulation on one rank count (--ranks N)."""
     memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
-    """What a rank may use, such as 16GB. None: not looked at."""
+    """Memory per rank, such as 16GB. None: no limit."""
     top: int = 5
-    """How many combinations are shown."""
+    """Number of combinations shown."""
     confirm: bool = False
-    """Run the best three here, and put what they give beside what was said."""
+    """Run the best three here and compare them with their predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """What sizes that nobody has run would give: from a run of strong-scaling or weak-scaling on one and two ranks, or
-    from anybody's table."""
+    """Extrapolate a strong- or weak-scaling run on 1 and 2 ranks (or any ranks-vs-throughput CSV) to larger rank
+    counts, with 80 % intervals."""
 
     run: Annotated[str | None, tyro.conf.arg(name="run", metavar="RUN"), tyro.conf.Positional] = None
-    """A run's name, the beginning of its name, its path, or last."""
+    """Name of a run (or its beginning), its path, or last."""
     ranks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
-    """Numbers of ranks to predict; without any, up to 64, or 2, 4 and 8 times the largest of a table."""
+    """Rank counts to predict. Default: up to 64, or 2, 4 and 8 times the largest of a table."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv")] = None
-    """Instead of a run: a table of ranks against throughput or time."""
+    """CSV file of ranks and throughput or time, instead of a run."""
     collectives: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
-    """A run of scalelab collectives on two ranks, which tells latency and bandwidth."""
+    """Run of `scalelab collectives` on 2 ranks: its link replaces the one measured in the run."""
     change: ChangeFlags = field(default_factory=ChangeFlags)
     search: BestFlags = field(default_factory=BestFlags)
     columns: TableFlags = field(default_factory=TableFlags)
@@ -126,18 +131,18 @@ class Predict:
         for count in self.ranks:
             check_at_least("ranks", count, 1)
         if (self.run is None) == (self.table is None):
-            raise UsageError("name a run (scalelab predict last), or a table with --table FILE.csv")
+            raise UsageError("give a run (scalelab predict last) or a table (--table FILE.csv)")
         if self.table is not None and (self.change != ChangeFlags() or self.collectives is not None):
-            raise UsageError("a table says nothing of links, batches or buckets: these flags need a run")
+            raise UsageError("what-if flags and --collectives need a run, not --table")
         if self.run is not None and self.columns != TableFlags():
-            raise UsageError("flags for columns need --table FILE.csv")
+            raise UsageError("--ranks-column, --value-column, --by, --time and --force need --table FILE.csv")
         if self.search.best and len(self.ranks) > 1:
-            raise UsageError("--best looks for the fastest on one number of ranks: give one with --ranks")
+            raise UsageError(f"--best takes one rank count, got --ranks {' '.join(map(str, self.ranks))}")
         if not self.search.best and self.search != BestFlags():
-            raise UsageError("--memory, --top and --confirm belong to --best: give it too")
+            raise UsageError("--memory, --top and --confirm need --best")
         check_at_least("top", self.search.top, 1)
         if self.change.node_link is not None and self.change.ranks_per_node is None:
-            raise UsageError("--node-link needs --ranks-per-node: which ranks share a node?")
+            raise UsageError("--node-link needs --ranks-per-node")
         if self.change.cores is not None:
             check_at_least("cores", self.change.cores, 1)
 
@@ -172,21 +177,26 @@ def main(args: Sequence[str]) -> int:
 
 
 def predict_table(wanted: Predict) -> Document:
+    from scalelab.answers.prediction.table import describe_table
+    from scalelab.predict.tables import Columns, read_table
+
     assert wanted.table is not None
     flags = wanted.columns
     columns = Columns(ranks=flags.ranks_column, value=flags.value_column, by=flags.by, is_time=flags.time)
     found = read_table(wanted.table, columns)
     if all(len(one.series.ranks) < 2 for one in found):
         raise UsageError(
-            f"{wanted.table} has no job with two sizes or more: say with --by which columns tell jobs apart"
+            f"{wanted.table} has no job with two sizes or more: use --by to name the columns that identify a job"
         )
     return describe_table(found, wanted.ranks, wanted.table.name, is_forced=flags.force)
 
 
 def predict_run(wanted: Predict) -> Document:
+    from scalelab.answers.prediction.report import describe_prediction
+
     change = wanted.make_change()
-    store, _, answer = read_run(wanted)
-    found = read_measured(wanted, answer)
+    store, run = read_run(wanted)
+    found = read_measured(wanted, run)
     batch = change.batch or found.batch
     ranks = wanted.ranks or tuple(count for count in USUAL_RANKS if found.is_weak or count <= batch)
     steps = scale_out(change_job(found.job, change), ranks, batch=batch, is_weak=found.is_weak)
@@ -194,9 +204,11 @@ def predict_run(wanted: Predict) -> Document:
 
 
 def predict_best(wanted: Predict) -> Document:
+    from scalelab.answers.prediction.report import describe_best, find_need
+
     change = wanted.make_change()
-    store, study, answer = read_run(wanted)
-    found = read_measured(wanted, answer)
+    store, run = read_run(wanted)
+    found = read_measured(wanted, run)
     num_ranks = wanted.ranks[0] if wanted.ranks else max(found.measured)
     memory = None if wanted.search.memory is None else float(read_flag("memory", wanted.search.memory, parse_bytes))
     batches = [change.batch] if change.batch else [found.batch, 2 * found.batch, 4 * found.batch]
@@ -206,43 +218,102 @@ def predict_best(wanted: Predict) -> Document:
         num_ranks,
         batches,
         is_weak=found.is_weak,
-        need=find_need(answer),
+        need=find_need(run),
         memory_bytes=memory,
         top=wanted.search.top,
         is_compressible=found.job.strategy == "ddp" and found.device == "cuda",
     )
-    confirmed = confirm_best(study, best, wanted.runs_dir) if wanted.search.confirm else None
+    confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
     return describe_best(found, best, num_left_out, store.name, confirmed)
 
 
-def read_run(wanted: Predict) -> tuple[RunStore, StrongScaling | WeakScaling, ScalingAnswer]:
-    """The run, its study and its arms."""
+def read_run(wanted: Predict) -> tuple[RunStore, ScalingRun]:
+    """The run and its measured arms; nothing of its study is loaded for that."""
     assert wanted.run is not None
     store = open_run(wanted.run, wanted.runs_dir)
-    study = read_study(store)
-    if not isinstance(study, StrongScaling | WeakScaling):
-        raise UsageError(
-            f"{store.name} is a run of {store.record.study}: a prediction starts from {' or '.join(STUDIES)}"
-        )
-    is_strong = isinstance(study, StrongScaling)
-    results = read_whole(store)
-    return store, study, ScalingAnswer.from_results(results, study.strategy, study.sampling.warmup, is_strong=is_strong)
+    record = store.record
+    if record.study not in (STRONG, WEAK):
+        raise UsageError(f"{store.name} is a {record.study} run; predict needs a {STRONG} or {WEAK} run")
+    sampling = record.fields.get("sampling", {})
+    run = ScalingRun.from_results(
+        read_whole(store),
+        record.fields.get("strategy", "ddp"),
+        sampling.get("warmup") if isinstance(sampling, dict) else None,
+        is_strong=record.study == STRONG,
+    )
+    return store, run
 
 
 def read_whole(store: RunStore) -> list[TrialResult]:
-    """The results of a run; a file that is not what was written would bend the prediction, so it is refused."""
-    results, damaged = read_results(store)
+    """The results of a run; a damaged one would bias the prediction, so it is refused."""
+    results, damaged = store.results()
     if damaged:
         raise DamagedRun(f"{damaged[0]}; scalelab resume {store.name} measures it again")
     return results
 
 
-def read_measured(wanted: Predict, answer: ScalingAnswer) -> MeasuredJob:
+def read_measured(wanted: Predict, run: ScalingRun) -> MeasuredJob:
     """The run as a job."""
     link: FoundLink | None = None
     if wanted.collectives is not None:
         measured = read_whole(open_run(wanted.collectives, wanted.runs_dir))
         link = find_measured_link(measured, wanted.collectives)
-    elif wanted.change.link is not None and not says_link(answer):
-        link = FoundLink(cost=read_link(wanted.change.link), source="declared, for what was measured too")
-    return read_job(answer, link, wanted.change.cores)
+    elif wanted.change.link is not None and not says_link(run):
+        link = FoundLink(cost=read_link(wanted.change.link), source="given, for the measured sizes too")
+    return read_job(run, link, wanted.change.cores)
+
+
+def confirm_best(store: RunStore, best: Sequence[Candidate], runs_dir: Path) -> dict[int, Estimate]:
+    """Measured samples per second of the first settings, by place; one that fails is reported and left out."""
+    from scalelab.runs.experiment import read_study
+
+    check_confirmable(best[0])
+    study = read_study(store)
+    found: dict[int, Estimate] = {}
+    for place, one in enumerate(best[:NUM_CONFIRMED], start=1):
+        print(f"setting {place}: {', '.join(one.change.changes) or 'as measured'}", file=sys.stderr)  # noqa: T201
+        try:
+            found[place] = measure_rate(study, one, runs_dir)  # type: ignore[arg-type]
+        except ScalelabError as error:
+            print(f"setting {place} failed: {error}", file=sys.stderr)  # noqa: T201
+    return found
+
+
+def check_confirmable(one: Candidate) -> None:
+    from scalelab.records.environment import count_cores
+
+    others = [field.name for field in fields(WhatIf) if field.name not in SEARCHED]
+    if any(getattr(one.change, name) != getattr(WhatIf(), name) for name in others):
+        raise UsageError("--confirm runs on this machine: it takes no what-if flags but the batch and bucket size")
+    if one.step.num_ranks > count_cores():
+        raise UsageError(f"--confirm needs a core per rank: {one.step.num_ranks} ranks, {count_cores()} cores here")
+
+
+def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: Path) -> Estimate:
+    """Samples per second of one setting, measured here."""
+    from scalelab.runs.experiment import read_results, run_study
+    from scalelab.studies.scaling.study import StrongScaling
+
+    change, num_ranks = one.change, one.step.num_ranks
+    assert change.batch is not None
+    is_strong = isinstance(study, StrongScaling)
+    per_rank = change.batch // num_ranks if is_strong else change.batch
+    job = study.job
+    spreading = replace(
+        job.spreading,
+        bucket_mb=job.spreading.bucket_mb if change.bucket_mb is None else change.bucket_mb,
+        gradient_hook=change.compression,
+    )
+    micro = job.shape.micro_batch if change.accumulation is None else per_rank // change.accumulation
+    shape = replace(job.shape, micro_batch=micro)
+    changed = replace(job, spreading=spreading, shape=shape)
+    sampling = replace(study.sampling, rounds=CONFIRM_ROUNDS, control=False, profile_steps=0)
+    again: StrongScaling | WeakScaling
+    if isinstance(study, StrongScaling):
+        again = replace(study, ranks=(num_ranks,), job=changed, sampling=sampling, global_batch=change.batch)
+    else:
+        again = replace(study, ranks=(num_ranks,), job=changed, sampling=sampling, batch_per_rank=change.batch)
+    confirmed, _ = run_study(again, runs_dir=runs_dir)
+    run = ScalingRun.from_results(read_results(confirmed)[0], study.strategy, sampling.warmup, is_strong=is_strong)
+    arm = run.arms[num_ranks]
+    return arm.step.map(lambda seconds: arm.trial.global_batch / seconds)

@@ -50,16 +50,16 @@ class Device:
 
     def __post_init__(self) -> None:
         for what, value in (
-            ("a peak", min(self.peaks.values(), default=0.0)),
-            ("a memory", self.memory_bytes),
-            ("a memory bandwidth", self.memory_rate),
-            ("a bandwidth inside the node", self.link_rate),
-            ("a bandwidth between nodes", self.node_rate),
+            ("peak", min(self.peaks.values(), default=0.0)),
+            ("memory", self.memory_bytes),
+            ("memory bandwidth", self.memory_rate),
+            ("bandwidth inside a node", self.link_rate),
+            ("bandwidth between nodes", self.node_rate),
         ):
             if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"device {self.name}: {what} of {value:g} cannot be: give a number above 0")
+                raise UsageError(f"device {self.name}: {what} must be finite and > 0, got {value:g}")
         if self.per_node < 1:
-            raise UsageError(f"device {self.name}: {self.per_node} in a node cannot be: give 1 or more")
+            raise UsageError(f"device {self.name}: devices per node must be ≥ 1, got {self.per_node}")
 
     def peak(self, dtype: str) -> float:
         if dtype not in self.peaks:
@@ -160,5 +160,5 @@ def declare_device(
     }  # fmt: skip
     missing = [text for name, text in flags.items() if name not in changed and not (name == "peak" and peak)]
     if peak is None or missing:
-        raise UsageError(f"a device that is declared needs {', '.join(missing)} too; or name one with --device")
+        raise UsageError(f"a declared device also needs {', '.join(missing)}; or name a known one with --device")
     return Device(name="declared", peaks={dtype: peak}, **changed)  # type: ignore[arg-type]

@@ -1,28 +1,28 @@
-"""From a few sizes to others: laws combined, each as far as it has earned it.
+"""Extrapolate a scaling series: a weighted mean of scaling laws.
 
-Every law is asked for the sizes that are known, each from all others (leave-one-out), and weighs
+Every law predicts each known size from the others (leave-one-out), and its weight follows from its error:
 
     w = prior · exp(−mean |ln(said / known)| / 2 %)
 
-From two sizes nothing can be left out, and the prior decides: half linear, half ring. Over that lies a creep of 1 % per
-doubling, for what grows with every job and shows on no two ranks: stragglers, slower links, the input of all.
+With two sizes nothing can be left out and the prior decides: half linear, half ring. A creep of 1 % per doubling is
+added for what grows with every job and does not show on two ranks: stragglers, slower links, shared input.
 
     s(n) = Σ w · law(n) · (1 + 0.01 · log₂(n / n_last))
 
 The interval is that of Student's t with 3 degrees of freedom around ln s(n), whose scale grows with the distance and
-with what scaling has cost so far. Prior, creep and scales were chosen on public tables of data-parallel training,
-each table scored by what the others had chosen: `benchmarks/predict_tables.py` does so again and prints both.
+with what scaling has cost so far. Prior, creep and scales were fitted to public tables of data-parallel training, each
+table scored with parameters fitted to the others: `benchmarks/predict_tables.py` repeats that and prints both.
 
-Laws of scaling that two points determine, as laws of the stretch.
+The laws have two parameters and describe the stretch:
 
     linear    s(n) = s(n_last)               efficiency stays what it is
     ring      s(n) = a + b · (n − 1)/n       each rank sends 2(n − 1)/n of the gradients in a ring all-reduce
                                              (Patarasuk & Yuan 2009): what two ranks pay is half of what ever more pay
     tree      s(n) = a + b · log₂ n          rounds of a tree, or of stragglers: each doubling adds the same
 
-a and b come from least squares of the relative residuals and are not negative: a job that seems to gain efficiency
-does not go on to gain. Whatever the law says is moved to go through the last point, which is the best known guide to
-the next. Amdahl's law is not among them: it makes s grow with n itself, and on public tables it is off by a third.
+a and b come from least squares of the relative residuals and are not negative: an apparent efficiency gain does not
+continue. Each law is shifted through the last point, the best predictor of the next. Amdahl's law is not included: it
+makes s grow with n itself, and on public tables it is off by a third.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import nnls
 
+from scalelab.analysis.estimate import Prediction
+from scalelab.analysis.stats import PREDICTION_CONFIDENCE
 from scalelab.errors import UsageError
-from scalelab.predict.prediction import CONFIDENCE, Prediction
 from scalelab.predict.tables import ScalingSeries
 
 Law = Callable[[Mapping[int, float], int], float]
@@ -118,13 +119,13 @@ class Extrapolated:
 def extrapolate(series: ScalingSeries, ranks: Sequence[int], tuning: Tuning = DEFAULT) -> list[Extrapolated]:
     """The series at other sizes, with 80 % intervals."""
     if len(series.ranks) < 2:
-        raise UsageError(f"{series.label}: one size says nothing about scaling: give at least two numbers of ranks")
+        raise UsageError(f"{series.label}: extrapolation needs at least two rank counts, got one size")
     known = series.stretch
     weights = weigh_laws(known, tuning)
     found = []
     for count in ranks:
         if count < 1:
-            raise UsageError(f"--ranks {count} cannot be: use whole numbers from 1")
+            raise UsageError(f"--ranks must be ≥ 1, got {count}")
         stretch = predict_stretch(known, count, weights, tuning)
         found.append(
             Extrapolated(
@@ -148,7 +149,7 @@ def predict_stretch(
     value = sum(weight * LAWS[name](known, ranks) for name, weight in weights.items() if weight)
     if ranks > last:
         value *= 1 + tuning.creep * doublings
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, TAILS) * find_scale(known, doublings, tuning)
+    reach = stats.t.ppf((1 + PREDICTION_CONFIDENCE) / 2, TAILS) * find_scale(known, doublings, tuning)
     return Prediction(value=value, low=value * math.exp(-reach), high=value * math.exp(reach))
 
 

@@ -1,17 +1,17 @@
-"""A job as a prediction sees it: how long each phase of a step takes on one rank, what it sends, over what.
+"""The step model behind `scalelab predict`: time per phase on one rank, bytes sent, and the link.
 
     T(n) = t_input + t_forward + max(t_backward, e_K) + t_optimizer + residual + straggler(n) + crowding(n)
 
-A phase costs a fixed part and a part per sample, so that a smaller piece of the batch is not simply that much faster.
-The residual is what two ranks took beyond the rest of the formula. Ranks that differ by σ from step to step wait for
-the slowest of n: σ times the mean of the largest of n normal numbers, which grows like √(2 ln n); of that, what two
-ranks wait is in the residual already.
+A phase has a fixed part and a part per sample: half the batch does not take half the time. The residual is what two
+ranks took beyond the rest of the formula. Ranks whose steps vary by σ wait for the slowest of n: σ times the mean of
+the largest of n standard normal numbers, which grows like √(2 ln n); the part for two ranks is in the residual.
 
-Ranks that share the cores of one host take turns: n of them on c cores wait for n/c − 1 times what a step of one rank
-keeps a core busy. Its bytes are left to the network, where they may be hidden.
+Ranks that share c cores of one host take turns: n of them wait n/c − 1 times the core time of one rank's step. The
+core time of sent bytes is left to the network, where it may be hidden.
 
-Every number carries how well it is known, as a relative standard deviation: a prediction is drawn many times, with all
-of them drawn anew, and again with one of them alone, to see which one dominates.
+Each input has an uncertainty (a relative standard deviation). Inputs are drawn 400 times from log-normal distributions:
+all together for the interval, then one group at a time to find the group that moves the step most, which is the one
+worth measuring better. The draws are the same in every call.
 """
 
 from __future__ import annotations
@@ -20,18 +20,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from scipy import optimize
 
+from scalelab.analysis.estimate import Prediction
+from scalelab.analysis.stats import enclose
 from scalelab.errors import UsageError
-from scalelab.predict.link_cost import Network
-from scalelab.predict.overlap import Gradient, Unit, expected_maximum, fill_buckets, overlap_buckets, overlap_units
-from scalelab.records.settings import SHARDED as SHARDED
+from scalelab.predict.communication import (
+    Gradient,
+    Network,
+    Unit,
+    expected_maximum,
+    fill_buckets,
+    overlap_buckets,
+    overlap_units,
+)
+from scalelab.records.settings import SHARDED
 from scalelab.records.steps import PHASES
 
 NUM_UNITS = 12
-"""What a sharded model is taken to be gathered in, unless told."""
+"""FSDP units of a sharded model, by default."""
 WHOLE = ("ddp", "fsdp-none")
-"""Strategies that exchange whole gradients in buckets."""
+"""Strategies that all-reduce whole gradients in buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +102,9 @@ class ScaledJob:
 
     def __post_init__(self) -> None:
         if self.accumulation < 1:
-            raise UsageError(f"an accumulation of {self.accumulation} cannot be: use 1 or more")
+            raise UsageError(f"accumulation must be ≥ 1, got {self.accumulation}")
         if not self.gradients:
-            raise UsageError("a job without gradients has nothing to exchange: give its parameters")
+            raise UsageError("the job has no gradients: give its parameters")
 
     @property
     def gradient_bytes(self) -> float:
@@ -136,9 +146,11 @@ class StepParts:
 def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepParts:
     """One step of a job on so many ranks, with so many samples on each."""
     if num_ranks < 1:
-        raise UsageError(f"--ranks {num_ranks} cannot be: use 1 or more")
+        raise UsageError(f"--ranks must be ≥ 1, got {num_ranks}")
     if batch_per_rank < 1:
-        raise UsageError(f"{num_ranks} ranks leave {batch_per_rank:g} samples for each: use fewer, or a larger batch")
+        raise UsageError(
+            f"{num_ranks} ranks get {batch_per_rank:g} samples each, fewer than 1: use fewer ranks or a larger batch"
+        )
     per_pass = batch_per_rank / job.accumulation
     times = {name: job.phases.get(name, Line()).at(per_pass) for name in PHASES}
     passes = job.accumulation
@@ -238,3 +250,100 @@ def settle_on_two(job: ScaledJob, measured_seconds: float, batch_per_rank: float
         return predict_step(replace(free, contention=contention), 2, batch_per_rank).seconds - measured_seconds
 
     return replace(free, contention=float(optimize.brentq(miss, 0.0, 1.0)))
+
+
+NUM_DRAWS = 400
+SEED = 20190417
+GROUPS = ("compute", "latency", "bandwidth", "contention", "jitter", "residual")
+GROUP_WORDS = {
+    "compute": "single-rank compute time",
+    "latency": "link latency",
+    "bandwidth": "link bandwidth",
+    "contention": "how much communication slows compute",
+    "jitter": "step-to-step variation of a rank",
+    "residual": "time on 2 ranks that the model does not explain",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledStep:
+    """A job on so many ranks."""
+
+    num_ranks: int
+    batch_per_rank: float
+    parts: StepParts
+    step: Prediction
+    throughput: Prediction
+    """Samples per second, of all ranks."""
+    speedup: Prediction
+    """Over one rank with the same global batch (strong), or in throughput (weak)."""
+    efficiency: Prediction
+    exposed: Prediction
+    """The share of the step that is communication which no computing hides."""
+    dominant: str
+    """Which of `GROUPS` moves the step most."""
+    shares: dict[str, float]
+    """Of the step's variance, by group."""
+
+
+def scale_out(job: ScaledJob, ranks: Sequence[int], *, batch: float, is_weak: bool) -> list[ScaledStep]:
+    """The job on other numbers of ranks; `batch` is per rank where it is weak, and global where it is strong."""
+    return [_scale(job, count, batch if is_weak else batch / count, batch, is_weak) for count in ranks]
+
+
+def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_weak: bool) -> ScaledStep:
+    parts = predict_step(job, num_ranks, per_rank)
+    everything = [_draw(job, number, GROUPS) for number in range(NUM_DRAWS)]
+    drawn = [predict_step(found, num_ranks, per_rank) for found in everything]
+    steps = [found.seconds for found in drawn]
+    more = num_ranks if is_weak else 1
+    speedups = [
+        more * predict_step(found, 1, batch).seconds / step for found, step in zip(everything, steps, strict=True)
+    ]
+    speedup = enclose(more * predict_step(job, 1, batch).seconds / parts.seconds, speedups)
+    step = enclose(parts.seconds, steps)
+    exposed = enclose(parts.exposed_seconds / parts.seconds, [one.exposed_seconds / one.seconds for one in drawn])
+    variances = {
+        group: float(
+            np.var([predict_step(_draw(job, n, (group,)), num_ranks, per_rank).seconds for n in range(0, NUM_DRAWS, 4)])
+        )
+        for group in GROUPS
+    }
+    total = sum(variances.values()) or 1.0
+    shares = {group: value / total for group, value in variances.items()}
+    return ScaledStep(
+        num_ranks=num_ranks,
+        batch_per_rank=per_rank,
+        parts=parts,
+        step=step,
+        throughput=step.map(lambda seconds: per_rank * num_ranks / seconds),
+        speedup=speedup,
+        efficiency=speedup.map(lambda value: value / num_ranks),
+        exposed=exposed,
+        dominant=max(shares, key=lambda group: shares[group]),
+        shares=shares,
+    )
+
+
+def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
+    """The job with some of its inputs drawn anew; the same number gives the same draws."""
+    normal = dict(zip(GROUPS, np.random.default_rng((SEED, number)).standard_normal(len(GROUPS)), strict=True))
+    factor = {
+        group: float(np.exp(getattr(job.known, group) * normal[group])) if group in groups else 1.0 for group in GROUPS
+    }
+    network = job.network
+    links = {"latency": factor["latency"], "bandwidth": factor["bandwidth"]}
+    network = replace(
+        network,
+        inside=network.inside.scale(**links),
+        between=network.between.scale(**links) if network.between else None,
+        byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
+    )
+    return replace(
+        job,
+        phases={name: phase.scale(factor["compute"]) for name, phase in job.phases.items()},
+        network=network,
+        contention=min(1.0, job.contention * factor["contention"]),
+        jitter_ratio=job.jitter_ratio * factor["jitter"],
+        residual_seconds=job.residual_seconds * factor["residual"],
+    )

@@ -11,7 +11,7 @@
     pipeline          (m + (p − 1)/v) times the slowest stage for m micro-batches and v rounds (Narayanan et al. 2021,
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
     data parallel     gradients in the data type of the products, beside the last backward where there is no pipeline;
-                      ZeRO-3 gathers and scatters every block beside its computing (`predict.overlap`)
+                      ZeRO-3 gathers and scatters every block beside its computing (`predict.communication`)
     optimizer         moves `OPTIMIZER_BYTES` per parameter that the rank updates
 
 The shares in `Efficiency` were found on A100s alone: products, memory, links between nodes and launches on the 41
@@ -25,9 +25,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from scalelab.predict.communication import LinkCost, Unit, overlap_units, reduce_all
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.link_cost import LinkCost, reduce_all
-from scalelab.predict.overlap import Unit, overlap_units
 from scalelab.predict.transformer import Product
 
 BACKWARD_MOVES = 2.0

@@ -1,4 +1,4 @@
-"""Ways to lay a transformer over devices: tensor × pipeline × data parallelism, and why some cannot be.
+"""Layouts of a transformer over devices: tensor × pipeline × data parallelism, and why some are impossible.
 
 Tensor parallelism splits every block over t ranks of a node (Shoeybi et al. 2019), pipeline parallelism gives each of p
 stages its share of the blocks, of which each may hold several rounds (interleaving: Narayanan et al. 2021), and the
@@ -78,35 +78,35 @@ class Layout:
 
     @property
     def words(self) -> str:
-        sharding = ("replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3/FSDP")[self.zero] if self.data > 1 else "one replica"
+        sharding = ("replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3/FSDP")[self.zero] if self.data > 1 else "1 replica"
         rounds = f" × {self.interleave} rounds" if self.interleave > 1 else ""
-        kept = {"none": "nothing recomputed", "selective": "some recomputed", "full": "blocks recomputed"}
+        kept = {"none": "no", "selective": "selective", "full": "full"}
         return (
             f"tensor {self.tensor} · pipeline {self.pipeline}{rounds} · data {self.data} ({sharding}) · micro-batch"
-            f" {self.micro_batch} · {kept[self.checkpointing]}"
+            f" {self.micro_batch} · {kept[self.checkpointing]} activation checkpointing"
         )
 
 
 def find_obstacle(job: PlannedJob, layout: Layout) -> str | None:
-    """Why a layout cannot be; None: nothing is in its way but memory."""
+    """Why a layout is impossible, memory aside; None: it is possible."""
     if min(layout.tensor, layout.pipeline, layout.data, layout.micro_batch, layout.interleave) < 1:
-        return "every part of a layout is 1 or more"
+        return "every part of a layout must be ≥ 1"
     if layout.zero not in ZERO_STAGES:
-        return f"ZeRO has no stage {layout.zero}: use 0, 1, 2 or 3"
+        return f"the ZeRO stage must be 0, 1, 2 or 3, got {layout.zero}"
     return _divide_model(job.model, layout) or _divide_batch(job, layout)
 
 
 def _divide_model(model: Transformer, layout: Layout) -> str | None:
     split, stages = layout.tensor, layout.pipeline
     if model.num_heads % split:
-        return f"{model.num_heads} heads cannot be divided over tensor {split}"
+        return f"{model.num_heads} heads cannot be split over tensor {split}"
     if model.kv_heads % split and split % model.kv_heads:
-        return f"{model.kv_heads} heads of keys and values cannot be divided over tensor {split}"
+        return f"{model.kv_heads} KV heads cannot be split over tensor {split}"
     if model.inner % split:
-        return f"a feed-forward layer of {model.inner} cannot be divided over tensor {split}"
+        return f"a feed-forward width of {model.inner} cannot be split over tensor {split}"
     if model.num_layers % (stages * layout.interleave):
         rounds = f" × {layout.interleave} rounds" if layout.interleave > 1 else ""
-        return f"{model.num_layers} layers cannot be divided over pipeline {stages}{rounds}"
+        return f"{model.num_layers} layers cannot be split over pipeline {stages}{rounds}"
     return None
 
 
@@ -114,14 +114,14 @@ def _divide_batch(job: PlannedJob, layout: Layout) -> str | None:
     stages = layout.pipeline
     if job.global_batch % (layout.data * layout.micro_batch):
         return (
-            f"a batch of {job.global_batch} cannot be divided over data {layout.data} in micro-batches of"
+            f"a global batch of {job.global_batch} cannot be split over data {layout.data} in micro-batches of"
             f" {layout.micro_batch}"
         )
     count = layout.count_micro_batches(job)
     if layout.interleave > 1 and (stages < 2 or count % stages):
-        return f"{count} micro-batches are no multiple of pipeline {stages}, which rounds need"
+        return f"interleaving needs a multiple of pipeline {stages} micro-batches, not {count}"
     if layout.zero >= 2 and stages > 1:
-        return "gradients that are kept in shards would be sent for every micro-batch of a pipeline: use ZeRO-1"
+        return "ZeRO-2 and 3 would reduce gradients for every micro-batch of a pipeline: use ZeRO-1"
     return None
 
 
@@ -159,7 +159,7 @@ def list_divisors(number: int, most: int | None = None) -> list[int]:
 def list_layouts(job: PlannedJob, num_devices: int, asked: Asked | None = None) -> Iterator[Layout]:
     """All layouts that the shape of the model and the batch allow, as far as they are asked for."""
     if num_devices < 1:
-        raise UsageError(f"--devices {num_devices} train nothing: use 1 or more")
+        raise UsageError(f"--devices must be ≥ 1, got {num_devices}")
     fixed = asked or Asked()
     tensors = [split for split in list_divisors(num_devices, job.device.per_node) if split & (split - 1) == 0]
     stages = list_divisors(job.model.num_layers, num_devices)

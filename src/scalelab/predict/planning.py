@@ -1,11 +1,19 @@
-"""A plan: layouts of a job on so many devices, ranked by the time of a step, and what the whole training takes.
+"""A plan: layouts of a job on N devices, ranked by step time, and what the whole training run takes.
 
-The interval of a step comes from drawing the shares of `Efficiency` around what was found, and a remainder besides: on
-the layouts that they were found on, predicted steps are off by 7 % or less two times out of three. On devices other
-than the A100 of those layouts products are known less well.
+The interval of a step comes from drawing the shares of `Efficiency` around their fitted values, and a remainder. On the
+layouts they were fitted to (A100s), two thirds of predicted steps are off by 7 % or less; on other devices the speed of
+matrix products is known less well.
 
 Model FLOPs utilisation (MFU) counts operations without recomputing, over the devices' peak (Chowdhery et al. 2022,
 appendix B). Energy is that of the devices at their limit, without hosts, network and cooling.
+
+The linear rule (`analysis.growth`) divides the throughput of a small model on one device by the ratio of parameter
+counts. A plan for N devices differs from it by three factors, whose product is exactly the ratio of the two times:
+
+    devices      N instead of one
+    operations   6 per parameter and token in the rule; a plan counts attention and logits, but not embeddings
+    speed        operations per second of one device: measured for the small model; planned after recomputation,
+                 communication and pipelining, in its own data type on its own device
 """
 
 from __future__ import annotations
@@ -16,12 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalelab.analysis.estimate import Estimate, Prediction
+from scalelab.analysis.growth import Extrapolation, extrapolate_training
+from scalelab.analysis.stats import enclose
 from scalelab.checks import check_positive
 from scalelab.errors import UsageError
 from scalelab.predict.footprint import Footprint, Kernels, find_footprint
 from scalelab.predict.layout_cost import Efficiency, StepCost, time_step
 from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_layouts
-from scalelab.predict.prediction import Prediction, enclose
 from scalelab.units import format_bytes
 
 NUM_DRAWS = 200
@@ -70,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """A whole training."""
+    """A whole training run."""
 
     num_steps: float
     days: Prediction
@@ -117,24 +127,24 @@ def explain_none(job: PlannedJob, num_devices: int, asked: Asked, least: tuple[f
     """Why nothing fits."""
     if least is not None:
         return (
-            f"nothing fits: the leanest layout on {num_devices} devices ({least[1].words}) needs"
-            f" {format_bytes(least[0])} per device and {job.device.name} has {format_bytes(job.device.memory_bytes)}:"
-            " use more devices, a larger one or a smaller model"
+            f"nothing fits: the smallest layout on {num_devices} devices ({least[1].words}) needs"
+            f" {format_bytes(least[0])} per device, {job.device.name} has {format_bytes(job.device.memory_bytes)}: use"
+            " more or larger devices, or a smaller model"
         )
     layout = asked.complete(num_devices)
     if layout is None:
         return (
-            f"--tensor {asked.tensor or 1} × --pipeline {asked.pipeline or 1} cannot be laid over --devices"
-            f" {num_devices}: their product has to divide it"
+            f"--devices must be a multiple of --tensor × --pipeline ({asked.tensor or 1} × {asked.pipeline or 1}), got"
+            f" {num_devices}"
         )
     obstacle = find_obstacle(job, layout)
     if obstacle is not None:
-        return f"this model cannot be laid out that way: {obstacle}"
-    return f"a batch of {job.global_batch} cannot be divided over {num_devices} devices: use a multiple of it"
+        return f"impossible layout: {obstacle}"
+    return f"a global batch of {job.global_batch} cannot be split over {num_devices} devices: use a multiple"
 
 
 def list_obstacles(job: PlannedJob, num_devices: int) -> dict[str, str]:
-    """Divisions that one might think of, and what is in their way."""
+    """Usual tensor and pipeline sizes that do not work, and why."""
     found = {}
     for name in ("tensor", "pipeline"):
         for size in (2, 4, 8, 16, 32, 64, 128):
@@ -145,7 +155,7 @@ def list_obstacles(job: PlannedJob, num_devices: int) -> dict[str, str]:
             if obstacle is not None:
                 found[f"{name} {size}"] = obstacle
             elif name == "tensor" and size > job.device.per_node:
-                found[f"{name} {size}"] = f"reaches beyond the {job.device.per_node} devices of a node; not searched"
+                found[f"{name} {size}"] = f"exceeds the {job.device.per_node} devices of a node; not searched"
     return found
 
 
@@ -174,7 +184,7 @@ def enclose_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> Pre
 
 
 def sum_training(plan: Plan, num_tokens: float, planned: PlannedLayout | None = None) -> Totals:
-    """The whole training in one of the layouts, the fastest unless told."""
+    """The whole training run in one of the layouts, by default the fastest."""
     check_positive("tokens", num_tokens)
     step, device = (planned or plan.best).step, plan.job.device
     num_steps = num_tokens / plan.job.tokens
@@ -203,7 +213,7 @@ def sweep_devices(
 
 
 def find_last_paying(plans: Sequence[Plan]) -> int | None:
-    """The last number of devices that was worth it: each before brought more than half of what its devices promise."""
+    """The last device count that pays: up to it, every size gains more than half of the ideal over the one before."""
     last = plans[0].num_devices if plans else None
     for before, after in itertools.pairwise(plans):
         gain = before.best.step.value / after.best.step.value
@@ -211,3 +221,58 @@ def find_last_paying(plans: Sequence[Plan]) -> int | None:
             return last
         last = after.num_devices
     return last
+
+
+RULE_OPERATIONS = 6
+"""Per parameter and token, forward and backward (Kaplan et al. 2020)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallRun:
+    """A small model measured on one device."""
+
+    tokens_per_second: float
+    num_parameters: float
+
+    def __post_init__(self) -> None:
+        check_positive("measured_rate", self.tokens_per_second)
+        check_positive("measured_parameters", self.num_parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The linear rule and a plan for the same training run."""
+
+    linear: Extrapolation
+    """On one device."""
+    devices: float
+    operations: float
+    """The rule's operations over the plan's."""
+    speed: float
+    """The plan's operations per second and device over the rule's."""
+
+    @property
+    def ratio(self) -> float:
+        """The rule's time over the plan's."""
+        return self.devices * self.operations * self.speed
+
+
+def compare_linear(plan: Plan, totals: Totals, small: SmallRun, num_tokens: float) -> Difference:
+    """How the plan's time comes from the rule's."""
+    model = plan.job.model
+    linear = extrapolate_training(
+        Estimate(value=small.tokens_per_second),
+        small.num_parameters,
+        target_parameters=model.num_parameters,
+        target_tokens=num_tokens,
+    )
+    by_rule = RULE_OPERATIONS * model.num_parameters
+    counted = model.count_operations(1) / model.sequence
+    seconds = totals.days.value * SECONDS_PER_DAY
+    planned_speed = counted * num_tokens / seconds / plan.num_devices
+    return Difference(
+        linear=linear,
+        devices=plan.num_devices,
+        operations=by_rule / counted,
+        speed=planned_speed / (RULE_OPERATIONS * small.num_parameters * small.tokens_per_second),
+    )

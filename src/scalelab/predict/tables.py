@@ -1,30 +1,33 @@
-"""Anybody's table of scaling: a CSV file in which one column is the ranks and one what they gave.
+"""Ranks-vs-throughput tables from any CSV file, as scaling series.
 
-Which column is which is told by its name, and can be said. The rest describes the job: rows that agree in every
-descriptive column are one series. A column describes unless it is a number that may change with the ranks, as a global
-batch or an aggregate does; of numbers only those are taken whose names say that they belong to the job. Rows that say
-the same size twice are taken at their median.
+Columns are recognised by name, or named with flags. Rows that agree in every descriptive column form one series. A
+text column is descriptive; a number only if its name says that it belongs to the job (a sequence length, say) and
+cannot change with the ranks as a global batch does. Several rows of one size count as their median.
 
-A scaling series: what somebody measured on several numbers of ranks, in one unit.
-
-Every table of scaling, of throughputs or of times, of the same job or of one that grows with its ranks, says the same
-thing after one division: how much longer a rank needs for a sample than it did at the smallest size,
+Throughputs or times, strong or weak scaling: after one division every table says the same thing, how much longer a
+rank needs for a sample than at the smallest size,
 
     stretch(n) = (n / X(n)) / (n₁ / X(n₁))          X  throughput, or 1 / time of the same job
 
 which is 1 / efficiency. 1 is perfect scaling; a law of scaling is a law of this number.
+
+Some series cannot be right, and are reported instead of extrapolated: each rank gets over 10 % faster with more ranks
+(caches and clocks do not explain that; the rows differ in something else, such as the batch), or the model FLOPs
+utilisation exceeds 100 %.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scalelab.errors import UsageError
 
@@ -44,9 +47,9 @@ class ScalingSeries:
     def __post_init__(self) -> None:
         for ranks, value in self.throughput.items():
             if ranks < 1:
-                raise UsageError(f"{self.label}: {ranks} ranks cannot be: use whole numbers from 1")
+                raise UsageError(f"{self.label}: the number of ranks must be ≥ 1, got {ranks}")
             if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{self.label}: {value:g} on {ranks} ranks is no throughput: it must be above 0")
+                raise UsageError(f"{self.label}: throughput on {ranks} ranks must be finite and > 0, got {value:g}")
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -87,7 +90,7 @@ PLAIN_NAMES = ("value", "throughput", "x", "y")
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column is what; None: told by names."""
+    """Which column is which; None: recognised by name."""
 
     ranks: str | None = None
     value: str | None = None
@@ -154,9 +157,9 @@ def _make_series(
         ranks = read_number(row[ranks_name], ranks_name, where)
         value = read_number(row[value_name], value_name, where)
         if ranks < 1 or ranks != int(ranks):
-            raise UsageError(f"{where}: {ranks_name} is {row[ranks_name]}, and a whole number from 1 is expected")
+            raise UsageError(f"{where}: {ranks_name} must be an integer ≥ 1, got {row[ranks_name]}")
         if value <= 0:
-            raise UsageError(f"{where}: {value_name} is {row[value_name]}, and a number above 0 is expected")
+            raise UsageError(f"{where}: {value_name} must be a number > 0, got {row[value_name]}")
         values.setdefault(int(ranks), []).append(1 / value if is_time else value)
         if share_name and (share := try_number(row[share_name])) is not None:
             shares[int(ranks)] = share / 100 if "pct" in share_name or "percent" in share_name or share > 2 else share
@@ -176,22 +179,22 @@ def read_rows(path: Path) -> list[Row]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "it is no text"
+        words = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(f"{path} cannot be read: {words}") from error
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     try:
         table = csv.reader(io.StringIO(text), delimiter=delimiter)
         lines = [line for line in table if any(cell.strip() for cell in line)]
     except csv.Error as error:
-        raise UsageError(f"{path} is no CSV file: {error}") from error
+        raise UsageError(f"{path} is not a CSV file: {error}") from error
     if len(lines) < 2:
-        raise UsageError(f"{path} holds no table: a line of column names and at least one row are expected")
+        raise UsageError(f"{path} has no table: it needs a header line and at least one row")
     names = [name.strip() for name in lines[0]]
     if len(set(names)) < len(names) or not all(names):
-        raise UsageError(f"{path} needs a different name for each column: it has {', '.join(names)}")
+        raise UsageError(f"{path}: column names must be unique and not empty, got {', '.join(names)}")
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(names):
-            raise UsageError(f"{path}, line {number}: {len(line)} fields, and {len(names)} columns are named")
+            raise UsageError(f"{path}, line {number}: {len(line)} fields for {len(names)} columns")
     return [dict(zip(names, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
 
 
@@ -199,7 +202,7 @@ def choose_ranks(path: Path, names: Sequence[str]) -> str:
     plain = {name.lower().replace(" ", "_").replace("-", "_"): name for name in names}
     found = next((plain[known] for known in RANK_NAMES if known in plain), None)
     if found is None:
-        raise UsageError(f"{path}: no column is called like ranks ({', '.join(names)}): say --ranks-column NAME")
+        raise UsageError(f"{path}: no column name looks like ranks ({', '.join(names)}): use --ranks-column NAME")
     return found
 
 
@@ -215,13 +218,13 @@ def choose_value(path: Path, names: Sequence[str], ranks_name: str) -> str:
     if len(exact) == 1:
         return exact[0]
     if len(choices) != 1:
-        found = f"{', '.join(choices)} may all be" if choices else f"none of {', '.join(names)} is called like"
-        raise UsageError(f"{path}: {found} what was measured: say --value-column NAME")
+        found = f"{', '.join(choices)} could all be" if choices else f"none of {', '.join(names)} looks like"
+        raise UsageError(f"{path}: {found} the measured value: use --value-column NAME")
     return choices[0]
 
 
 def choose_descriptive(rows: Sequence[Row], taken: Iterable[str]) -> tuple[str, ...]:
-    """Columns that say which job a row is of."""
+    """The columns that identify the job of a row."""
     found = []
     for name in rows[0]:
         if name in taken or SHARE_PATTERN.search(name) or (RATE_PATTERN.search(name) and _is_numeric(rows, name)):
@@ -238,7 +241,7 @@ def _is_numeric(rows: Sequence[Row], name: str) -> bool:
 def read_number(text: str, name: str, where: str) -> float:
     value = try_number(text)
     if value is None:
-        raise UsageError(f"{where}: {name} is {text!r}, and a number is expected")
+        raise UsageError(f"{where}: {name} must be a number, got {text!r}")
     return value
 
 
@@ -252,3 +255,41 @@ def try_number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+MOST_GAIN = 0.10
+
+
+class Doubt(NamedTuple):
+    """Why a series cannot be right."""
+
+    text: str
+    ranks: int
+    gain: float | None = None
+    """How much faster each rank is than on fewer ranks."""
+    utilization: float | None = None
+    """The claimed share of the peak."""
+
+
+def find_doubts(series: ScalingSeries, utilization: Mapping[int, float] | None = None) -> list[Doubt]:
+    """What is impossible in a series; empty: it may be right."""
+    return [*_find_jumps(series), *_find_excess(series, utilization or {})]
+
+
+def _find_jumps(series: ScalingSeries) -> Iterator[Doubt]:
+    stretch = series.stretch
+    for before, after in itertools.pairwise(series.ranks):
+        gain = stretch[before] / stretch[after] - 1
+        if gain > MOST_GAIN:
+            text = (
+                f"each of {after} ranks is {gain:.0%} faster than each of {before}: these rows differ in more than"
+                " their rank count (batch, precision, code)"
+            )
+            yield Doubt(text, after, gain=gain)
+
+
+def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Iterator[Doubt]:
+    for ranks, share in sorted(utilization.items()):
+        if ranks in series.throughput and share > 1:
+            text = f"utilisation on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
+            yield Doubt(text, ranks, utilization=share)

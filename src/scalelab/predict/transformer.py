@@ -71,11 +71,9 @@ class Transformer:
         for name in ("num_layers", "width", "num_heads", "vocabulary", "sequence"):
             check_at_least(name.removeprefix("num_"), getattr(self, name), 1)
         if self.width % self.num_heads:
-            raise UsageError(f"--width {self.width} cannot be split into --heads {self.num_heads}: use a divisor of it")
+            raise UsageError(f"--width must be a multiple of --heads ({self.num_heads}), got {self.width}")
         if self.num_heads % self.kv_heads:
-            raise UsageError(
-                f"--kv-heads {self.num_kv_heads} cannot serve --heads {self.num_heads} alike: use a divisor of it"
-            )
+            raise UsageError(f"--heads must be a multiple of --kv-heads ({self.num_kv_heads}), got {self.num_heads}")
 
     @property
     def kv_heads(self) -> int:
@@ -172,7 +170,7 @@ KNOWN_MODELS = {
 def choose_shape(num_parameters: float, *, vocabulary: int = USUAL_VOCABULARY, sequence: int = 2048) -> Transformer:
     """A plausible decoder with about so many parameters: layers and width as published models of that size have."""
     if not math.isfinite(num_parameters) or num_parameters < LEAST_PARAMETERS:
-        raise UsageError(f"--parameters {num_parameters:g} is no model to plan for: use {LEAST_PARAMETERS:,} or more")
+        raise UsageError(f"--parameters must be ≥ {LEAST_PARAMETERS:,}, got {num_parameters:g}")
     ratio = 96 * (num_parameters / 1.7e9) ** 0.115
     layers = (num_parameters / (12 * ratio**2)) ** (1 / 3)
     step = 8 if layers >= 24 else 2

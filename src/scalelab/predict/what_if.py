@@ -1,12 +1,8 @@
-"""The same job with something changed: batch, buckets, compression, accumulation, delay, a slow rank.
+"""What if the same job had another batch, bucket size, communication hook, accumulation, link, delay or slow rank?
 
-Each change says what of the job it touches, and nothing else moves. What follows from measurements only as far as they
-go says so in its own docstring.
-
-The fastest of what could be changed: every combination of batch, buckets, compression and accumulation, ranked.
-
-Only what fits memory is ranked. What a rank needs is a line through what was measured, fixed bytes and bytes per
-sample of a pass; where only one batch was measured, nothing is known of others and larger passes are left out.
+A change touches the part of the job that it names and nothing else. `search_best` ranks every combination of batch,
+buckets, compression and accumulation that fits in memory. A rank's memory is a line through the measured peaks (fixed
+bytes, and bytes per sample of a pass); if only one batch was measured, larger passes are left out.
 """
 
 from __future__ import annotations
@@ -17,11 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scalelab.errors import UsageError
-from scalelab.predict.job import SHARDED, WHOLE, Line, ScaledJob, fit_line_by_batch, predict_step
-from scalelab.predict.link_cost import LinkCost
-from scalelab.predict.overlap import MEBIBYTE
-from scalelab.predict.scale_out import ScaledStep, scale_out
-from scalelab.records.settings import Dtype
+from scalelab.predict.communication import MEBIBYTE, LinkCost
+from scalelab.predict.job import WHOLE, Line, ScaledJob, ScaledStep, fit_line_by_batch, predict_step, scale_out
+from scalelab.records.settings import SHARDED, Dtype
 
 Compression = Literal["none", "fp16", "bf16"]
 WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "tf32": 1.0, "bfloat16": 0.5, "float16": 0.5}
@@ -55,23 +49,21 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
-            raise UsageError(f"--compression {self.compression} is unknown: use {', '.join(COMPRESSIONS)}")
+            raise UsageError(f"--compression must be one of {', '.join(COMPRESSIONS)}, got {self.compression}")
         if self.strategy is not None and self.strategy not in (*SHARDED, *WHOLE):
-            raise UsageError(f"--strategy {self.strategy} is not predicted: use {', '.join((*WHOLE, *SHARDED))}")
+            raise UsageError(f"--strategy must be one of {', '.join((*WHOLE, *SHARDED))}, got {self.strategy}")
         if self.num_units is not None and self.num_units < 1:
-            raise UsageError(f"--units {self.num_units} cannot be: use 1 or more")
+            raise UsageError(f"--units must be ≥ 1, got {self.num_units}")
         for name, value in (("slow", self.slow_factor), ("compute", self.compute_factor)):
             if not value > 0:
-                raise UsageError(f"--{name} {value:g} cannot be: use a factor above 0")
+                raise UsageError(f"--{name} must be a factor > 0, got {value:g}")
         if self.slow_factor < 1:
-            raise UsageError(
-                f"--slow {self.slow_factor:g} would be a faster rank, which others wait for: use 1 or more"
-            )
+            raise UsageError(f"--slow must be ≥ 1 (others wait for the slow rank), got {self.slow_factor:g}")
         for flag, number in (("batch", self.batch), ("bucket-mb", self.bucket_mb), ("accumulation", self.accumulation)):
             if number is not None and number <= 0:
-                raise UsageError(f"--{flag} {number:g} cannot be: use a number above 0")
+                raise UsageError(f"--{flag} must be > 0, got {number:g}")
         if self.delay_seconds < 0:
-            raise UsageError(f"--delay {self.delay_seconds:g} cannot be: use 0 or more")
+            raise UsageError(f"--delay must be ≥ 0, got {self.delay_seconds:g}")
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -79,17 +71,17 @@ class WhatIf:
         between = None if self.between is None else self.between.words
         said = {
             f"batch {self.batch}": self.batch is not None,
-            f"buckets of {self.bucket_mb or 0:g} MiB": self.bucket_mb is not None,
-            f"gradients sent as {self.compression}": self.compression != "none",
-            f"{self.accumulation} passes per step": self.accumulation is not None,
-            f"a link of {self.link.words if self.link else ''}": self.link is not None,
-            f"{between} between nodes of {self.ranks_per_node} ranks": between is not None,
-            f"{self.delay_seconds * 1e3:g} ms of delay": self.delay_seconds > 0,
-            f"one rank {self.slow_factor:g} times slower": self.slow_factor != 1,
-            f"computing {self.compute_factor:g} times faster": self.compute_factor != 1,
-            f"numbers of {self.dtype}": self.dtype is not None,
+            f"{self.bucket_mb or 0:g} MiB buckets": self.bucket_mb is not None,
+            f"{self.compression} communication hook": self.compression != "none",
+            f"{self.accumulation} accumulation steps": self.accumulation is not None,
+            f"link {self.link.words if self.link else ''}": self.link is not None,
+            f"{between} between nodes ({self.ranks_per_node} ranks each)": between is not None,
+            f"{self.delay_seconds * 1e3:g} ms injected delay": self.delay_seconds > 0,
+            f"one rank {self.slow_factor:g}× slower": self.slow_factor != 1,
+            f"compute {self.compute_factor:g}× faster": self.compute_factor != 1,
+            f"{self.dtype} parameters and gradients": self.dtype is not None,
             f"{self.strategy}": self.strategy is not None,
-            f"{self.num_units} units": self.num_units is not None,
+            f"{self.num_units} FSDP units": self.num_units is not None,
         }
         return tuple(words for words, is_changed in said.items() if is_changed)
 
@@ -112,7 +104,7 @@ def change_job(job: ScaledJob, change: WhatIf) -> ScaledJob:
         )
     strategy = change.strategy or job.strategy
     if strategy in SHARDED and change.compression != "none":
-        raise UsageError(f"--compression {change.compression} is a hook of ddp: {strategy} has none")
+        raise UsageError(f"--compression {change.compression} is a DDP communication hook; {strategy} has none")
     phases = job.phases
     if change.compute_factor != 1:
         phases = {name: phase.scale(1 / change.compute_factor) for name, phase in phases.items()}
@@ -197,9 +189,9 @@ def search_best(
     top: int,
     is_compressible: bool,
 ) -> tuple[list[Candidate], int]:
-    """The combinations with the most samples per second, best first, and how many did not fit into memory.
+    """The combinations with the most samples per second, best first, and how many did not fit in memory.
 
-    `is_compressible`: whether compressing gradients is worth trying; on cores its work outweighs what it saves.
+    `is_compressible`: whether to try compressing gradients; on CPU ranks its work outweighs what it saves.
     """
     found: list[tuple[float, WhatIf, float, float | None]] = []
     num_left_out = 0
@@ -217,8 +209,7 @@ def search_best(
         found.append((per_rank * num_ranks / seconds, change, per_rank, needed))
     if not found:
         raise UsageError(
-            f"nothing fits: {num_left_out} combinations need more than the memory that was given, or more than is known"
-            " of; raise --memory, or measure a smaller batch"
+            f"none of {num_left_out} combinations is known to fit in --memory: raise it, or measure a smaller batch"
         )
     found.sort(key=lambda one: (-one[0], len(one[1].changes)))
     best = []

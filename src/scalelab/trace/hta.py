@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.classify import Event, Integer
-from scalelab.trace.pieces import Pieces
+from scalelab.trace.reader import Pieces
 from scalelab.trace.repair import repair_events
 
 Column = NDArray[np.float64]

@@ -11,19 +11,28 @@ They add up to the idle time of the stream, between its first kernel and its las
 knows no device, gaps are those between the operators of a host's thread, and have no reason.
 
 The most costly gaps of every lane, by the names of what ran before and after.
+
+Lane by lane: the gaps of streams and threads, the launches of kernels, and the queues between both.
+
+A lane is a stream of a device or a thread of the host. Kernels are matched with their launches once, for all three.
+Where a trace knows no device, the lanes are the threads that train; those that run collectives have no gaps to explain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.launches import NO_LAUNCH
+from scalelab.trace.breakdown import select_busy
+from scalelab.trace.classify import Kind
+from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
 from scalelab.trace.rank import Lane, Tables
 from scalelab.trace.spool import Records
+from scalelab.trace.windows import Steps, Window, is_chosen
 
 MOST_PAIRS = 100_000
 """Pairs that are told apart at any time; beyond, the less costly half is forgotten."""
@@ -171,3 +180,57 @@ def _name_previous(first: int, names: NDArray[np.int32], is_last: NDArray[np.boo
     latest = np.maximum.accumulate(np.where(is_last, np.arange(1, len(names) + 1), 0))
     named: NDArray[np.int64] = np.concatenate([[first], names])[np.concatenate([[0], latest[:-1]])]
     return named
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneTimes:
+    """What is known of a rank's lanes."""
+
+    idle: Sequence[LaneIdle]
+    pairs: Sequence[GapPair]
+    launches: Sequence[LaunchTimes]
+    """Empty where there is no device, or no launch of its kernels in the trace."""
+    queues: Sequence[Queue]
+
+
+class LaneCounter:
+    """Goes through every lane in order."""
+
+    def __init__(self, tables: Tables, steps: Steps = None) -> None:
+        self._has_device = tables.has_device
+        self._steps = steps
+        self._matcher = LaunchMatcher(tables.names)
+        self._pairs = PairTally(tables)
+        self._idle = IdleTally(tables, self._pairs)
+        self._launches = LaunchTally(tables.names)
+        self._queues = QueueTally(tables.lanes)
+        self._unwanted: set[int] = set()
+        """Threads of the host that run collectives."""
+
+    def take(self, window: Window) -> None:
+        records = select_busy(window.records, has_device=self._has_device)
+        records = records[np.lexsort((-records["end"], records["start"], records["lane"]))]
+        if not self._has_device:
+            self._unwanted.update(np.unique(records["lane"][records["kind"] == Kind.COMMUNICATION]).tolist())
+        is_counted = is_chosen(window, self._steps)
+        launched = np.full(len(records), NO_LAUNCH, dtype=np.int64)
+        is_first = np.zeros(len(records), dtype=np.bool_)
+        if self._has_device:
+            matches = self._matcher.match(window.records, records)
+            launched, is_first = matches.start, matches.is_first
+            if is_counted:
+                self._launches.add(records, matches)
+        edges = [*np.flatnonzero(np.diff(records["lane"], prepend=-1)).tolist(), len(records)]
+        for low, high in pairwise(edges):
+            lane, own = int(records["lane"][low]), slice(low, high)
+            self._idle.add(lane, records[own], launched[own], is_counted=is_counted)
+            if is_counted:
+                self._queues.add(lane, launched[own][is_first[own]], records["start"][own][is_first[own]])
+
+    def finish(self) -> LaneTimes:
+        return LaneTimes(
+            idle=self._idle.finish(self._unwanted),
+            pairs=self._pairs.finish(self._unwanted),
+            launches=self._launches.finish(),
+            queues=self._queues.finish(),
+        )

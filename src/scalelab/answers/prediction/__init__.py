@@ -1,1 +1,1 @@
-"""Prediction."""
+"""Documents of `scalelab predict`."""

@@ -1,8 +1,8 @@
-"""From a measured run to a job that can be scaled: what `scalelab predict RUN` starts from.
+"""From a measured run to the job model that `scalelab predict RUN` scales.
 
-One rank gives the phases of a step and when each gradient is ready; two ranks give the same phases with half the batch
-(strong scaling), how long messages travel, and the whole step, on which contention and residual are settled. A run on
-more ranks is not needed, and what it measured stands beside the prediction.
+One rank gives the phases of a step and when each gradient is ready. Two ranks give the same phases with half the batch
+(strong scaling), the link, and a whole step to fit contention and residual to. Larger sizes are not needed; if the run
+has them, they are shown beside the prediction.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
 from scalelab.analysis.stats import drop_empty
 from scalelab.errors import NothingMeasured, UsageError
+from scalelab.predict.communication import MEBIBYTE, Gradient, LinkCost, Network, share_cores
 from scalelab.predict.job import (
     NUM_UNITS,
-    SHARDED,
     Known,
     Line,
     ScaledJob,
@@ -27,25 +27,41 @@ from scalelab.predict.job import (
     settle_on_two,
     share_times,
 )
-from scalelab.predict.link_cost import LinkCost, Network, share_cores
-from scalelab.predict.overlap import MEBIBYTE, Gradient
 from scalelab.predict.what_if import WIDTHS
 from scalelab.records.observations import GradientTimes
+from scalelab.records.settings import SHARDED
 from scalelab.records.trial import PHASES, TrialResult
-from scalelab.studies.scaling.answer import ScalingAnswer
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, group_arms
 
 NORMAL_REACH = 1.96
 """Standard deviations in half of a 95 % interval."""
 TRACED_SPREAD = 0.2
-"""How well a bandwidth is known that follows from a few profiled steps."""
+"""Relative uncertainty of a bandwidth from a few profiled steps."""
 LEAST_SPREAD = 0.01
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalingRun:
+    """The measured arms of a strong- or weak-scaling run."""
+
+    strategy: str
+    is_strong: bool
+    arms: Mapping[int, Arm]
+    """Of the strategy, by number of ranks."""
+
+    @classmethod
+    def from_results(
+        cls, results: Sequence[TrialResult], strategy: str, forced_warmup: int | None, *, is_strong: bool
+    ) -> ScalingRun:
+        measured = [arm for arm in group_arms(results, forced_warmup).values() if arm.is_measured]
+        arms = {arm.trial.num_ranks: arm for arm in measured if arm.trial.strategy == strategy}
+        return cls(strategy=strategy, is_strong=is_strong, arms=dict(sorted(arms.items())))
+
+
+@dataclass(frozen=True, kw_only=True)
 class FoundLink:
-    """What joins the ranks, and where that is known from."""
+    """The link between ranks, and how it is known."""
 
     cost: LinkCost
     source: str
@@ -67,12 +83,9 @@ class MeasuredJob:
     """Step times by number of ranks, as they were measured."""
 
 
-def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
-    """The job of a scaling study. `link` overrules what its own messages say; `cores`: all ranks share those of a host.
-
-    How long a step keeps a core busy is known from both.
-    """
-    one, two = find_bases(answer)
+def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
+    """The job of a scaling run. `link` overrides its own link; `cores`: all ranks share those of one host."""
+    one, two = find_bases(run)
     batch = one.trial.global_batch
     batches = {two.trial.batch_per_rank: two, one.trial.batch_per_rank: one}  # the same batch: one rank is alone
     times = find_gradients(one)
@@ -91,7 +104,7 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
         ),
         network=network,
         core_seconds=core_seconds,
-        strategy=answer.strategy,
+        strategy=run.strategy,
         dtype=one.trial.dtype,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=one.trial.accumulation,
@@ -106,27 +119,26 @@ def read_job(answer: ScalingAnswer, link: FoundLink | None = None, cores: int | 
     return MeasuredJob(
         job=settled,
         batch=batch,
-        is_weak=not answer.is_strong,
+        is_weak=not run.is_strong,
         link=found,
         device=one.trial.device,
-        measured={arm.trial.num_ranks: arm.step for arm in answer.spread},
+        measured={count: arm.step for count, arm in run.arms.items()},
     )
 
 
-def find_bases(answer: ScalingAnswer) -> tuple[Arm, Arm]:
+def find_bases(run: ScalingRun) -> tuple[Arm, Arm]:
     """The arms on one and on two ranks."""
-    arms = {arm.trial.num_ranks: arm for arm in answer.spread}
-    for count in (1, 2):
-        if count not in arms:
-            raise NothingMeasured(
-                f"{answer.strategy} was not measured on {count} rank{'s'[: count != 1]}: a prediction starts from one"
-                " and two, so run it with --ranks 1 2"
-            )
-    return arms[1], arms[2]
+    missing = [count for count in (1, 2) if count not in run.arms]
+    if missing:
+        ranks = f"{missing[0]} rank{'s' if missing[0] > 1 else ''}"
+        raise NothingMeasured(
+            f"{run.strategy} was not measured on {ranks}; a prediction needs 1 and 2: run it with --ranks 1 2"
+        )
+    return run.arms[1], run.arms[2]
 
 
 def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
-    """How long a step keeps a core busy on one rank and on two; where nobody looked, all of it."""
+    """Core seconds of a step on one rank and on two; if not recorded, the whole step."""
     found = []
     for arm in (one, two):
         said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
@@ -136,7 +148,7 @@ def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
 
 
 def find_gradients(arm: Arm) -> GradientTimes:
-    """When gradients are ready on one rank; of a sharded model, which has none of its own, evenly over backward."""
+    """When gradients are ready on one rank; for sharded models, which record none, evenly over backward."""
     found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
     counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
     if not found and arm.trial.strategy in SHARDED and counts:
@@ -145,8 +157,7 @@ def find_gradients(arm: Arm) -> GradientTimes:
         return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)
     if not found:
         raise UsageError(
-            "this run does not say when gradients are ready: it is older than predictions: run strong-scaling or"
-            " weak-scaling again"
+            "this run did not record when gradients are ready (it is too old): run strong-scaling or weak-scaling again"
         )
     return found[0]
 
@@ -160,7 +171,7 @@ def find_phases(batches: Mapping[int, Arm]) -> dict[str, Line]:
     for batch, arm in batches.items():
         timed = {name: estimate.value for name in PHASES if (estimate := arm.phase(name)) is not None}
         if len(timed) < len(PHASES):
-            raise UsageError("this run did not time its phases: run it again with --phase-steps 4 or more")
+            raise UsageError("this run did not time its phases: run it again with --phase-steps ≥ 4")
         if arm.trial.num_ranks == 1:
             whole = arm.step.value
         elif any(arm.comm_free):
@@ -192,25 +203,24 @@ def find_spread(estimate: Estimate) -> float:
     return max(LEAST_SPREAD, estimate.half_width / NORMAL_REACH / estimate.value)
 
 
-def says_link(answer: ScalingAnswer) -> bool:
-    """Whether the run itself shows how fast its messages travel."""
-    return bool(find_rates(find_bases(answer)[1])[0])
+def says_link(run: ScalingRun) -> bool:
+    """Whether the run measured its link."""
+    return bool(find_rates(find_bases(run)[1])[0])
 
 
 def find_own_link(arm: Arm) -> FoundLink:
-    """The bandwidth that the messages of the run itself show."""
+    """The bandwidth of the run's own messages."""
     rates, source = find_rates(arm)
     if not rates:
         raise UsageError(
-            "this run does not say how fast its messages travel: give --link 10GB/s,5us, or --collectives RUN of"
-            " scalelab collectives"
+            "this run did not measure its link: use --link 10GB/s,5us, or --collectives RUN (from scalelab collectives)"
         )
     cost = LinkCost(latency_seconds=0.0, bytes_per_second=statistics.median(rates))
     return FoundLink(cost=cost, source=source, bandwidth_spread=TRACED_SPREAD)
 
 
 def find_rates(arm: Arm) -> tuple[list[float], str]:
-    """Bytes per second of profiled steps, or else of DDP's counters, and which of them."""
+    """Bytes per second in profiled steps, or else by DDP's counters, and which of the two."""
     rates = [
         step.payload_bytes / (step.transfer_ns * 1e-9)
         for result in arm.completed
@@ -219,24 +229,24 @@ def find_rates(arm: Arm) -> tuple[list[float], str]:
         if step.payload_bytes and step.transfer_ns
     ]
     if rates:
-        return rates, "its own profiled steps"
+        return rates, "from its profiled steps"
     rates = [
         sum(rank.counters.bucket_bytes) / statistics.median(rank.counters.communication_seconds)
         for result in arm.completed
         for rank in result.ranks
         if rank.counters is not None and rank.counters.bucket_bytes
     ]
-    return rates, "DDP's counters, with the waiting that is in them"
+    return rates, "from DDP's counters, waiting included"
 
 
 def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink:
-    """The hop that an all-reduce on two ranks took, from a run of `collectives`.
+    """One hop of an all-reduce on two ranks, from a run of `collectives`.
 
     On two ranks it is two hops of half the message each: α is half of the line's latency, and 1/β its bandwidth.
     """
     fits = [fit for fit in fit_links(results) if fit.operation == "all_reduce" and fit.num_ranks == 2]
     if not fits:
-        raise UsageError(f"{source} has no all_reduce on 2 ranks: run scalelab collectives --ranks 2")
+        raise UsageError(f"{source} did not measure all_reduce on 2 ranks: run scalelab collectives --ranks 2")
     fit = fits[0]
     cost = LinkCost(
         latency_seconds=max(0.0, fit.line.fitted_latency_seconds) / 2,
@@ -244,7 +254,7 @@ def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink
     )
     return FoundLink(
         cost=cost,
-        source=f"scalelab collectives ({source})",
+        source=f"from {source}",
         latency_spread=_spread_of(fit, "latency_seconds"),
         bandwidth_spread=math.hypot(_spread_of(fit, "byte_seconds"), fit.line.residual_ratio / 2),
     )

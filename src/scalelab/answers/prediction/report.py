@@ -1,65 +1,178 @@
-"""The document of `scalelab predict RUN`: a measured job at sizes that were not run.
-
-The charts of `predict` and `plan`: fans of what is expected, and where its time and memory go.
-"""
+"""The documents of `scalelab predict RUN`: a measured job at other sizes, and with `--best` the fastest settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.job import MeasuredJob
-from scalelab.predict.extrapolate import Extrapolated
-from scalelab.predict.prediction import Prediction
-from scalelab.predict.scale_out import GROUP_WORDS, ScaledStep
-from scalelab.predict.tables import ScalingSeries
-from scalelab.predict.what_if import Candidate, WhatIf
+from scalelab.answers.prediction.job import MeasuredJob, ScalingRun
+from scalelab.predict.job import GROUP_WORDS, ScaledStep
+from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_bars
 from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_fan
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import (
+    bytes_column,
+    count_column,
+    make_table,
+    rate_column,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.units import format_quantity, format_seconds, format_share
 
-Made = dict[str, Any]
+PREDICTION = FindingKind(
+    "prediction",
+    "What a size or setting that was not run should give, with an 80 % interval",
+    MAIN,
+    ("num_ranks", "speedup", "efficiency", "step_seconds", "throughput", "exposed_share"),
+)
+UNCERTAINTY = FindingKind(
+    "main-uncertainty", "The input that contributes most to a prediction's variance", REASON, ("input", "share")
+)
+SCALING_LIMIT = FindingKind("scaling-limit", "Beyond this many ranks the step gets longer", REASON, ("num_ranks",))
+FASTEST = FindingKind("fastest", "The fastest of what was compared", MAIN, ("throughput", "exposed_share"))
+TIES = FindingKind("ties", "How many others are as fast, within the tolerance", DETAIL, ("num_others", "tolerance"))
+LEFT_OUT = FindingKind("left-out", "Settings that do not fit in memory, or may not", DETAIL, ("num_left_out",))
+CONFIRMED = FindingKind(
+    "confirmation", "A predicted setting as measured here", REASON, ("throughput", "error", "is_inside")
+)
+EXTRAPOLATED = CautionKind(
+    "extrapolated", "The size is far from the measured ones", "note", ("num_ranks", "most_ranks")
+)
+OWN_LINKS = CautionKind("assumed-resources", "Every added rank is assumed to have its own cores and link")
+HOOK_COST = CautionKind("uncounted-work", "The work of compressing gradients is not part of the prediction")
+RESIDUAL = CautionKind("unexplained-time", "Two ranks took longer than the model explains", "noise", ("seconds",))
+UNKNOWN_MEMORY = CautionKind("unknown-memory", "Memory of some settings is not known")
+OTHER_BATCH = CautionKind("other-batch", "The batch changes what the model learns", "wrong-work", ("batch",))
+
+PREDICTION_NOTE = "± is the 80 % interval of the prediction"
 BAND = "The band is the 80 % interval of the prediction"
+PART_NAMES = {
+    "input": "input",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "exposed comm",
+    "optimizer": "optimizer",
+    "straggler": "straggler wait",
+    "crowding": "core wait",
+    "rest": "rest",
+}
+"""The parts of a step, as tables and charts call them."""
+FAR = 16
+"""Times the measured ranks."""
+CLOSE = 0.02
+"""Throughputs that differ by less are called equal."""
 MOST_CANDIDATES = 12
 
 
-def to_estimate(found: Prediction) -> Estimate:
-    return Estimate(value=found.value, low=found.low, high=found.high)
+def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, source: str) -> Document:
+    """Predicted sizes beside the measured ones."""
+    kind = "weak scaling" if found.is_weak else "strong scaling"
+    batch = f"{'batch per rank' if found.is_weak else 'global batch'} {change.batch or found.batch}"
+    link = f"link {found.job.network.inside.words} ({found.link.source})"
+    table, parts = make_step_table(found, steps, change), make_parts_table(steps)
+    return Document(
+        title="Prediction",
+        question="How fast would this job run on other rank counts?",
+        setting=" · ".join([source, kind, found.job.strategy, batch, link, *change.changes]),
+        sections=(
+            Section(
+                tables=(table,),
+                charts=(
+                    draw_fan(table, {"step_seconds": PREDICTED, "measured_seconds": MEASURED}, "Step time"),
+                    draw_fan(table, {"speedup": PREDICTED}, "Speedup over 1 rank", ideal=1.0),
+                ),
+            ),
+            Section(heading="Step breakdown", tables=(parts,), charts=(draw_parts(parts),)),
+        ),
+        findings=tuple(summarise(found, steps, change)),
+        cautions=tuple(find_cautions(found, steps, change)),
+    )
 
 
-def plot_predicted_steps(measured: Mapping[int, Estimate], steps: Sequence[ScaledStep]) -> Chart:
-    """A step by number of ranks."""
-    rows: list[Made] = [
-        {"series": PREDICTED, "ranks": one.num_ranks, "seconds": to_estimate(one.step)} for one in steps
-    ]
-    rows += [{"series": MEASURED, "ranks": n, "seconds": step} for n, step in sorted(measured.items())]
-    more = "; bars at what was measured are 95 % confidence intervals" if measured else ""
-    y = Axis(field="seconds", title="step time", quantity="seconds", is_log=True)
-    return plot_fan(title="A step by number of ranks", y=y, rows=rows, caption=f"{BAND}{more}.")
+def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Table:
+    measured = {} if change.changes else found.measured
+    basis = "1 rank with the same batch per rank" if found.is_weak else "1 rank with the whole batch"
+    return make_table(
+        steps,
+        count_column("ranks", "ranks", lambda one: one.num_ranks),
+        seconds_column("step_seconds", "step", lambda one: one.step),
+        seconds_column("measured_seconds", "measured", lambda one: measured.get(one.num_ranks), unit_of="step_seconds"),
+        rate_column("throughput", "samples/s", lambda one: one.throughput),
+        ratio_column("speedup", "speedup", lambda one: one.speedup),
+        share_column("efficiency", "efficiency", lambda one: one.efficiency),
+        share_column("exposed", "exposed comm / step", lambda one: one.exposed),
+        text_column("dominant", "main uncertainty", lambda one: one.dominant, is_detail=True),
+        notes=(f"{PREDICTION_NOTE}; 95 % for measured steps", f"speedup and efficiency: relative to {basis}"),
+    )
 
 
-def plot_predicted_speedup(steps: Sequence[ScaledStep]) -> Chart:
-    rows: list[Made] = [
-        {"series": PREDICTED, "ranks": one.num_ranks, "speedup": to_estimate(one.speedup)} for one in steps
-    ]
-    y = Axis(field="speedup", title="speedup over one rank", quantity="ratio", is_log=True)
-    return plot_fan(title="Speedup by number of ranks", y=y, rows=rows, caption=f"{BAND}.", ideal=1.0)
+def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
+    keys = {f"{key}_seconds": header for key, header in PART_NAMES.items()} | {"communication_seconds": "all comm"}
+    return make_table(
+        steps,
+        count_column("ranks", "ranks", lambda one: one.num_ranks),
+        *(
+            seconds_column(key, header, partial(read_part, key), unit_of="backward_seconds")
+            for key, header in keys.items()
+        ),
+        notes=(
+            "the parts up to rest add up to the step; all comm = exposed + hidden behind backward",
+            "rest: time on 2 ranks that the other parts do not explain, kept constant",
+        ),
+    )
 
 
-def plot_predicted_parts(steps: Sequence[ScaledStep], names: Mapping[str, str]) -> Chart:
-    """Where a step of every size goes."""
-    rows: list[Made] = []
-    for one in steps:
-        for key, words in names.items():
-            seconds = getattr(one.parts, f"{key}_seconds")
-            rows.append({"bar": f"{one.num_ranks}", "series": words, "seconds": seconds})
-    used = {row["series"] for row in rows if row["seconds"] > 0.002 * max(row["seconds"] for row in rows)}
+def read_part(key: str, one: ScaledStep) -> float:
+    return float(getattr(one.parts, key))
+
+
+def draw_fan(
+    table: Table, series: Mapping[str, str], title: str, *, caption: str = "", ideal: float | None = None
+) -> Chart:
+    """Columns of a table by its first one, measured or predicted; a row without numbers but with words has failed."""
+    x, *others = table.columns
+    keys = list(series)
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for name, *cells in table.rows:
+        by_key = {column.key: cell for column, cell in zip(others, cells, strict=True)}
+        known = {key: by_key[key].estimate for key in keys}
+        rows += [{"series": series[key], "ranks": name.value, keys[0]: found} for key, found in known.items() if found]
+        words = next((cell.value for cell in cells if isinstance(cell.value, str)), None)
+        if not any(known.values()) and words is not None:
+            failed.append({"series": series[keys[0]], "ranks": name.value, "status": words})
+    bars = "; error bars of measured points are 95 % CIs" if MEASURED in {row["series"] for row in rows} else ""
+    quantity = next(column.quantity for column in others if column.key == keys[0])
+    return plot_fan(
+        title=f"{title} by {x.header}",
+        y=Axis(field=keys[0], title=title.lower(), quantity=quantity, is_log=True),
+        rows=rows,
+        failed=failed,
+        x_title=x.header,
+        caption=f"{BAND}{bars}.{caption}",
+        ideal=ideal,
+    )
+
+
+def draw_parts(table: Table) -> Chart:
+    """A stacked bar per rank count; parts that are nowhere visible are left out."""
+    rows: list[dict[str, Any]] = []
+    for name, *cells in table.rows:
+        for column, cell in zip(table.columns[1:], cells, strict=True):
+            if column.key != "communication_seconds":
+                rows.append({"bar": str(name.value), "series": column.header, "seconds": cell.value or 0.0})
+    most = max(row["seconds"] for row in rows)
+    used = {row["series"] for row in rows if row["seconds"] > 0.002 * most}
     return plot_bars(
-        title="Where a step goes, by number of ranks",
+        title="Step breakdown by ranks",
         x=Axis(field="seconds", title="time in a step", quantity="seconds"),
         y=Axis(field="bar", title="ranks", quantity="text"),
         rows=[row for row in rows if row["series"] in used],
@@ -68,220 +181,191 @@ def plot_predicted_parts(steps: Sequence[ScaledStep], names: Mapping[str, str]) 
     )
 
 
-def plot_extrapolated(series: ScalingSeries, extrapolated: Sequence[Extrapolated], *, is_time: bool) -> Chart:
-    """A series of somebody's table, and what is expected of other sizes."""
+def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Finding]:
+    last = max(steps, key=lambda one: one.num_ranks)
+    subject = f"{found.job.strategy} × {last.num_ranks}"
+    low, high = (format_quantity("ratio", value) for value in (last.speedup.low, last.speedup.high))
+    under = f" with {', '.join(change.changes)}" if change.changes else ""
+    yield PREDICTION(
+        subject,
+        f"On {last.num_ranks} ranks{under} the job would run {format_quantity('ratio', last.speedup.value)} times as"
+        f" fast as on 1 rank ({low} to {high}), at {format_share(last.efficiency.value)} efficiency. A step would take"
+        f" {format_seconds(last.step.value)}, {format_share(last.exposed.value)} of it exposed communication.",
+        num_ranks=last.num_ranks,
+        speedup=last.speedup,
+        efficiency=last.efficiency,
+        step_seconds=last.step,
+        throughput=last.throughput,
+        exposed_share=last.exposed,
+    )
+    share = last.shares[last.dominant]
+    words = GROUP_WORDS[last.dominant]
+    yield UNCERTAINTY(
+        subject,
+        f"{words[0].upper()}{words[1:]} is the main uncertainty ({format_share(share)} of the variance).",
+        input=last.dominant,
+        share=share,
+    )
+    fastest = min(steps, key=lambda one: one.step.value)
+    if fastest is not last and not found.is_weak:
+        exposed = last.parts.exposed_seconds - fastest.parts.exposed_seconds
+        waited = last.parts.straggler_seconds - fastest.parts.straggler_seconds
+        cause = "communication" if exposed > waited else "waiting for the slowest rank"
+        yield SCALING_LIMIT(
+            f"{found.job.strategy} × {fastest.num_ranks}",
+            f"Beyond {count_ranks(fastest.num_ranks)} the step gets longer: {cause} grows more than compute shrinks.",
+            num_ranks=fastest.num_ranks,
+        )
 
-    def show(throughput: float) -> float:
-        return 1 / throughput if is_time else throughput
 
-    rows: list[Made] = [
-        {"series": MEASURED, "ranks": count, "value": show(series.throughput[count])} for count in series.ranks
-    ]
-    rows += [
-        {"series": PREDICTED, "ranks": one.ranks, "value": to_estimate(one.throughput.map(show))}
-        for one in extrapolated
-        if one.ranks not in series.throughput
-    ]
-    y = Axis(field="value", title=series.unit or "value", quantity="number", is_log=True)
-    first = series.ranks[0]
-    ideal = None if is_time else series.throughput[first] / first
-    return plot_fan(title=series.label, y=y, rows=rows, caption=f"{BAND}.", ideal=ideal)
+def count_ranks(number: int) -> str:
+    return f"{number} rank{'s' if number != 1 else ''}"
 
 
-def plot_candidates(best: Sequence[Candidate], confirmed: Mapping[int, Estimate] | None) -> Chart:
-    """What the best combinations should give, and what those gave that were run."""
-    rows: list[Made] = []
-    for place, one in enumerate(best[:MOST_CANDIDATES], start=1):
-        name = f"{place}. {', '.join(one.change.changes) or 'nothing changed'}"
-        rows.append({"bar": name, "series": PREDICTED, "rate": to_estimate(one.step.throughput)})
-        if confirmed and place in confirmed:
-            rows.append({"bar": name, "series": MEASURED, "rate": confirmed[place]})
-    more = f" {len(best) - MOST_CANDIDATES} more are in the table." if len(best) > MOST_CANDIDATES else ""
+def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
+    most, largest = max(found.measured, default=2), max(one.num_ranks for one in steps)
+    if largest > FAR * most:
+        yield EXTRAPOLATED(
+            f"{found.job.strategy} × {largest}",
+            f"{largest} ranks is far beyond the {most} measured: the interval does not cover effects that appear only"
+            " there (congestion, failures, shared input)",
+            "measure a larger size and predict from that",
+            num_ranks=largest,
+            most_ranks=most,
+        )
+    if change.link is None and change.between is None and found.job.network.cores is None:
+        yield OWN_LINKS(
+            "",
+            "assumes that every added rank has its own cores and the same link as the 2 measured",
+            "use --link for another link, --ranks-per-node and --node-link for nodes, --cores if ranks share one host",
+        )
+    if change.compression != "none":
+        yield HOOK_COST(
+            "",
+            f"the {change.compression} communication hook counts by the bytes it saves, not by the work it does",
+            f"measure it: scalelab run strong-scaling --comm-hook {change.compression}",
+        )
+    residual = found.job.residual_seconds
+    if residual > 0.1 * max(estimate.value for estimate in found.measured.values()):
+        yield RESIDUAL(
+            f"{found.job.strategy} × 2",
+            f"2 ranks took {format_seconds(residual)} longer than the model explains",
+            "measure the link with `scalelab collectives --ranks 2` and pass that run as --collectives",
+            seconds=residual,
+        )
+
+
+def find_need(run: ScalingRun) -> Need | None:
+    """Memory of a rank, by batch of a pass."""
+    peaks: dict[float, float] = {}
+    for arm in run.arms.values():
+        if arm.peak_memory_bytes is not None:
+            batch = float(arm.trial.batch_per_pass)
+            peaks[batch] = max(peaks.get(batch, 0.0), float(arm.peak_memory_bytes))
+    return fit_need(peaks)
+
+
+def name_change(one: Candidate) -> str:
+    return ", ".join(one.change.changes) or "as measured"
+
+
+def describe_best(
+    found: MeasuredJob,
+    best: Sequence[Candidate],
+    num_left_out: int,
+    source: str,
+    confirmed: Mapping[int, Estimate] | None = None,
+) -> Document:
+    """`confirmed`: measured samples per second by place in the list."""
+    measured = confirmed or {}
+    table = make_table(
+        list(enumerate(best, start=1)),
+        count_column("place", "", lambda row: row[0]),
+        text_column("change", "settings", lambda row: name_change(row[1])),
+        rate_column("throughput", "samples/s", lambda row: row[1].step.throughput),
+        None
+        if confirmed is None
+        else rate_column("measured", "measured", lambda row: measured.get(row[0]), unit_of="throughput"),
+        seconds_column("step_seconds", "step", lambda row: row[1].step.step),
+        share_column("exposed", "exposed comm / step", lambda row: row[1].step.exposed),
+        bytes_column("memory_bytes", "memory/rank", lambda row: row[1].need_bytes),
+        notes=(PREDICTION_NOTE, "memory: a line through the measured peaks, without an interval"),
+    )
+    return Document(
+        title="Prediction",
+        question=f"Which settings would be fastest on {count_ranks(best[0].step.num_ranks)}?",
+        setting=f"{source} · {found.job.strategy} · link {found.job.network.inside.words} ({found.link.source})",
+        sections=(Section(tables=(table,), charts=(draw_candidates(table),)),),
+        findings=tuple(summarise_best(best, num_left_out, measured)),
+        cautions=tuple(find_best_cautions(best, found.batch)),
+    )
+
+
+def draw_candidates(table: Table) -> Chart:
+    """Predicted throughput of the best settings, and measured throughput of those that were run."""
+    keys = [column.key for column in table.columns]
+    rows: list[dict[str, Any]] = []
+    for row in table.rows[:MOST_CANDIDATES]:
+        cells = dict(zip(keys, row, strict=True))
+        bar = f"{cells['place'].value}. {cells['change'].value}"
+        rows.append({"bar": bar, "series": PREDICTED, "rate": cells["throughput"].estimate})
+        if "measured" in cells and cells["measured"].estimate is not None:
+            rows.append({"bar": bar, "series": MEASURED, "rate": cells["measured"].estimate})
+    more = f" {len(table.rows) - MOST_CANDIDATES} more are in the table." if len(table.rows) > MOST_CANDIDATES else ""
     return plot_bars(
-        title="Samples per second of what could be changed",
+        title="Throughput by settings",
         x=Axis(field="rate", title="samples per second", quantity="rate"),
         y=Axis(field="bar", title="", quantity="text"),
         rows=rows,
         is_stacked=False,
-        caption=f"Thin lines are 80 % intervals of predictions, 95 % of what was measured.{more}",
+        caption=f"Thin lines are 80 % intervals of predictions and 95 % CIs of measurements.{more}",
     )
 
 
-def plot_planned_times(parts: Mapping[str, float]) -> Chart | None:
-    """Where the step of a layout goes."""
-    rows: list[Made] = [{"bar": name, "seconds": seconds} for name, seconds in parts.items() if seconds]
-    if not rows:
-        return None
-    return plot_bars(
-        title="Where the step goes",
-        x=Axis(field="seconds", title="time in a step", quantity="seconds"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=rows,
-        is_stacked=False,
-        caption="The parts add up to the step of the fastest layout.",
+def summarise_best(
+    best: Sequence[Candidate], num_left_out: int, confirmed: Mapping[int, Estimate]
+) -> Iterator[Finding]:
+    first = best[0]
+    yield FASTEST(
+        name_change(first),
+        f"Fastest: {name_change(first)}, at {format_quantity('rate', first.step.throughput)} samples/s, with"
+        f" {format_share(first.step.exposed.value)} of the step exposed communication.",
+        throughput=first.step.throughput,
+        exposed_share=first.step.exposed,
     )
-
-
-def plot_planned_memory(parts: Mapping[str, float], device_bytes: float) -> Chart | None:
-    """What a device holds at the highest point."""
-    rows: list[Made] = [{"bar": "one device", "series": name, "bytes": size} for name, size in parts.items() if size]
-    if not rows:
-        return None
-    free = device_bytes - sum(parts.values())
-    if free > 0:
-        rows.append({"bar": "one device", "series": "left of the device", "bytes": free})
-    return plot_bars(
-        title="What a device holds",
-        x=Axis(field="bytes", title="memory", quantity="bytes"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=rows,
-        has_labels=True,
-        caption="Left of the device: for its context, its allocator, and what no plan knows.",
-    )
-
-
-INTERVAL_NOTE = "± is an 80 % interval of the prediction"
-PART_NAMES = {
-    "input": "input",
-    "forward": "forward",
-    "backward": "backward",
-    "exposed": "exposed comm",
-    "optimizer": "optimizer",
-    "straggler": "waiting for the slowest",
-    "crowding": "waiting for cores",
-    "rest": "rest",
-}
-"""The parts of a step, as tables and charts call them."""
-FAR = 16
-"""Times the ranks that were measured."""
-
-
-def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf, source: str) -> Document:
-    """Predicted sizes beside those that were measured."""
-    kind = "weak scaling" if found.is_weak else "strong scaling"
-    batch = f"batch {change.batch or found.batch}{' per rank' if found.is_weak else ' in all'}"
-    fan = plot_predicted_steps({} if change.changes else found.measured, steps)
-    words = [source, kind, found.job.strategy, batch, f"{found.job.network.inside.words} ({found.link.source})"]
-    return Document(
-        title="Prediction",
-        question="What would other numbers of ranks give?",
-        setting=" · ".join([*words, *change.changes]),
-        sections=(
-            Section(tables=(make_step_table(found, steps, change),), charts=(fan, plot_predicted_speedup(steps))),
-            Section(
-                heading="Where a step goes",
-                tables=(make_parts_table(steps),),
-                charts=(plot_predicted_parts(steps, PART_NAMES),),
-            ),
-        ),
-        findings=as_findings(summarise(found, steps, change)),
-        cautions=tuple(find_cautions(found, steps, change)),
-    )
-
-
-def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Table:
-    columns = (
-        Column(key="ranks", header="ranks", quantity="count"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="measured_seconds", header="measured", quantity="seconds", unit_of="step_seconds"),
-        Column(key="throughput", header="samples/s", quantity="rate"),
-        Column(key="speedup", header="speedup", quantity="ratio"),
-        Column(key="efficiency", header="efficiency", quantity="share"),
-        Column(key="exposed", header="exposed comm", quantity="share"),
-        Column(key="dominant", header="least known", align="left"),
-    )
-    rows = [
-        (
-            Cell(value=one.num_ranks),
-            show(one.step),
-            *make_row(None if change.changes else found.measured.get(one.num_ranks)),
-            show(one.throughput),
-            show(one.speedup),
-            show(one.efficiency),
-            show(one.exposed),
-            Cell(value=one.dominant),
+    for place, measured in confirmed.items():
+        predicted = best[place - 1].step.throughput
+        error, is_inside = measured.value / predicted.value - 1, predicted.holds(measured.value)
+        yield CONFIRMED(
+            name_change(best[place - 1]),
+            f"Measured here, setting {place} reached {format_quantity('rate', measured.value)} samples/s,"
+            f" {format_share(abs(error))} {'above' if error > 0 else 'below'} the prediction,"
+            f" {'inside' if is_inside else 'outside'} its interval.",
+            throughput=measured,
+            error=error,
+            is_inside=is_inside,
         )
-        for one in steps
-    ]
-    basis = "over one rank with the same work on each" if found.is_weak else "over one rank with the whole batch"
-    notes = (INTERVAL_NOTE + "; of the measured step 95 %", f"speedup and efficiency are {basis}")
-    return Table(columns=columns, rows=tuple(rows), notes=notes)
+    rates = [one.step.throughput.value for one in best]
+    num_close = sum(rate > (1 - CLOSE) * rates[0] for rate in rates[1:])
+    if num_close:
+        text = f"{num_close} of the others are within {format_share(CLOSE)} of it: choose the simplest."
+        yield TIES(name_change(first), text, num_others=num_close, tolerance=CLOSE)
+    if num_left_out:
+        text = f"{num_left_out} combinations were left out: they do not fit in memory, or may not."
+        yield LEFT_OUT("", text, num_left_out=num_left_out)
 
 
-def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
-    names = PART_NAMES
-    columns = (
-        Column(key="ranks", header="ranks", quantity="count"),
-        *(
-            Column(key=f"{key}_seconds", header=header, quantity="seconds", unit_of="backward_seconds")
-            for key, header in names.items()
-        ),
-        Column(key="communication_seconds", header="all comm", quantity="seconds", unit_of="backward_seconds"),
-    )
-    rows = [
-        make_row(
-            one.num_ranks,
-            *(getattr(one.parts, f"{key}_seconds") for key in names),
-            one.parts.communication_seconds,
+def find_best_cautions(best: Sequence[Candidate], batch: int) -> Iterator[Caution]:
+    if best[0].change.batch != batch:
+        yield OTHER_BATCH(
+            name_change(best[0]),
+            f"a batch other than {batch} changes what the model learns, not only its speed",
+            f"see `scalelab run large-batch`, or keep the batch with --batch {batch}",
+            batch=best[0].change.batch,
         )
-        for one in steps
-    ]
-    notes = (
-        "the parts add up to the step; of all communication, what is not exposed is hidden behind backward",
-        "rest: what two ranks took beyond the other parts, taken as it is",
-    )
-    return Table(columns=columns, rows=tuple(rows), notes=notes)
-
-
-def show(prediction: Prediction | None) -> Cell:
-    """A cell with its interval; None is unknown."""
-    if prediction is None:
-        return Cell()
-    return Cell(value=prediction.value, low=prediction.low, high=prediction.high)
-
-
-def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[str]:
-    last = max(steps, key=lambda one: one.num_ranks)
-    low, high = (format_quantity("ratio", value) for value in (last.speedup.low, last.speedup.high))
-    under = f" with {', '.join(change.changes)}" if change.changes else ""
-    yield (
-        f"On {last.num_ranks} ranks{under} the job would be {format_quantity('ratio', last.speedup.value)} times as"
-        f" fast as on one ({low} to {high}), an efficiency of {format_share(last.efficiency.value)}: a step of"
-        f" {format_seconds(last.step.value)}, of which {format_share(last.exposed.value)} is exposed communication."
-    )
-    yield (
-        f"What is known least there is {GROUP_WORDS[last.dominant]}: it makes"
-        f" {format_share(last.shares[last.dominant])} of the prediction's variance."
-    )
-    fastest = min(steps, key=lambda one: one.step.value)
-    if fastest is not last and not found.is_weak:
-        grown = last.parts.exposed_seconds - fastest.parts.exposed_seconds
-        waited = last.parts.straggler_seconds - fastest.parts.straggler_seconds
-        cause = "communication" if grown > waited else "waiting for the slowest rank"
-        yield f"Beyond {fastest.num_ranks} ranks a step gets longer: {cause} grows by more than computing shrinks."
-
-
-def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
-    most = max(found.measured, default=2)
-    if max(one.num_ranks for one in steps) > FAR * most:
-        yield Caution(
-            message=f"{max(one.num_ranks for one in steps)} ranks are far from the {most} that were measured: what"
-            " appears only there (congestion, failures, input of all) is in no interval",
-            next_step="measure a larger size, and predict from that",
-        )
-    if change.link is None and change.between is None and found.job.network.cores is None:
-        yield Caution(
-            message="ranks beyond those measured are taken to have cores and a link of their own, as the two had",
-            next_step="say --link for another link, --ranks-per-node and --node-link for nodes, or --cores for one"
-            " host that all share",
-        )
-    if change.compression != "none":
-        yield Caution(
-            message=f"{change.compression} counts by the bytes that it saves, not by the work of compressing",
-            next_step=f"measure it: --gradient-hook {change.compression}",
-        )
-    if found.job.residual_seconds > 0.1 * max(estimate.value for estimate in found.measured.values()):
-        yield Caution(
-            message=f"two ranks took {format_seconds(found.job.residual_seconds)} more than the model explains",
-            next_step="measure the link with scalelab collectives --ranks 2 and give it as --collectives",
+    if any(one.need_bytes is None for one in best):
+        yield UNKNOWN_MEMORY(
+            "",
+            "the memory of some settings is unknown: only one batch was measured",
+            "use `scalelab run memory`, or --memory 16GB to leave out what may not fit",
         )

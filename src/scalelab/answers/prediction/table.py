@@ -1,114 +1,147 @@
-"""The document of `scalelab predict --table FILE`: somebody's measurements, extrapolated."""
+"""The document of `scalelab predict --table FILE`: a ranks-vs-throughput CSV, extrapolated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from scalelab.answers.prediction.report import plot_extrapolated, show
+from scalelab.analysis.estimate import Estimate
+from scalelab.answers.prediction.report import BAND, PREDICTION, PREDICTION_NOTE, count_ranks
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
-from scalelab.predict.prediction import find_doubts
-from scalelab.predict.tables import ReadSeries, ScalingSeries
-from scalelab.report.document import Cell, Column, Document, Section, Table, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.predict.tables import ReadSeries, ScalingSeries, find_doubts
+from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_fan
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution, CautionKind, Finding
+from scalelab.report.tables import count_column, make_column, make_table, ratio_column, share_column, text_column
 from scalelab.units import format_quantity, format_share
 
-INTERVAL_NOTE = "± is an 80 % interval of the prediction; rows without it were measured"
+IMPOSSIBLE = CautionKind(
+    "impossible-series", "A series that cannot be right", "wrong-work", ("ranks", "gain", "utilization")
+)
+SINGLE_SIZE = CautionKind("single-size", "Jobs with one size cannot be extrapolated", "note", ("num_jobs",))
+
+
+class Size(NamedTuple):
+    """One row: a size of a series, measured or not."""
+
+    ranks: int
+    value: Estimate
+    """In the table's own unit."""
+    speedup: Estimate
+    efficiency: Estimate
+    source: str
 
 
 def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: str, *, is_forced: bool) -> Document:
-    """Every series of a table at other sizes; those that cannot be right are named instead."""
-    sections, summary, cautions = [], [], []
-    alone = [one.series.label for one in found if len(one.series.ranks) < 2]
+    """Every series of a table at other sizes; impossible ones are warned of instead."""
+    sections, findings = [], []
+    cautions: list[Caution] = []
     for one in found:
         series = one.series
-        doubts = find_doubts(series, one.utilization)
-        cautions += [
-            Caution(
-                message=f"{series.label}: {doubt}",
-                next_step="compare rows of the same job, or extrapolate all the same with --force",
-            )
-            for doubt in doubts
-        ]
+        doubts = list(warn_of_doubts(one))
+        cautions += doubts
         if len(series.ranks) < 2 or (doubts and not is_forced):
             continue
-        wanted = choose_sizes(series, ranks)
-        extrapolated = extrapolate(series, wanted)
-        chart = plot_extrapolated(series, extrapolated, is_time=series.is_time)
-        sections.append(Section(heading=series.label, tables=(make_table(series, extrapolated),), charts=(chart,)))
-        summary.append(summarise(series, extrapolated))
-    if alone:
-        cautions.append(
-            Caution(
-                message=f"{len(alone)} of {len(found)} jobs are there with one size only, such as {alone[0]}",
-                next_step="say which columns tell jobs apart with --by, if these are one job",
-            )
-        )
+        extrapolated = extrapolate(series, list(ranks) or [series.ranks[-1] * factor for factor in (2, 4, 8)])
+        sizes = list(list_sizes(series, extrapolated))
+        table = make_sizes_table(series, sizes, extrapolated[0].weights)
+        sections.append(Section(heading=series.label, tables=(table,), charts=(draw_sizes(series, sizes),)))
+        findings.append(summarise(series, extrapolated))
     return Document(
         title="Prediction",
-        question="What would other numbers of ranks give?",
+        question="How fast would these jobs run on other rank counts?",
         setting=f"{source} · {len(found)} series",
         sections=tuple(sections),
-        findings=as_findings(summary),
-        cautions=tuple(cautions),
+        findings=tuple(findings),
+        cautions=(*cautions, *warn_of_single_sizes(found)),
     )
 
 
-def choose_sizes(series: ScalingSeries, ranks: Sequence[int]) -> list[int]:
-    """Those that were asked for; without any, twice, four and eight times the largest."""
-    return list(ranks) or [series.ranks[-1] * factor for factor in (2, 4, 8)]
+def warn_of_doubts(one: ReadSeries) -> Iterator[Caution]:
+    for doubt in find_doubts(one.series, one.utilization):
+        yield IMPOSSIBLE(
+            one.series.label,
+            f"{one.series.label}: {doubt.text}",
+            "compare rows of the same job, or use --force to extrapolate anyway",
+            ranks=doubt.ranks,
+            gain=doubt.gain,
+            utilization=doubt.utilization,
+        )
 
 
-def make_table(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Table:
-    """Measured sizes, then predicted ones."""
-    what = Column(key="seconds", header=series.unit, quantity="number") if series.is_time else None
-    columns = (
-        Column(key="ranks", header="ranks", quantity="count"),
-        what or Column(key="throughput", header=series.unit, quantity="number"),
-        Column(key="speedup", header="speedup", quantity="ratio"),
-        Column(key="efficiency", header="efficiency", quantity="share"),
-        Column(key="source", header="", align="left"),
+def warn_of_single_sizes(found: Sequence[ReadSeries]) -> Iterator[Caution]:
+    alone = [one.series.label for one in found if len(one.series.ranks) < 2]
+    if alone:
+        yield SINGLE_SIZE(
+            alone[0],
+            f"{len(alone)} of {len(found)} jobs have one size only, for example {alone[0]}",
+            "if these are one job, use --by to name the columns that identify a job",
+            num_jobs=len(alone),
+        )
+
+
+def make_sizes_table(series: ScalingSeries, sizes: Sequence[Size], weights: Mapping[str, float]) -> Table:
+    laws = ", ".join(f"{name} {format_share(weight)}" for name, weight in weights.items() if weight > 0.005)
+    return make_table(
+        sizes,
+        count_column("ranks", "ranks", lambda row: row.ranks),
+        make_column("number", "seconds" if series.is_time else "throughput", series.unit, lambda row: row.value),
+        ratio_column("speedup", "speedup", lambda row: row.speedup),
+        share_column("efficiency", "efficiency", lambda row: row.efficiency),
+        text_column("source", "", lambda row: row.source),
+        notes=(
+            f"{PREDICTION_NOTE}; measured rows have none",
+            f"speedup and efficiency: relative to {count_ranks(series.ranks[0])}",
+            f"weights of the scaling laws: {laws}",
+        ),
     )
+
+
+def draw_sizes(series: ScalingSeries, sizes: Sequence[Size]) -> Chart:
     first = series.ranks[0]
-    stretch = series.stretch
-    rows = [
-        make_row(
+    return plot_fan(
+        title=series.label,
+        y=Axis(field="value", title=series.unit or "value", quantity="number", is_log=True),
+        rows=[{"series": one.source, "ranks": one.ranks, "value": one.value} for one in sizes],
+        caption=f"{BAND}.",
+        ideal=None if series.is_time else series.throughput[first] / first,
+    )
+
+
+def list_sizes(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Iterator[Size]:
+    """Measured sizes, then predicted ones."""
+    base, stretch = series.throughput[series.ranks[0]], series.stretch
+    for count in series.ranks:
+        throughput = Estimate(value=series.throughput[count])
+        yield Size(
             count,
-            show_value(series, series.throughput[count]),
-            series.throughput[count] / series.throughput[first],
-            1 / stretch[count],
-            "measured",
+            throughput.map(lambda rate: convert(series, rate)),
+            throughput.map(lambda rate: rate / base),
+            Estimate(value=1 / stretch[count]),
+            MEASURED,
         )
-        for count in series.ranks
-    ]
-    rows += [
-        (
-            Cell(value=one.ranks),
-            show(one.throughput.map(lambda value: show_value(series, value))),
-            show(one.throughput.map(lambda value: value / series.throughput[first])),
-            show(one.efficiency),
-            Cell(value="predicted"),
-        )
-        for one in extrapolated
-        if one.ranks not in series.throughput
-    ]
-    weights = extrapolated[0].weights if extrapolated else {}
-    told = ", ".join(f"{name} {format_share(weight)}" for name, weight in weights.items() if weight > 0.005)
-    over = f"speedup and efficiency are over {first} rank{'s'[: first != 1]}"
-    return Table(columns=columns, rows=tuple(rows), notes=(INTERVAL_NOTE, over, f"laws by weight: {told}"))
+    for one in extrapolated:
+        if one.ranks not in series.throughput:
+            value = one.throughput.map(lambda rate: convert(series, rate))
+            yield Size(one.ranks, value, one.throughput.map(lambda rate: rate / base), one.efficiency, PREDICTED)
 
 
-def show_value(series: ScalingSeries, throughput: float) -> float:
-    """In the unit of the table: a time where it has times."""
+def convert(series: ScalingSeries, throughput: float) -> float:
+    """In the unit of the table: a time if it has times."""
     return 1 / throughput if series.is_time else throughput
 
 
-def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> str:
-    """The largest size in words."""
+def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Finding:
+    """The largest size."""
     last = max(extrapolated, key=lambda one: one.ranks)
-    value = last.throughput.map(lambda throughput: show_value(series, throughput))
+    value = last.throughput.map(lambda throughput: convert(series, throughput))
     low, middle, high = (format_quantity("number", number) for number in (value.low, value.value, value.high))
-    efficiency = format_share(last.efficiency.value)
-    return (
-        f"{series.label}: {last.ranks} ranks would give {series.unit} {middle} ({low} to {high}), an efficiency of"
-        f" {efficiency} over {series.ranks[0]}."
+    return PREDICTION(
+        series.label,
+        f"{series.label}: {middle} {series.unit} on {last.ranks} ranks ({low} to {high}), at"
+        f" {format_share(last.efficiency.value)} efficiency relative to {count_ranks(series.ranks[0])}.",
+        num_ranks=last.ranks,
+        throughput=last.throughput,
+        efficiency=last.efficiency,
     )

@@ -16,8 +16,8 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Cell, Column, Table, make_row
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.collectives import Collective
+from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.kinds import KindSummary, summarise_kinds, summarise_transfers
-from scalelab.trace.lanes import LaneCounter, LaneTimes
 from scalelab.trace.matching import Matching, find_steps
 from scalelab.trace.operators import KernelCounter, KernelTime, OperatorCounter, OperatorTime
 from scalelab.trace.rank import MakeCounter, RankTrace

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.predict.overlap import Bucket, Unit, expected_maximum, overlap_buckets, overlap_units
+from scalelab.predict.communication import Bucket, Unit, expected_maximum, overlap_buckets, overlap_units
 
 
 def test_without_communication_backward_takes_what_it_takes():

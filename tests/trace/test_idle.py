@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelab.trace import launches
 from scalelab.trace import launches as queues
-from scalelab.trace.lanes import LaneCounter, LaneTimes
+from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.launches import QueueTally
 from scalelab.trace.rank import Lane, read_rank
 from tests.trace.build import TraceBuilder

@@ -17,8 +17,8 @@ from scalelab.answers.trace.charts import (
     read_recorded,
 )
 from scalelab.trace.ranks import JobTrace, read_ranks
+from tests.answers.traces import build_rank
 from tests.report.charts.figures import list_values
-from tests.studies.traces import build_rank
 
 
 def read_job(directory: Path, num_steps: int = 3) -> JobTrace:

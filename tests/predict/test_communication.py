@@ -3,7 +3,7 @@
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.link_cost import LinkCost, Network, read_link
+from scalelab.predict.communication import LinkCost, Network, read_link
 
 LINK = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
 

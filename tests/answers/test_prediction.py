@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.answers.prediction.job import FoundLink, read_job
+from scalelab.answers.prediction.job import FoundLink, ScalingRun, read_job
 from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.launcher import Launcher
-from scalelab.predict.link_cost import LinkCost
-from scalelab.predict.scale_out import scale_out
+from scalelab.predict.communication import LinkCost
+from scalelab.predict.job import scale_out
 from scalelab.records.observations import GradientTimes, Message, RankReport, TracedStep
 from scalelab.records.store import RunStore
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.runs.experiment import read_results, run_study
-from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -78,8 +77,8 @@ def measure(directory: Path, ranks: tuple[int, ...] = (1, 2, 4, 8), rate: float 
     return run_study(study, runs_dir=directory, launcher=launcher)[0]
 
 
-def read_answer(store: RunStore) -> ScalingAnswer:
-    return ScalingAnswer.from_results(read_results(store)[0], "ddp", 2, is_strong=True)
+def read_answer(store: RunStore) -> ScalingRun:
+    return ScalingRun.from_results(read_results(store)[0], "ddp", 2, is_strong=True)
 
 
 def declare(rate: float) -> FoundLink:
@@ -102,15 +101,15 @@ def test_a_wrong_link_is_corrected_by_what_two_ranks_took(tmp_path):
 
 def test_the_runs_own_messages_tell_its_link(tmp_path):
     store = measure(tmp_path, (1, 2))
-    answer = read_answer(store)
-    arm = answer.arms["ddp-2"]
+    run = read_answer(store)
+    arm = run.arms[2]
     step = TracedStep(
         span_ns=10**8, compute_ns=10**8, overlapped_ns=0, exposed_ns=0, copy_ns=0, idle_ns=0, transfer_ns=8_000_000
     )
     step = replace(step, messages=(Message(kind="all_reduce", count=1, payload_bytes=8_000_000),))
     ranks = tuple(replace(rank, traced_steps=(step,)) for rank in arm.results[0].ranks)
     traced = replace(arm, results=(replace(arm.results[0], ranks=ranks), *arm.results[1:]))
-    found = read_job(replace(answer, arms={**answer.arms, "ddp-2": traced}))
+    found = read_job(replace(run, arms={**run.arms, 2: traced}))
     assert found.link.cost.bytes_per_second == pytest.approx(1e9)
 
 
@@ -138,19 +137,29 @@ def typed(tmp_path, capsys, monkeypatch):
 
 def test_a_command_predicts_what_was_not_run(typed, tmp_path):
     measure(tmp_path / "runs", (1, 2))
-    (row,) = json.loads(typed("last", "--ranks", "8", "--link", "1GB/s", "--json", "-"))["sections"][0]["tables"][0][
-        "rows"
-    ]
+    document = json.loads(typed("last", "--ranks", "8", "--link", "1GB/s", "--json", "-"))
+    (row,) = document["sections"][0]["tables"][0]["rows"]
     assert row[0]["value"] == 8
     assert row[1]["low"] <= 0.003 * 8 + 0.010 + 1.75 * 0.008 <= row[1]["high"]
+    found = {one["kind"]: one["values"] for one in document["findings"]}
+    assert found["prediction"]["step_seconds"]["value"] == row[1]["value"]
+    assert 0 < found["main-uncertainty"]["share"] <= 1
+
+
+def test_a_prediction_is_one_screen_and_loads_no_other_study(typed, tmp_path):
+    measure(tmp_path / "runs", (1, 2))
+    lines = typed("last", "--link", "1GB/s").splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
 
 
 def test_best_begins_to_send_early(typed, tmp_path):
     """It was measured with one bucket for all: smaller ones overlap."""
     measure(tmp_path / "runs", (1, 2), rate=1e8)
-    said = typed("last", "--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "1")
-    assert "buckets of 1 MiB" in said
-    assert "should be fastest" in said
+    flags = ("--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "1", "--json", "-")
+    (finding,) = (one for one in json.loads(typed("last", *flags))["findings"] if one["kind"] == "fastest")
+    assert "1 MiB buckets" in finding["subject"].split(", ")
+    assert finding["values"]["exposed_share"]["value"] < 1
 
 
 def test_what_is_best_is_run_and_put_beside(typed, tmp_path, monkeypatch):
@@ -161,17 +170,18 @@ def test_what_is_best_is_run_and_put_beside(typed, tmp_path, monkeypatch):
         changed.append(study.job.spreading.bucket_mb)
         return run_study(study, runs_dir=runs_dir, launcher=Rig(rate=1e8))
 
-    monkeypatch.setattr("scalelab.cli.confirm.run_study", play)
+    monkeypatch.setattr("scalelab.runs.experiment.run_study", play)
     flags = ["--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "4", "--confirm"]
-    with pytest.raises(UsageError, match="--confirm runs here"):
+    with pytest.raises(UsageError, match="--confirm runs on this machine"):
         typed("last", *flags)
     monkeypatch.setattr("scalelab.cli.predict.read_job", lambda answer, *_: read_job(answer, declare(1e8)))
     flags = [flag for flag in flags if flag not in ("--link", "100MB/s")]
-    said = typed("last", *flags)
+    document = json.loads(typed("last", *flags, "--json", "-"))
     assert len(changed) == 3
     assert changed[0] == 1.0
-    assert "Run here, place 1 gave" in said
-    assert "Run here, place 4" not in said
+    confirmed = [one["values"] for one in document["findings"] if one["kind"] == "confirmation"]
+    assert len(confirmed) == 3
+    assert all(one["error"] < 0 for one in confirmed)  # the rig overlaps nothing
 
 
 def test_a_table_of_one_size_is_refused(tmp_path):

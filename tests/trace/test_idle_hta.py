@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.trace.lanes import LaneCounter, LaneTimes
+from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.rank import read_rank
 from tests.trace.build import TraceBuilder
 
