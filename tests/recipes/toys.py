@@ -9,7 +9,7 @@ from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.recipes.recipe import Check, Finding, Outcomes, Recipe, Row, Size
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial, TrialResult
-from scalelab.studies.dimensions.study import Dimensions
+from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling

@@ -13,11 +13,12 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.settings import StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
-from scalelab.studies.compile import Compile
+from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.answers import find_kinds, find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run
 
 JOB = Job(workload="mlp", options={"dim": 16, "depth": 2}, device="cpu", threads_per_rank=1)
@@ -63,8 +64,10 @@ def test_the_cost_comes_back_after_cost_over_saving(tmp_path: Path) -> None:
     assert later["cost_seconds"].value == pytest.approx(WARM_SECONDS - less)
     assert first["saving_seconds"].value == pytest.approx(EAGER_SECONDS / 2)
     assert first["break_even_steps"].value == pytest.approx((COLD_SECONDS - less) / (EAGER_SECONDS / 2))
-    assert "takes 0.500" in document.summary[0]
-    assert "which comes back after" in document.summary[1]
+    verdict, paid = document.findings[0], find_kinds(document, BREAK_EVEN)["first launch"]
+    assert (verdict.kind, verdict.subject, verdict.weight) == ("verdict", "compiled", MAIN)
+    assert verdict.values["ratio"].value == pytest.approx(0.5)
+    assert paid.values["steps"].value == first["break_even_steps"].value
 
 
 def test_the_time_to_the_first_step_is_told_for_the_first_launch_and_the_later_ones(tmp_path: Path) -> None:
@@ -77,13 +80,15 @@ def test_the_time_to_the_first_step_is_told_for_the_first_launch_and_the_later_o
 def test_what_is_slower_never_pays(tmp_path: Path) -> None:
     document = run(make(), tmp_path, take_ratio(1.5), change=compile_first)
     assert find_row(document.tables[1], "first launch")["break_even_steps"].value is None
-    assert "slower" in document.summary[0]
-    assert "which never comes back" in document.summary[1]
+    assert document.findings[0].values["verdict"] == "slower"
+    paid = find_kinds(document, BREAK_EVEN)["first launch"]
+    assert paid.values["steps"] is None
+    assert paid.text.endswith("never breaks even.")
 
 
 def test_without_a_sure_saving_nobody_can_say(tmp_path: Path) -> None:
     document = run(make(), tmp_path, take_ratio(1.0), change=compile_first, noise=0.05)
-    assert "it may never come back" in say_all(document)
+    assert "it may never break even" in say_all(document)
 
 
 def test_without_a_compiler_the_row_is_not_run_and_says_what_to_do(
@@ -94,7 +99,7 @@ def test_without_a_compiler_the_row_is_not_run_and_says_what_to_do(
     document = run(make(), tmp_path, take_ratio(1.0))
     assert find_row(document.tables[0], "compiled")["step_seconds"].value == "not run"
     assert "there is no g++: install one, or name it in CXX" in warn_all(document)
-    assert document.summary[0].startswith("The compiled training did not run, not run: torch.compile needs")
+    assert document.summary == ()
     assert isinstance(find_row(document.tables[0], "eager")["step_seconds"].value, float)
 
 
@@ -110,14 +115,14 @@ def test_the_compiler_that_is_looked_for_is_the_one_that_torch_takes(monkeypatch
 def test_a_failed_compilation_and_nothing_at_all_are_told(tmp_path: Path) -> None:
     document = run(make(), tmp_path, failures={"compiled": Status.INVALID})
     assert find_row(document.tables[0], "compiled")["step_seconds"].value == "invalid"
-    assert "did not run, invalid" in document.summary[0]
+    assert "compiled invalid" in warn_all(document)
     study = make()
     assert study.conclude([]).summary == ()
     assert len(study.conclude(make_results(study, Status.CRASHED, "it fell")).tables) == 1
 
 
 def test_fields_that_cannot_work_are_refused() -> None:
-    with pytest.raises(UsageError, match="--compile is what this study varies"):
+    with pytest.raises(UsageError, match="--compile: this study varies it"):
         make(job=replace(JOB, shape=StepShape(compile=True)))
 
 

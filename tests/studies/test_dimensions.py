@@ -11,12 +11,13 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, Trial
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import find_failed, run_study
-from scalelab.studies.dimensions.study import Dimensions
+from scalelab.studies.dimensions import GROWTH, REFUSED, Dimensions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.workloads.catalogue import make_options
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.answers import find_kinds, find_row, set_machine, warn_all
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, make_results, plan_names, run
 
 
@@ -67,8 +68,11 @@ def test_exponents_are_those_of_the_formula(tmp_path: Path) -> None:
     assert 1.9 < float(dim["parameters_exponent"].value or 0) < 2.0
     assert dim["residual_ratio"].value == pytest.approx(0.0, abs=1e-9)
     assert depth["residual_ratio"].value is None
-    assert document.summary[0].startswith("From dim = 32 to 128 the step grows more than in proportion")
-    assert "From depth = 2 to 4 the step grows in proportion, with the power 1.00" in say_all(document)
+    assert (document.findings[0].subject, document.findings[0].weight) == ("dim", MAIN)
+    grown = find_kinds(document, GROWTH)
+    assert grown["dim"].values["exponent"].value == pytest.approx(2.0)
+    assert "grows more than in proportion" in grown["dim"].text
+    assert "grows in proportion" in grown["depth"].text
 
 
 def test_a_noisy_exponent_has_an_interval_that_covers_the_truth(tmp_path: Path) -> None:
@@ -94,8 +98,7 @@ def test_a_row_that_ran_out_of_memory_leaves_the_rest(tmp_path: Path) -> None:
     document = run(make("dim=32,128"), tmp_path, grow_with_square, failures=failures)
     assert find_row(document.tables[0], "dim = 128")["step_seconds"].value == "out of memory"
     assert find_row(document.tables[1], "dim")["step_exponent"].value == pytest.approx(2.0)
-    assert "dim = 128 did not run, out of memory" in say_all(document)
-    assert "no lack of memory" not in say_all(document)
+    assert not find_kinds(document, REFUSED)
     assert "dim = 128 out of memory" in warn_all(document)
 
 
@@ -152,7 +155,7 @@ def test_features_that_are_not_those_of_the_model_are_invalid_in_torchs_own_word
     study = Dimensions(vary=("features=32", "tgt_length=8"), job=SMALL_TRANSFORMER, sampling=sampling, batch_per_rank=4)
     store, document = run_study(study, runs_dir=tmp_path, launcher=Shared(launcher))
     assert find_row(document.tables[0], "features = 32")["step_seconds"].value == "invalid"
-    assert "must be equal to d_model; that is no lack of memory" in say_all(document)
+    assert "must be equal to d_model" in str(find_kinds(document, REFUSED)["features = 32"].values["reason"])
     assert isinstance(find_row(document.tables[0], "tgt_length = 8")["step_seconds"].value, float)
     assert {result.trial.configuration for result in find_failed(store)} == {"features-32"}
     assert "features" not in warn_all(document)

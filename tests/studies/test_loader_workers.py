@@ -17,11 +17,12 @@ from scalelab.records.environment import count_cores
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import find_failed, run_study
-from scalelab.studies.loader_workers import LoaderWorkers
+from scalelab.studies.loader_workers import CROWDED, LOADER_WAIT, LoaderWorkers
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import DIGITS_IMAGES
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import AlteredLauncher, find_row, say_all, set_machine, warn_all
+from scalelab.studies.shared.sweep import VERDICT
+from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine
 
 pytest.importorskip("sklearn.datasets")  # here, because it sets environment variables
 
@@ -112,28 +113,31 @@ def test_a_step_is_split_into_waiting_and_training(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 def test_the_fewest_that_are_fastest_are_named_and_those_that_hurt(tmp_path: Path) -> None:
-    words = say_all(answer(make_study(), tmp_path))
-    assert "Use 1 worker: a step takes 0.850" in words
-    assert "Without workers a step waits 20.0" in words
-    assert "With 1 worker it waits 5.00" in words
-    assert "Slower than none: 4 workers (1.100" in words
+    document = answer(make_study(), tmp_path)
+    best, waits = document.findings[0], find_kinds(document, LOADER_WAIT)
+    assert (best.kind, best.subject) == ("fastest", "1 worker")
+    assert best.values["ratio"].value == pytest.approx(0.85)
+    assert waits["0 workers"].values["seconds"].value == pytest.approx(0.02)
+    assert waits["1 worker"].values["seconds"].value == pytest.approx(0.005)
+    slower = find_kinds(document, VERDICT)["4 workers"]
+    assert (slower.values["verdict"], slower.values["ratio"].value) == ("slower", pytest.approx(1.1))
 
 
 @pytest.mark.usefixtures("four_cores")
 def test_workers_that_do_not_help_are_not_recommended(tmp_path: Path) -> None:
-    words = say_all(answer(make_study(), tmp_path, FakeLauncher(lambda _: 0.1)))
-    assert words.startswith("Use none: a step with 1 worker takes 1.000")
+    best = answer(make_study(), tmp_path, FakeLauncher(lambda _: 0.1)).findings[0]
+    assert (best.kind, best.subject, best.values["verdict"]) == ("fastest", "0 workers", "no difference")
     noisy = FakeLauncher(lambda _: 0.1, noise=0.3)
-    assert "unresolved" in say_all(answer(make_study(), tmp_path, noisy))
+    assert answer(make_study(), tmp_path, noisy).findings[0].subject == ""
 
 
 @pytest.mark.usefixtures("four_cores")
 def test_workers_without_a_core_of_their_own_are_a_warning(tmp_path: Path) -> None:
-    assert "a rank has 3 cores beside those that it computes on: 4 workers" in warn_all(answer(make_study(), tmp_path))
+    assert find_kinds(answer(make_study(), tmp_path), CROWDED)["4"].values == {"free_cores": 3}
     full = make_study(job=replace(JOB, threads_per_rank=4), workers=(0, 1))
-    assert "a rank has no core to spare: 1 workers" in warn_all(answer(full, tmp_path))
+    assert find_kinds(answer(full, tmp_path), CROWDED)["1"].values == {"free_cores": 0}
     few = make_study(workers=(0, 2))
-    assert "take turns" not in warn_all(answer(few, tmp_path))
+    assert not find_kinds(answer(few, tmp_path), CROWDED)
 
 
 @pytest.mark.usefixtures("four_cores")

@@ -13,8 +13,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.answers.comparison import draw_comparison
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Column, Document, Table, make_row
-from scalelab.studies.compile import Compile, Payoff, balance_after, draw_payoffs
-from scalelab.studies.dimensions.study import Dimensions
+from scalelab.studies.compile import Compile, Payoff, draw_payoffs
+from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.model_size.study import ModelSize
@@ -53,9 +53,12 @@ def fail(is_failed: Callable[[Trial], bool]) -> Change:
     [
         (Dtypes(job=SMALL_TRANSFORMER, sampling=FEW), {"Step time by data type", "Step time over float32"}),
         (Optimizers(job=MLP, sampling=replace(FEW, phase_steps=3)), {"Step and update by optimizer"}),
-        (LoaderWorkers(workers=(0, 1), sampling=replace(FEW, phase_steps=3)), {"Step by number of workers"}),
-        (Throughput(job=MLP, sampling=FEW), {"Samples per second, launch by launch"}),
-        (Compile(job=MLP, sampling=FEW), {"Step, eager and compiled", "From the launch to the end of the first step"}),
+        (
+            LoaderWorkers(workers=(0, 1), sampling=replace(FEW, phase_steps=3)),
+            {"Step time by workers", "A step in two parts", "An epoch"},
+        ),
+        (Throughput(job=MLP, sampling=FEW), {"Samples per second by launch"}),
+        (Compile(job=MLP, sampling=FEW), {"Step time, eager and compiled", "Time to the end of the first step"}),
         (ModelSize(sizes=("dim=8", "dim=16"), job=MLP, sampling=FEW), {"Step by size and ranks"}),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -92,7 +95,7 @@ def test_two_dimensions_that_were_combined_are_a_heat_map(tmp_path: Path) -> Non
         return trial.options.get("d_model") == 32 and trial.options.get("tgt_length") == 8
 
     charts = list_charts(run(study, tmp_path, vary, change=fail(is_largest)))
-    chart = charts["Step by features = d_model and tgt_length"]
+    chart = charts["Step time by features = d_model and tgt_length"]
     cells = [value for layer in list_layers(chart, "rect") for value in layer["data"]["values"]]
     assert len(cells) == 4
     assert [cell["key"] for cell in cells if cell["status"] == "out of memory"] == [
@@ -105,26 +108,26 @@ def test_two_dimensions_that_were_combined_are_a_heat_map(tmp_path: Path) -> Non
 def test_one_dimension_at_a_time_is_lines_with_their_powers(tmp_path: Path) -> None:
     study = Dimensions(vary=("features+d_model=32,64", "tgt_length=8"), job=SMALL_TRANSFORMER, sampling=FEW)
     charts = list_charts(run(study, tmp_path, lambda trial: 0.001 * int(trial.options.get("d_model", 16))))
-    chart = charts["The step against each dimension"]
+    chart = charts["Step time by size of each dimension"]
     names = {value["series"] for value in list_values(chart, "line")}
     assert names == {"features = d_model: power", "tgt_length: power"}
     ends = [value["ratio"] for value in list_values(chart, "line") if value["series"].startswith("features")]
     assert ends == pytest.approx([1, 4])
-    assert not any("Step by" in title for title in charts)
+    assert not any(title.startswith("Step time by features") for title in charts)
 
 
 def test_a_balance_has_the_least_favourable_ends() -> None:
     cost, saving = Estimate(value=10.0, low=8.0, high=12.0), Estimate(value=0.1, low=0.05, high=0.15)
-    payoff = Payoff(label="later launches", cost=cost, saving=saving, steps=Estimate(value=100.0))
-    assert balance_after(payoff, 100) == Estimate(value=0.0, low=-7.0, high=7.0)
-    (chart,) = draw_payoffs([payoff])
+    payoff = Payoff(is_first=False, cost=cost, saving=saving, steps=Estimate(value=100.0))
+    assert payoff.balance_after(100) == Estimate(value=0.0, low=-7.0, high=7.0)
+    chart = draw_payoffs([payoff])
     assert max(value["steps"] for value in list_values(chart, "point")) == 200
     draw(chart)
 
 
 def test_what_never_pays_is_drawn_all_the_same() -> None:
-    payoff = Payoff(label="first launch", cost=Estimate(value=10.0), saving=Estimate(value=-0.1), steps=None)
-    (chart,) = draw_payoffs([payoff])
+    payoff = Payoff(is_first=True, cost=Estimate(value=10.0), saving=Estimate(value=-0.1), steps=None)
+    chart = draw_payoffs([payoff])
     assert min(value["balance"] for value in list_values(chart, "point")) < 0
 
 

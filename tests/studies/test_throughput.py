@@ -11,11 +11,12 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, TrialResult
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.throughput import Throughput
-from tests.studies.answers import covers, find_row, say_all, set_machine
+from scalelab.studies.throughput import ASSUMPTIONS, LARGER_MODEL, Throughput
+from tests.studies.answers import covers, find_kinds, find_row, set_machine
 from tests.studies.sweeps import Shared, plan_names, run
 
 STEP = 0.25
@@ -45,7 +46,9 @@ def test_tokens_steps_and_operations_per_second_follow_from_the_step(tmp_path: P
     assert row["tokens_per_second"].value == pytest.approx(TOKENS / STEP)
     assert row["stopwatch_rate"].value == pytest.approx(TOKENS / STEP)
     assert row["num_parameters"].value == 124_439_808
-    assert document.summary[0].startswith("gpt2 small does 32\u202f768")
+    found = document.findings[0]
+    assert (found.kind, found.subject, found.weight) == ("throughput", "gpt2 small", MAIN)
+    assert found.values["per_second"].value == pytest.approx(TOKENS / STEP)
 
 
 def test_the_larger_model_is_as_much_slower_as_it_is_larger(tmp_path: Path) -> None:
@@ -56,7 +59,8 @@ def test_the_larger_model_is_as_much_slower_as_it_is_larger(tmp_path: Path) -> N
     assert row["tokens_per_second"].value == pytest.approx(rate)
     assert row["days"].value == pytest.approx(1e13 / rate / 86400)
     assert row["years"].value == pytest.approx(1e13 / rate / 86400 / 365)
-    assert "no communication" in say_all(document)
+    assert find_kinds(document, LARGER_MODEL)[""].values["days"].value == row["days"].value
+    assert find_kinds(document, ASSUMPTIONS)
 
 
 def test_intervals_propagate(tmp_path: Path) -> None:
@@ -85,7 +89,8 @@ def test_a_workload_without_tokens_counts_samples_and_has_no_larger_model(tmp_pa
     document = run(make(job=Job(workload="mlp", device="cpu")), tmp_path, lambda trial: STEP)
     assert find_row(document.tables[0], "mlp 8192×6")["samples_per_second"].value == pytest.approx(8 / STEP)
     assert len(document.tables) == 1
-    assert "There is no extrapolation" in say_all(document)
+    assert not find_kinds(document, LARGER_MODEL)
+    assert "No extrapolation" in find_kinds(document, ASSUMPTIONS)[""].text
 
 
 def test_a_failure_and_nothing_at_all_are_told() -> None:

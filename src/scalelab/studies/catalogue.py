@@ -13,7 +13,7 @@ from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.comm_volume.study import Messages
 from scalelab.studies.compile import Compile
 from scalelab.studies.delay.study import Delay
-from scalelab.studies.dimensions.study import Dimensions
+from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.io_formats.study import IoFormats
 from scalelab.studies.large_batch.study import LargeBatch

@@ -34,7 +34,7 @@ from scalelab.studies.shared.sweep import (
     draw_columns,
     memory_column,
     name_fastest,
-    ratio_column,
+    relative_column,
     samples_column,
     step_column,
 )
@@ -119,7 +119,7 @@ class Dtypes(SweepStudy):
         expected = read_losses(sweep.reference)
         yield step_column()
         yield samples_column(is_detail=True)
-        yield ratio_column(sweep.reference, "× float32")
+        yield relative_column(sweep.reference, "× float32")
         yield memory_column()
         yield make_column("loss", "last_loss", "last loss", lambda arm: read_last_loss(read_losses(arm)))
         yield share_column(

@@ -1,112 +1,94 @@
-"""Loader workers: the same training with its batches prepared by 0, 1, 2 … processes beside it.
+"""Loader workers: the same training run with its batches prepared by 0, 1, 2 … processes beside it.
 
 Without workers a step waits while its batch is cut, augmented and normalised. With them it waits only where they are
 not ready, at the price of processes that need cores of their own, and of handing batches over. A step is split into
 that wait (load: the input phase) and the rest (train: forward, backward, optimizer).
 
 On a CPU a rank computes on some of its cores and leaves the rest to its workers, the same in every row
-(`Trial.spare_cores_per_rank`): pinned to the cores that it computes on, as ranks are elsewhere, workers could only take
-time from it. On a GPU the processor is free for them.
+(`Trial.spare_cores_per_rank`): pinned to the cores that it computes on, workers could only take time from it. On a GPU
+the processor is free for them.
 
-Workers live for all epochs. Where they do not, as in a DataLoader without `persistent_workers`, their start is paid
-for in every epoch; here it is part of the first step, which has a column of its own. At the beginning of an epoch the
-first batch is waited for in any case, because none is prepared beyond the end. Means have that in them, medians not;
-so the time of an epoch is the number of its steps times the mean.
-
-The figures of `loader-workers`: what a step waits for, and what an epoch takes.
+Workers live for all epochs. In a DataLoader without `persistent_workers`, starting them costs time in every epoch; here
+it is part of the first step, which has a column of its own. Every epoch waits for its first batch, because none is
+prepared beyond the end of an epoch. Means include that, medians do not; so the time of an epoch is the number of its
+steps times the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.records.trial import Trial
 from scalelab.report.charts.amounts import make_value_axis, read_columns, read_number
 from scalelab.report.charts.plot import Axis, plot_bars
-from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution, as_findings
-from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.input_split import make_epoch_table, make_split_table, summarise_workers
+from scalelab.report.document import Chart, Section, Table
+from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import Field, seconds_column, share_column
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.breakdown import estimate_phase_share
+from scalelab.studies.shared.input_split import (
+    estimate_first_step,
+    estimate_mean_part,
+    estimate_mean_step,
+    estimate_part,
+    read_load,
+    read_train,
+)
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import count_images, name_images, put_on_images
 from scalelab.studies.shared.sampling import Configuration, Sampling
-from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
-    MaybeStrategy,
-    check_placement,
-    choose_strategy,
-    describe_measurement,
-    describe_placement,
+    FASTEST,
+    Sweep,
+    SweepStudy,
     draw_columns,
-    find_sweep_cautions,
+    judge_row,
     keep_charts,
-    list_keys,
+    make_sweep_table,
     plan_sweep,
+    relative_column,
+    samples_column,
+    step_column,
 )
+from scalelab.units import format_interval, format_quantity
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
-
-def draw_split(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
-    """The step, and its two parts on top of each other."""
-    keys = list_keys(arms)
-    parts = {"load_seconds": "load", "train_seconds": "train"}
-    every = read_columns(table, parts, keys, leaving_out=(CONTROL,))
-    rows = [row for row in every if read_number(row, "value") is not None]
-    names = {row["name"] for row in rows}
-    failed = {row["name"]: row for row in every if row["name"] not in names}
-    stacked = None
-    if len(names) > 1:
-        stacked = plot_bars(
-            title="A step in two parts",
-            x=make_value_axis(table, "load_seconds", "median of each part"),
-            y=Axis(field="name", title="", quantity="text"),
-            rows=rows,
-            failed=list(failed.values()),
-            has_labels=True,
-            caption="load: waiting for the batch; train: forward, backward and optimizer. Medians of steps whose phases"
-            " were timed, so they need not add up to a clean step; intervals are in the table.",
-        )
-    return keep_charts(draw_columns(table, ["step_seconds"], title="Step by number of workers", keys=keys), stacked)
-
-
-def draw_epochs(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
-    """An epoch as it is, and as it would be without loading."""
-    columns = {"epoch_seconds": "with loading", "epoch_train_seconds": "without loading"}
-    chart = draw_columns(table, columns, title="An epoch", keys=list_keys(arms), axis_title="epoch")
-    return keep_charts(chart)
+LOADER_WAIT = FindingKind(
+    "loader-wait", "How long a step waits for its batch, and its share of the step", REASON, ("seconds", "share")
+)
+CROWDED = CautionKind("crowded-workers", "More loader workers than free cores", "noise", ("free_cores",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderWorkers(Study):
+class LoaderWorkers(SweepStudy):
     """Trains on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
 
     name: ClassVar[str] = "loader-workers"
     title: ClassVar[str] = "Loader workers"
     question: ClassVar[str] = "How many worker processes should prepare the batches?"
+    row_header: ClassVar[str] = "workers"
     swept_options: ClassVar[tuple[str, ...]] = ("workers",)
     """Options of the workload that the study sets itself."""
 
     workers: tuple[int, ...] = (0, 1, 2, 4)
     """Worker processes on each rank."""
-    ranks: int = 1
-    """Ranks to measure on."""
-    strategy: MaybeStrategy = None
-    """How the training is spread: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one
-    rank, ddp on more."""
     batch_per_rank: int = 128
     """Samples per step on each rank."""
     job: Job = field(default_factory=lambda: Job(workload="resnet18"))
     sampling: Sampling = field(default_factory=lambda: Sampling(phase_steps=12, comm_free_steps=0))
 
     def __post_init__(self) -> None:
-        check_placement(self.ranks, self.batch_per_rank)
+        super().__post_init__()
+        check_at_least("batch_per_rank", self.batch_per_rank, 1)
         if not self.workers:
             raise UsageError("--workers needs at least one number, for example --workers 0 1 2")
         for count in self.workers:
@@ -116,8 +98,12 @@ class LoaderWorkers(Study):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """0 first, which all are compared with."""
+        """0 first, the reference."""
         return (0, *sorted(count for count in self.workers if count))
+
+    @property
+    def reference_name(self) -> str:
+        return "workers-0"
 
     @property
     def trained_job(self) -> Job:
@@ -125,13 +111,13 @@ class LoaderWorkers(Study):
         return put_on_images(self.job, "has no option 'workers': nothing loads its batches")
 
     def check_option(self) -> None:
-        """Refuse a workload of the user's own that cannot be told how many workers to start."""
+        """Refuse a user's own workload that cannot be given a number of workers."""
         found = find_workload(self.job.workload)
         if not isinstance(found, OwnWorkload) or found.takes_any_option:
             return
         if "workers" not in [option.name for option in found.options]:
             raise UsageError(
-                f"--workload {found.label} has no option 'workers': let build() take it and give it to its DataLoader"
+                f"--workload {found.label} has no option 'workers': let build() take it and pass it to its DataLoader"
                 " as num_workers"
             )
 
@@ -144,62 +130,150 @@ class LoaderWorkers(Study):
         threads = self.job.threads_per_rank or max(1, fair // 2)
         return threads, max(0, fair - threads)
 
+    def list_rows(self) -> Iterator[Configuration]:
+        job = self.trained_job
+        for count in self.counts:
+            given = replace(job, options={**job.options, "workers": count})
+            label = f"{count} worker{'s'[: count != 1]}"
+            yield self.configure(f"workers-{count}", self.batch_per_rank, given, label=label)
+
     def plan(self) -> list[Trial]:
         self.check_option()
-        job = self.trained_job
         threads, spare = self.cores_per_rank
-        configurations = [
-            Configuration(
-                name=f"workers-{count}",
-                strategy=choose_strategy(self.strategy, self.ranks),
-                num_ranks=self.ranks,
-                global_batch=self.batch_per_rank * self.ranks,
-                job=replace(job, options={**job.options, "workers": count}),
-                label=f"{count} worker{'s'[: count != 1]}",
-            )
-            for count in self.counts
-        ]
-        trials = plan_sweep(replace(job, threads_per_rank=threads), self.sampling, configurations)
+        job = replace(self.trained_job, threads_per_rank=threads)
+        trials = plan_sweep(job, self.sampling, list(self.list_rows()))
         return [replace(trial, spare_cores_per_rank=spare) for trial in trials]
 
-    def conclude(self, results: Sequence[TrialResult]) -> Document:
-        job = self.trained_job
-        arms = group_arms(results, self.sampling.warmup)
-        reference = arms.get("workers-0")
-        images = count_images(job)
-        steps_per_epoch = None if images is None else images // (self.batch_per_rank * self.ranks)
-        tables = (make_split_table(arms.values(), reference), make_epoch_table(arms.values(), steps_per_epoch))
-        words = (
-            name_images(job),
-            describe_placement(self.strategy, self.ranks),
-            f"batch {self.batch_per_rank} per rank",
-        )
-        return Document(
-            title=self.title,
-            question=self.question,
-            setting=describe_measurement(job, self.sampling, arms.values(), *words),
-            sections=(
-                Section(tables=tables[:1], charts=draw_split(tables[0], list(arms.values()))),
-                Section(heading="An epoch", tables=tables[1:], charts=draw_epochs(tables[1], list(arms.values()))),
-            ),
-            findings=as_findings(summarise_workers(arms, reference)),
-            cautions=(*self._warn_of_cores(results), *find_sweep_cautions(arms, reference)),
-        )
+    def list_settings(self) -> Iterable[str]:
+        return name_images(self.trained_job), f"batch {self.batch_per_rank} per rank"
 
-    def _warn_of_cores(self, results: Sequence[TrialResult]) -> tuple[Caution, ...]:
-        """Workers without a core of their own take turns with the training, or with each other."""
-        if not results:
-            return ()
-        trial = results[0].trial
+    def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
+        yield step_column("total")
+        yield seconds_column("load_seconds", "load", lambda arm: estimate_part(arm, read_load))
+        yield seconds_column("train_seconds", "train", lambda arm: estimate_part(arm, read_train))
+        yield share_column("load_share", "load share", lambda arm: estimate_phase_share(arm, "input"))
+        yield relative_column(sweep.reference, "× 0 workers")
+        yield samples_column()
+
+    def list_notes(self, sweep: Sweep) -> Iterable[str]:
+        yield "total: a clean step; load: waiting for the batch; train: forward, backward and optimizer"
+        yield "load and train come from steps whose phases are timed, so they need not add up to a clean step"
+
+    def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
+        yield from super().draw_charts(table, sweep)
+        yield draw_split(table)
+
+    def list_sections(self, sweep: Sweep) -> Iterable[Section]:
+        images = count_images(self.trained_job)
+        steps = None if images is None else images // (self.batch_per_rank * self.ranks)
+        table = make_epoch_table(sweep.arms.values(), steps)
+        times = {"epoch_seconds": "with loading", "epoch_train_seconds": "without loading"}
+        chart = draw_columns(table, times, title="An epoch", axis_title="epoch")
+        yield Section(heading="An epoch", tables=(table,), charts=keep_charts(chart))
+
+    def list_findings(self, sweep: Sweep) -> Iterator[Finding]:
+        reference, ratios = sweep.reference, sweep.ratios
+        if reference is None or not reference.is_measured:
+            return
+        yield from name_best(sweep)
+        yield from describe_wait(reference)
+        best = min(sweep.measured, key=lambda arm: ratios[arm.label].value if arm is not reference else 1.0)
+        if best is not reference and judge(ratios[best.label]) is Verdict.FASTER:
+            yield from describe_wait(best)
+        for label, ratio in ratios.items():
+            if judge(ratio) is Verdict.SLOWER:
+                yield judge_row(label, ratio, reference.label)
+
+    def list_cautions(self, sweep: Sweep) -> Iterator[Caution]:
+        """Workers without a core of their own take turns with training, or with each other."""
+        if not sweep.arms:
+            return
+        trial = next(iter(sweep.arms.values())).trial
         free = trial.spare_cores_per_rank if trial.device == "cpu" else trial.threads_per_rank
-        crowded = [count for count in self.counts if count > free]
-        if not crowded:
-            return ()
-        rows = ", ".join(map(str, crowded))
-        beside = f"{free} core{'s'[: free != 1]} beside those that it computes on" if free else "no core to spare"
-        return (
-            Caution(
-                message=f"a rank has {beside}: {rows} workers take turns with the training or with each other",
-                next_step="believe those rows for this machine only; fewer --threads-per-rank leave more cores",
-            ),
-        )
+        crowded = ", ".join(str(count) for count in self.counts if count > free)
+        if crowded:
+            spare = f"{free} spare core{'s'[: free != 1]}" if free else "no spare core"
+            yield CROWDED(
+                crowded,
+                f"a rank has {spare}: {crowded} workers compete with training or with each other",
+                "trust those rows for this machine only; a lower --threads-per-rank leaves more cores",
+                free_cores=free,
+            )
+
+
+def make_epoch_table(arms: Iterable[Arm], steps_per_epoch: int | None) -> Table:
+    """What all steps of an epoch take, with loading and without, and what starting costs."""
+
+    def stretch(mean: Estimate | None) -> Estimate | None:
+        return mean.map(lambda seconds: seconds * steps_per_epoch) if mean and steps_per_epoch else None
+
+    columns: Sequence[Field[Arm]] = [
+        seconds_column(
+            "epoch_seconds",
+            "epoch",
+            lambda arm: stretch(estimate_mean_step(arm)),
+            note="its steps times the mean step",
+        ),
+        seconds_column(
+            "epoch_train_seconds",
+            "without loading",
+            lambda arm: stretch(estimate_mean_part(arm, read_train)),
+            note="its steps times the mean of forward, backward and optimizer",
+        ),
+        seconds_column("mean_step_seconds", "mean step", estimate_mean_step),
+        seconds_column("first_step_seconds", "first step", estimate_first_step, note="workers have just started"),
+    ]
+    notes = (f"an epoch has {steps_per_epoch} steps",) if steps_per_epoch else ()
+    return make_sweep_table(arms, columns, name_header="workers", notes=notes)
+
+
+def draw_split(table: Table) -> Chart | None:
+    """The two parts of a step on top of each other."""
+    names = [str(cells[0].value) for cells in table.rows]
+    every = read_columns(table, ["load_seconds", "train_seconds"], names, leaving_out=(CONTROL,))
+    rows = [row for row in every if read_number(row, "value") is not None]
+    known = {row["name"] for row in rows}
+    failed = {row["name"]: row for row in every if row["name"] not in known}
+    if len(known) < 2:
+        return None
+    return plot_bars(
+        title="A step in two parts",
+        x=make_value_axis(table, "load_seconds", "median of each part"),
+        y=Axis(field="name", title="", quantity="text"),
+        rows=rows,
+        failed=list(failed.values()),
+        has_labels=True,
+        caption="load: waiting for the batch; train: forward, backward and optimizer. Medians of steps whose phases are"
+        " timed, so they need not add up to a clean step; intervals are in the table.",
+    )
+
+
+def name_best(sweep: Sweep) -> Iterator[Finding]:
+    """The fastest, if it is faster than none, and the fewest that do as well."""
+    ratios, others = sweep.ratios, [arm for arm in sweep.measured if arm is not sweep.reference]
+    if not others:
+        return
+    best = min(others, key=lambda arm: ratios[arm.label].value)
+    ratio = ratios[best.label]
+    verdict = judge(ratio)
+    against = f"a step with {best.label} takes {format_interval('ratio', ratio)} times as long as without workers"
+    if verdict is not Verdict.FASTER:
+        is_sure = all(judge(other) in (Verdict.SLOWER, Verdict.NO_DIFFERENCE) for other in ratios.values())
+        advice = "Use no workers" if is_sure else "Whether workers help is unresolved"
+        subject = sweep.reference.label if is_sure and sweep.reference else ""
+        yield FASTEST(subject, f"{advice}: {against}, {verdict}.", ratio=ratio, verdict=str(verdict))
+        return
+    yield FASTEST(best.label, f"Use {best.label}: {against}.", ratio=ratio, verdict=str(verdict))
+    for arm in others[: others.index(best)]:
+        alike = estimate_ratio(arm.clean, best.clean)
+        if judge(alike) is Verdict.NO_DIFFERENCE:
+            yield judge_row(arm.label, alike, best.label, weight=MAIN)
+            return
+
+
+def describe_wait(arm: Arm) -> Iterator[Finding]:
+    load, share = estimate_part(arm, read_load), estimate_phase_share(arm, "input")
+    if load is not None:
+        wait, part = format_quantity("seconds", load), format_quantity("share", share)
+        text = f"With {arm.label} a step waits {wait} for its batch, {part} of the step."
+        yield LOADER_WAIT(arm.label, text, seconds=load, share=share)

@@ -34,7 +34,7 @@ from scalelab.studies.shared.sweep import (
     keep_charts,
     make_sweep_table,
     memory_column,
-    ratio_column,
+    relative_column,
     samples_column,
     step_column,
 )
@@ -100,7 +100,7 @@ class Optimizers(SweepStudy):
 
     def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
         yield step_column()
-        yield ratio_column(sweep.reference, f"× {self.reference_name}")
+        yield relative_column(sweep.reference, f"× {self.reference_name}")
         yield seconds_column("optimizer_seconds", "update", lambda arm: arm.phase("optimizer"))
         yield samples_column()
 

@@ -1,118 +1,115 @@
-"""Throughput: tokens per second of the job as it is, and what that would mean for a model of another size.
+"""Throughput: tokens per second of the job as it is, and what that means for a model of another size.
 
-The measurement is the usual one: a few steps to warm up, then some that are timed. It is repeated in fresh processes,
-so that its interval knows how launches differ. Beside the median stands what a stopwatch over all timed steps gives:
-where the two differ, long steps are the reason.
+A few steps of warm-up, then timed steps, repeated in fresh processes so that the interval covers how launches differ.
+Beside the median stands the rate over all timed steps together: where the two differ, long steps are the reason.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.growth import Extrapolation, extrapolate_training
 from scalelab.analysis.stats import estimate_over_rounds
-from scalelab.checks import check_positive
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.checks import check_at_least, check_positive
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.plot import Axis, Row
-from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
-from scalelab.report.findings import as_findings
-from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.job import Job
+from scalelab.report.document import Chart, Section, Table
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
+from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, rate_column
+from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sampling import Configuration, Sampling
-from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.sweep import (
-    INTERVAL_NOTE,
-    MaybeStrategy,
-    SweepColumn,
-    check_placement,
-    choose_strategy,
-    describe_measurement,
-    describe_placement,
-    find_sweep_cautions,
-    make_sweep_table,
-    memory_column,
-    plan_sweep,
-    step_column,
+from scalelab.studies.shared.sweep import Sweep, SweepStudy, memory_column, step_column
+from scalelab.studies.shared.work import (
+    count_parameters,
+    count_tokens,
+    measure_rate,
+    measure_speed,
+    name_samples,
+    parameters_column,
+    speed_column,
 )
-from scalelab.studies.shared.work import count_parameters, measure_speed, parameters_column, read_options, speed_column
 from scalelab.units import format_quantity
 
 RUN = "throughput"
+MEDIAN, TOTAL = "median step", "all steps"
+
+THROUGHPUT = FindingKind(
+    "throughput",
+    "Tokens or samples per second of all ranks together, by the median step",
+    MAIN,
+    ("per_second", "steps_per_second"),
+)
+TOTAL_RATE = FindingKind("total-rate", "The same over all timed steps together", DETAIL, ("per_second",))
+SPEED = FindingKind("flops", "FLOP/s of the matrix products", REASON, ("per_second",))
+LARGER_MODEL = FindingKind(
+    "larger-model",
+    "What a larger model would take at the same FLOP/s",
+    REASON,
+    ("parameters", "tokens", "tokens_per_second", "days", "years"),
+)
+ASSUMPTIONS = FindingKind("assumptions", "What an extrapolation assumes, or why there is none", ASIDE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throughput(Study):
-    """Steps, tokens and operations per second, and the time that a larger model would train at the same speed."""
+class Throughput(SweepStudy):
+    """Steps, tokens and FLOPs per second, and how long a larger model would train at the same speed."""
 
-    name: ClassVar[str] = "throughput"
+    name: ClassVar[str] = RUN
     title: ClassVar[str] = "Throughput"
-    question: ClassVar[str] = "How many tokens per second does this training do, and what would a larger model need?"
+    question: ClassVar[str] = (
+        "How many tokens per second does this training run process, and what would a larger model need?"
+    )
 
     batch_per_rank: int = 8
     """Samples per step on each rank."""
-    ranks: int = 1
-    """Ranks to train on."""
-    strategy: MaybeStrategy = None
-    """How the training is spread. None: single on one rank, ddp on more."""
     target_parameters: float = 1e12
     """Parameters of the larger model."""
     target_tokens: float = 1e13
     """Tokens that the larger model is trained on."""
-    job: Job = field(default_factory=Job)
     sampling: Sampling = field(
         default_factory=lambda: Sampling(steps=25, warmup=5, phase_steps=0, comm_free_steps=0, control=False)
     )
 
     def __post_init__(self) -> None:
-        check_placement(self.ranks, self.batch_per_rank)
+        super().__post_init__()
+        check_at_least("batch_per_rank", self.batch_per_rank, 1)
         check_positive("target_parameters", self.target_parameters)
         check_positive("target_tokens", self.target_tokens)
 
-    def plan(self) -> list[Trial]:
-        configuration = Configuration(
-            name=RUN,
-            label=self.job.label,
-            strategy=choose_strategy(self.strategy, self.ranks),
-            num_ranks=self.ranks,
-            global_batch=self.batch_per_rank * self.ranks,
-        )
-        return plan_sweep(self.job, self.sampling, [configuration])
+    @property
+    def reference_name(self) -> str:
+        return RUN
 
-    def conclude(self, results: Sequence[TrialResult]) -> Document:
-        arms = group_arms(results, self.sampling.warmup)
-        arm = arms.get(RUN)
-        table = make_sweep_table(arms.values(), make_rate_columns(self._unit))
-        sections = [Section(tables=(table,), charts=draw_launches(arm, self._unit))]
-        future = self.extrapolate(arm) if arm else None
-        if future is not None:
-            sections.append(Section(heading="A larger model", tables=(self._make_future_table(future),)))
-        return Document(
-            title=self.title,
-            question=self.question,
-            setting=describe_measurement(
-                self.job,
-                self.sampling,
-                arms.values(),
-                describe_placement(self.strategy, self.ranks),
-                f"batch {self.batch_per_rank} per rank",
-            ),
-            sections=tuple(sections),
-            findings=as_findings(self._find_sentences(arm, future)),
-            cautions=find_sweep_cautions(arms, arm),
-        )
+    def list_rows(self) -> Iterable[Configuration]:
+        yield self.configure(RUN, self.batch_per_rank, label=self.job.label)
+
+    def list_settings(self) -> Iterable[str]:
+        yield f"batch {self.batch_per_rank} per rank"
 
     @property
     def _unit(self) -> str:
-        options = self.job.built_in
-        return "tokens" if getattr(options, "num_tokens", None) else "samples"
+        return name_samples(self.job)
+
+    def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
+        yield step_column()
+        yield rate_column("steps_per_second", "steps/s", lambda arm: arm.step.map(lambda seconds: 1 / seconds))
+        yield rate_column(f"{self._unit}_per_second", f"{self._unit}/s", measure_rate)
+        yield rate_column("stopwatch_rate", "over all steps", measure_total_rate)
+        yield speed_column()
+        yield memory_column()
+        yield parameters_column(is_detail=True)
+
+    def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
+        arm = sweep.reference
+        if arm is not None and arm.is_measured and len(arm.completed) > 1:
+            yield draw_launches(arm, self._unit)
 
     def extrapolate(self, arm: Arm) -> Extrapolation | None:
-        """What the larger model would need; None where nothing was measured, or there are no tokens."""
+        """What the larger model would need; None where nothing was measured, or samples have no tokens."""
         num_parameters = count_parameters(arm)
         if not arm.is_measured or num_parameters is None or self._unit != "tokens":
             return None
@@ -123,97 +120,85 @@ class Throughput(Study):
             target_tokens=self.target_tokens,
         )
 
-    def _make_future_table(self, future: Extrapolation) -> Table:
-        columns = (
-            Column(key="target_parameters", header="model parameters", quantity="rate"),
-            Column(key="target_tokens", header="training tokens", quantity="rate"),
-            Column(key="tokens_per_second", header="extrapolated tokens/s", quantity="number"),
-            Column(key="days", header="days", quantity="number"),
-            Column(key="years", header="years", quantity="number"),
-        )
-        row = make_row(self.target_parameters, self.target_tokens, future.tokens_per_second, future.days, future.years)
-        return Table(columns=columns, rows=(row,), notes=(INTERVAL_NOTE, "a year has 365 days"))
+    def list_sections(self, sweep: Sweep) -> Iterable[Section]:
+        future = self.extrapolate(sweep.reference) if sweep.reference else None
+        if future is not None:
+            table = make_table(
+                [future],
+                rate_column("target_parameters", "model parameters", lambda _: self.target_parameters),
+                rate_column("target_tokens", "training tokens", lambda _: self.target_tokens),
+                make_column("number", "tokens_per_second", "extrapolated tokens/s", lambda row: row.tokens_per_second),
+                make_column("number", "days", "days", lambda row: row.days),
+                make_column("number", "years", "years", lambda row: row.years),
+                notes=(INTERVAL_NOTE, "a year has 365 days"),
+            )
+            yield Section(heading="A larger model", tables=(table,))
 
-    def _find_sentences(self, arm: Arm | None, future: Extrapolation | None) -> Iterator[str]:
+    def list_findings(self, sweep: Sweep) -> Iterator[Finding]:
+        arm = sweep.reference
         if arm is None or not arm.is_measured:
             return
-        steps = format_quantity("rate", arm.step.map(lambda seconds: 1 / seconds))
-        yield f"{arm.label} does {format_quantity('rate', measure_rate(arm))} {self._unit}/s: {steps} steps/s."
-        speed = measure_speed(arm)
+        rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
+        text = (
+            f"{arm.label} processes {format_quantity('rate', rate)} {self._unit}/s"
+            f" ({format_quantity('rate', steps)} steps/s)."
+        )
+        yield THROUGHPUT(arm.label, text, per_second=rate, steps_per_second=steps)
+        speed, total = measure_speed(arm), measure_total_rate(arm)
         if speed is not None:
-            yield f"That is {format_quantity('rate', speed)} operations/s by the work of its matrix products."
-        watched = watch_rate(arm)
-        yield f"A stopwatch over all timed steps says {format_quantity('rate', watched)} {self._unit}/s."
+            text = f"That is {format_quantity('rate', speed)} FLOP/s, counting matrix products."
+            yield SPEED(arm.label, text, per_second=speed)
+        text = f"Over all timed steps together, long ones included: {format_quantity('rate', total)} {self._unit}/s."
+        yield TOTAL_RATE(arm.label, text, per_second=total)
+        yield from self._describe_future(self.extrapolate(arm))
+
+    def _describe_future(self, future: Extrapolation | None) -> Iterator[Finding]:
         if future is None:
-            yield "There is no extrapolation: the workload does not say how many tokens a sample has."
+            yield ASSUMPTIONS("", "No extrapolation: the workload does not say how many tokens a sample has.")
             return
-        yield (
-            f"A model of {_say_count(self.target_parameters)} parameters would do"
-            f" {format_quantity('number', future.tokens_per_second)} tokens/s here:"
-            f" {format_quantity('number', future.days)} days for {_say_count(self.target_tokens)} tokens,"
-            f" {format_quantity('number', future.years)} years."
+        parameters, tokens = (format_quantity("rate", n) for n in (self.target_parameters, self.target_tokens))
+        rate, days, years = (
+            format_quantity("number", found) for found in (future.tokens_per_second, future.days, future.years)
         )
-        yield (
-            "That assumes as many operations per second as now, a cost in proportion to the parameters, no"
-            " communication, and a device that the model fits into: an order of magnitude, no forecast."
+        yield LARGER_MODEL(
+            "",
+            f"A model of {parameters} parameters would process {rate} tokens/s here: {days} days ({years} years) for"
+            f" {tokens} tokens.",
+            parameters=self.target_parameters,
+            tokens=self.target_tokens,
+            tokens_per_second=future.tokens_per_second,
+            days=future.days,
+            years=future.years,
+        )
+        yield ASSUMPTIONS(
+            "",
+            "The extrapolation assumes the same FLOP/s, a cost proportional to the parameters, no communication and"
+            " enough memory: it is an order of magnitude, not a forecast.",
         )
 
 
-def make_rate_columns(unit: str) -> list[SweepColumn]:
-    return [
-        step_column(),
-        SweepColumn(
-            column=Column(key="steps_per_second", header="steps/s", quantity="rate"),
-            read=lambda arm: arm.step.map(lambda seconds: 1 / seconds),
-        ),
-        SweepColumn(column=Column(key=f"{unit}_per_second", header=f"{unit}/s", quantity="rate"), read=measure_rate),
-        SweepColumn(column=Column(key="stopwatch_rate", header="by stopwatch", quantity="rate"), read=watch_rate),
-        speed_column(),
-        memory_column(),
-        parameters_column(),
-    ]
-
-
-def count_tokens(arm: Arm) -> int:
-    """What one step works on: tokens where samples have them, otherwise samples."""
-    tokens: int = getattr(read_options(arm.trial), "num_tokens", 1)
-    return arm.trial.global_batch * tokens
-
-
-def measure_rate(arm: Arm) -> Estimate:
-    """Tokens or samples per second, by the median step."""
-    return arm.step.map(lambda seconds: count_tokens(arm) / seconds)
-
-
-def watch_rate(arm: Arm) -> Estimate:
-    """The same over all timed steps together: their number over their total time."""
+def measure_total_rate(arm: Arm) -> Estimate:
+    """Tokens or samples per second over all timed steps together: their number over their total time."""
     launches = [steps for steps in arm.clean if len(steps)]
     whole = count_tokens(arm) / statistics.fmean(seconds for steps in launches for seconds in steps)
     return estimate_over_rounds(whole, [count_tokens(arm) / statistics.fmean(steps) for steps in launches])
 
 
-def draw_launches(arm: Arm | None, unit: str) -> tuple[Chart, ...]:
-    """Every launch by the median step and by a stopwatch, and all of them together."""
-    if arm is None or not arm.is_measured:
-        return ()
+def draw_launches(arm: Arm, unit: str) -> Chart | None:
+    """Every launch by its median step and over all its steps, and all of them together."""
     rows: list[Row] = []
     for number, steps in enumerate(arm.clean, start=1):
-        found = {"median step": statistics.median(steps), "stopwatch": statistics.fmean(steps)} if len(steps) else {}
-        for series in ("median step", "stopwatch"):
+        found = {MEDIAN: statistics.median(steps), TOTAL: statistics.fmean(steps)} if len(steps) else {}
+        for series in (MEDIAN, TOTAL):
             rate = count_tokens(arm) / found[series] if found else None
             status = "" if found else "not measured"
             rows.append({"name": f"launch {number}", "series": series, "rate": rate, "status": status})
-    for series, whole in (("median step", measure_rate(arm)), ("stopwatch", watch_rate(arm))):
+    for series, whole in ((MEDIAN, measure_rate(arm)), (TOTAL, measure_total_rate(arm))):
         rows.append({"name": "all launches", "series": series, "rate": whole})
-    chart = plot_amounts(
-        title=f"{unit.capitalize()} per second, launch by launch",
+    return plot_amounts(
+        title=f"{unit.capitalize()} per second by launch",
         x=Axis(field="rate", title=f"{unit}/s", quantity="rate", from_zero=False),
         rows=rows,
-        caption="Thin lines are 95 % confidence intervals of all launches; the axis need not begin at zero. A stopwatch"
-        " counts long steps in, a median leaves them out.",
+        caption="Thin lines are 95 % confidence intervals over all launches; the axis need not begin at zero. The rate"
+        f" over {TOTAL} includes long steps, the {MEDIAN} does not.",
     )
-    return () if chart is None or len(arm.completed) < 2 else (chart,)
-
-
-def _say_count(number: float) -> str:
-    return format_quantity("rate", number)

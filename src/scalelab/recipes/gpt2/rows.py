@@ -31,7 +31,8 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
-from scalelab.studies.throughput import Throughput, count_tokens, measure_rate
+from scalelab.studies.shared.work import count_tokens, measure_rate
+from scalelab.studies.throughput import Throughput
 
 SMALL_LIMIT = "300MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""

@@ -21,7 +21,7 @@ from scalelab.report.findings import Value
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import describe_status, keep_charts
-from scalelab.studies.throughput import count_tokens, measure_rate
+from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.units import format_bytes, format_quantity, format_share
 
 MEASURED = "measured"

@@ -38,7 +38,7 @@ from scalelab.studies.shared.sweep import (
     plan_sweep,
     step_column,
 )
-from scalelab.studies.throughput import measure_rate
+from scalelab.studies.shared.work import measure_rate
 from scalelab.units import format_bytes, format_quantity, format_share
 
 POOR_FIT = 0.1

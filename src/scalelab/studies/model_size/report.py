@@ -21,7 +21,7 @@ from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_c
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Column, Table, make_cell, make_row
-from scalelab.studies.dimensions.report import describe_cell
+from scalelab.studies.dimensions import describe_cell
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import HEADERS, break_arm
 from scalelab.studies.shared.communication import compare_trace, estimate_counted, estimate_exposed

@@ -17,12 +17,12 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
+from scalelab.report import tables
 from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns
 from scalelab.report.document import Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE as INTERVAL_NOTE
 from scalelab.report.tables import Field, bytes_column, make_table, rate_column, seconds_column, text_column
-from scalelab.report.tables import ratio_column as make_ratio_column
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.arms import describe_status as describe_status
@@ -71,9 +71,12 @@ def samples_column(**options: Any) -> Field[Arm]:
     )
 
 
-def ratio_column(reference: Arm | None, header: str = "× reference", **options: Any) -> Field[Arm]:
+def relative_column(reference: Arm | None, header: str = "× reference", **options: Any) -> Field[Arm]:
     """The step time over the reference's, round by round."""
-    return make_ratio_column("step_ratio", header, lambda arm: compare_steps(arm, reference), **options)
+    return tables.ratio_column("step_ratio", header, lambda arm: compare_steps(arm, reference), **options)
+
+
+ratio_column = relative_column
 
 
 def memory_column(**options: Any) -> Field[Arm]:
@@ -305,6 +308,10 @@ class SweepStudy(Study):
         """Warnings beyond those of every measurement."""
         return ()
 
+    def select_doubtful(self, sweep: Sweep) -> Mapping[str, Arm]:
+        """The rows that the shared warnings look at; by default all of them."""
+        return sweep.arms
+
     def list_settings(self) -> Iterable[str]:
         """What the rows have in common, for the setting line."""
         return ()
@@ -345,7 +352,7 @@ class SweepStudy(Study):
             setting=describe_measurement(self.job, self.sampling, sweep.arms.values(), *settings),
             sections=(main, *self.list_sections(sweep)),
             findings=tuple(self.list_findings(sweep)),
-            cautions=(*self.list_cautions(sweep), *find_sweep_cautions(sweep.arms, sweep.reference)),
+            cautions=(*self.list_cautions(sweep), *find_sweep_cautions(self.select_doubtful(sweep), sweep.reference)),
         )
 
 

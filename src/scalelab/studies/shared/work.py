@@ -1,4 +1,4 @@
-"""Columns that say how much work the model of a row is: parameters, FLOPs, and FLOP/s."""
+"""How much work a row does: tokens, parameters, FLOPs and FLOP/s."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.records.trial import Trial
 from scalelab.report.tables import Field, count_column, rate_column
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, make_options
 
 
@@ -38,6 +39,22 @@ def measure_speed(arm: Arm) -> Estimate | None:
         return None
     work = operations * arm.trial.global_batch
     return arm.step.map(lambda seconds: work / seconds)
+
+
+def name_samples(job: Job) -> str:
+    """What throughput counts: tokens where samples have them."""
+    return "tokens" if getattr(job.built_in, "num_tokens", None) else "samples"
+
+
+def count_tokens(arm: Arm) -> int:
+    """What one step processes: tokens where samples have them, otherwise samples."""
+    tokens: int = getattr(read_options(arm.trial), "num_tokens", 1)
+    return arm.trial.global_batch * tokens
+
+
+def measure_rate(arm: Arm) -> Estimate:
+    """Tokens or samples per second, by the median step."""
+    return arm.step.map(lambda seconds: count_tokens(arm) / seconds)
 
 
 def parameters_column(**options: Any) -> Field[Arm]:
