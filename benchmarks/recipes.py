@@ -21,6 +21,7 @@ from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.units import format_duration
 
 MOST_SECONDS = 600.0
@@ -43,7 +44,7 @@ def time_recipe(name: str) -> Timing:
         seconds = time.perf_counter() - start
         answered = {line.partition(":")[0] for line in document.summary}
         unanswered = [row.id for row in reproduce.rows if row.parts and row.id not in answered]
-        return Timing(seconds, len(store.record.trials), len(find_failed(store)), unanswered)
+        return Timing(seconds, len(store.record.trials), len(find_failed(store, read_study(store))), unanswered)
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import TrialResult
 from scalelab.units import format_seconds
 
-WORKLOAD = ["--workload", "gpt2", "--size", "tiny", "--global-batch", "16"]
+WORKLOAD = ["--workload", "gpt2", "--size", "tiny", "--global-batch-size", "16"]
 COMMAND = ["run", "strong-scaling", *WORKLOAD, "--ranks", "1", "2", "--rounds", "3"]
 NUM_TRIALS = 12
 MOST_RATIO = 1.3

@@ -49,7 +49,7 @@ class Cost:
 
 def record_trace(directory: Path) -> list[dict[str, Any]]:
     """The events of rank 0 of a real run."""
-    flags = "--workload mlp --dim 256 --depth 4 --global-batch 32 --ranks 2 --strategy ddp --rounds 1 --steps 6"
+    flags = "--workload mlp --dim 256 --depth 4 --global-batch-size 32 --ranks 2 --strategy ddp --rounds 1 --steps 6"
     command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *flags.split(), "--warmup", "2"]
     command += ["--profile-steps", "3", "--runs-dir", str(directory)]
     subprocess.run(command, check=True, capture_output=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from scalelab.records.store import RunStore, find_runs
 from scalelab.report.document import Document
 from scalelab.report.renderers.exports import render_json
-from scalelab.runs.experiment import conclude_run
+from scalelab.studies.catalogue import derive_document
 
 REPORTS = Path(__file__).parent / "reports"
 LEFT_OUT = ("host", "git")
@@ -32,7 +32,7 @@ def main(runs_dir: str, *wanted: str) -> None:
     REPORTS.mkdir(exist_ok=True)
     for name, store in newest.items():
         if not wanted or name in wanted:
-            text = clean_text(render_json(clean_document(conclude_run(store))), runs_dir)
+            text = clean_text(render_json(clean_document(derive_document(store))), runs_dir)
             (REPORTS / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
             print(f"{name}: {store.name}")  # noqa: T201
 

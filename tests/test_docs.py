@@ -49,7 +49,7 @@ from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.records.trial import Status, StepKind
-from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.quantize.study import Quantize
 from scalelab.trace.hta import HtaBreakdown
@@ -297,7 +297,7 @@ class Flag(NamedTuple):
     default: str
 
 
-ALL_KINDS: dict[str, type[Any]] = STUDIES | {Train.name: Train}
+ALL_KINDS: dict[str, type[Any]] = {name: load_study(name) for name in STUDIES} | {Train.name: Train}
 FLAG_ROW = re.compile(r"^\| `(--[a-z-]+)` \| `([a-z_.]+)` \| (.*?) \|", re.MULTILINE)
 
 
@@ -390,8 +390,8 @@ def make_short_study(name: str) -> Any:
     """A study that shows all its columns: scaling on three sizes, any other by its defaults, in two rounds."""
     if name.endswith("-scaling") and name != "batch-scaling":
         divisible = {"global_batch": 6} if name == "strong-scaling" else {}
-        return STUDIES[name](ranks=(1, 2, 3), job=Job(workload="mlp"), sampling=Sampling(rounds=2), **divisible)
-    study = STUDIES[name]()
+        return load_study(name)(ranks=(1, 2, 3), job=Job(workload="mlp"), sampling=Sampling(rounds=2), **divisible)
+    study = load_study(name)()
     if not hasattr(study, "sampling"):
         return study
     return dataclasses.replace(study, sampling=dataclasses.replace(study.sampling, rounds=2))

@@ -15,15 +15,15 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, read_document
 from scalelab.runs.experiment import (
-    conclude_run,
     describe_environment,
     execute_run,
     ignore_event,
-    look_at_places,
+    look_at_hosts,
     run_study,
     start_run,
 )
 from scalelab.runs.scheduler import Event, TrialStarted
+from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record, make_result, make_store
 from tests.studies.answers import SAMPLING, find_row, make_strong, set_machine, share_evenly, warn_all
@@ -59,7 +59,7 @@ def interrupt(runs_dir: Path, num_trials: int) -> RunStore:
     store = start_run(STUDY, runs_dir, ["scalelab", "run", "strong-scaling"])
     launcher = StoppingLauncher(num_trials)
     with pytest.raises(KeyboardInterrupt):
-        execute_run(store, launcher, ignore_event)
+        execute_run(store, read_study(store), launcher, ignore_event)
     assert launcher.is_closed
     return store
 
@@ -70,25 +70,23 @@ def drop_environment(document: Document) -> Document:
 
 def test_a_run_without_results_is_concluded_without_rows(tmp_path: Path) -> None:
     store = start_run(STUDY, tmp_path, [])
-    document = conclude_run(store)
+    document = derive_document(store)
     assert document.tables[0].rows == ()
     assert document.summary == ()
-    assert f"{NUM_TRIALS} of {NUM_TRIALS} trials have not been run yet -> scalelab resume {store.name}" in warn_all(
-        document
-    )
+    assert f"{NUM_TRIALS} of {NUM_TRIALS} trials have not run yet -> scalelab resume {store.name}" in warn_all(document)
 
 
 def test_a_run_that_was_stopped_is_concluded_from_what_it_has(tmp_path: Path) -> None:
     # One whole round of four configurations, and the first of the second, which runs backwards.
-    document = conclude_run(interrupt(tmp_path, 5))
+    document = derive_document(interrupt(tmp_path, 5))
     main = document.tables[0]
     assert [row[0].value for row in main.rows] == ["plain loop", "control", "ddp × 1", "ddp × 2"]
     assert find_row(main, "ddp × 2")["speedup"].value == pytest.approx(2.0)
-    assert f"{NUM_TRIALS - 5} of {NUM_TRIALS} trials have not been run yet" in document.cautions[0].message
+    assert f"{NUM_TRIALS - 5} of {NUM_TRIALS} trials have not run yet" in document.cautions[0].message
 
 
 def test_a_run_that_was_stopped_in_its_first_round_has_rows_for_what_ran(tmp_path: Path) -> None:
-    document = conclude_run(interrupt(tmp_path, 1))
+    document = derive_document(interrupt(tmp_path, 1))
     assert [row[0].value for row in document.tables[0].rows] == ["plain loop"]
 
 
@@ -101,7 +99,7 @@ def test_a_stopped_run_is_free_and_has_no_document_yet(tmp_path: Path) -> None:
 def test_resuming_repeats_nothing_and_gives_the_same_answer(tmp_path: Path) -> None:
     store = interrupt(tmp_path / "a", 7)
     launcher = StoppingLauncher()
-    resumed = execute_run(RunStore.open(store.path), launcher, ignore_event)
+    resumed = execute_run(RunStore.open(store.path), read_study(store), launcher, ignore_event)
     assert launcher.launched == list(store.record.trials[7:])
     _, whole = run_study(STUDY, runs_dir=tmp_path / "b", launcher=StoppingLauncher())
     assert drop_environment(resumed) == drop_environment(whole)
@@ -113,20 +111,20 @@ def test_resuming_repeats_nothing_and_gives_the_same_answer(tmp_path: Path) -> N
 def test_resuming_a_complete_run_launches_nothing(tmp_path: Path) -> None:
     store, document = run_study(STUDY, runs_dir=tmp_path, launcher=StoppingLauncher())
     launcher = StoppingLauncher(0)
-    assert execute_run(store, launcher, ignore_event) == document
+    assert execute_run(store, read_study(store), launcher, ignore_event) == document
 
 
 def test_a_result_that_was_damaged_is_a_caution_and_resuming_measures_it_again(tmp_path: Path) -> None:
     store, whole = run_study(STUDY, runs_dir=tmp_path, launcher=StoppingLauncher())
     file = store.trial_directory("ddp-2-r3") / "samples.csv"
     file.write_text("cut")
-    damaged = conclude_run(store)
+    damaged = derive_document(store)
     assert str(file) in damaged.cautions[0].message
     assert damaged.cautions[0].next_step == f"scalelab resume {store.name} measures it again"
-    assert "have not been run yet" not in warn_all(damaged)
+    assert "have not run yet" not in warn_all(damaged)
     assert find_row(damaged.tables[0], "ddp × 2")["speedup"].value == pytest.approx(2.0)
     launcher = StoppingLauncher()
-    assert execute_run(store, launcher, ignore_event) == whole
+    assert execute_run(store, read_study(store), launcher, ignore_event) == whole
     assert launcher.launched == ["ddp-2-r3"]
 
 
@@ -134,7 +132,7 @@ def test_a_run_that_another_process_executes_is_left_alone(tmp_path: Path) -> No
     store = start_run(STUDY, tmp_path, [])
     launcher = StoppingLauncher()
     with store.claim(), pytest.raises(RunBusy):
-        execute_run(RunStore.open(store.path), launcher, ignore_event)
+        execute_run(RunStore.open(store.path), read_study(store), launcher, ignore_event)
     assert launcher.launched == []
 
 
@@ -157,7 +155,7 @@ def test_a_run_is_concluded_where_its_workload_is_not(tmp_path: Path) -> None:
     study = make_strong(job=Job(workload=str(own), device="cpu"))
     store, document = run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(share_evenly))
     own.unlink()
-    assert conclude_run(RunStore.open(store.path)) == document
+    assert derive_document(RunStore.open(store.path)) == document
     assert document.setting.startswith("own.py:build · ddp")
 
 
@@ -175,20 +173,20 @@ def test_fields_that_no_study_has_written_are_damage(tmp_path: Path) -> None:
     for fields in ({"ranks": "all"}, {"ranks": [0]}, {"sampling": {"steps": "many"}}):
         store = make_store(tmp_path, fields=fields)
         with pytest.raises(DamagedRun, match=r"run\.json is damaged"):
-            conclude_run(store)
+            derive_document(store)
 
 
 def test_a_study_that_this_version_does_not_have_is_named(tmp_path: Path) -> None:
     store = make_store(tmp_path, study="weather")
     with pytest.raises(UnknownName, match=r"unknown study 'weather'.*Known: .*metered, .*strong-scaling, .*train"):
-        conclude_run(store)
+        derive_document(store)
 
 
 def test_a_run_without_its_environment_names_the_file(tmp_path: Path) -> None:
     store, _ = run_study(STUDY, runs_dir=tmp_path, launcher=StoppingLauncher())
     (store.path / "environment.json").unlink()
     with pytest.raises(DamagedRun, match=r"environment\.json is missing"):
-        conclude_run(store)
+        derive_document(store)
 
 
 def test_the_environment_is_told_in_words(tmp_path: Path) -> None:
@@ -227,9 +225,10 @@ def test_the_environment_of_a_run_is_in_its_document(tmp_path: Path) -> None:
 def test_a_run_whose_ranks_were_on_other_nodes_than_the_described_one_says_so() -> None:
     ranks = tuple(RankReport(rank=rank, host=f"nid00{rank}") for rank in range(3))
     by_srun = [make_result(make_record(launcher="slurm"), ranks=ranks)]
-    (caution,) = look_at_places(by_srun, make_environment(host="login1"))
-    assert caution.message.startswith("ranks were on nid000 and 2 more; the processor,")
+    (caution,) = look_at_hosts(by_srun, make_environment(host="login1"))
+    assert (caution.kind, caution.values) == ("other-host", {"num_hosts": 3})
+    assert "nid000 and 2 more" in caution.message
     assert caution.message.endswith(" are those of login1")
-    assert not list(look_at_places(by_srun, make_environment(host="nid002")))
+    assert not list(look_at_hosts(by_srun, make_environment(host="nid002")))
     here = [make_result(make_record(), ranks=ranks)]
-    assert not list(look_at_places(here, make_environment(host="login1"))), "emulated hosts are this machine"
+    assert not list(look_at_hosts(here, make_environment(host="login1"))), "emulated hosts are this machine"

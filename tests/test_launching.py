@@ -120,7 +120,7 @@ def test_ranks_of_several_nodes_share_the_cores_of_theirs(monkeypatch: pytest.Mo
     [
         ({"mpiexec": "/opt/mpiexec"}, "--mpiexec /opt/mpiexec is not read without --launcher mpi"),
         ({"ranks_per_node": 2}, "--ranks-per-node 2 is not read with --launcher local"),
-        ({"launcher": "mpi", "ranks_per_node": 0}, "--ranks-per-node 0"),
+        ({"launcher": "mpi", "ranks_per_node": 0}, "--ranks-per-node must be"),
         ({"launcher": "mpi", "ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts"),
         ({"launcher": "mpi", "link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
     ],

@@ -28,7 +28,7 @@ def read_curve(runs_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_lenet_learns_digits(tmp_path: Path) -> None:
-    job = ["--workload", "lenet", "--data", "digits", "--global-batch", "16", *ONE_CORE]
+    job = ["--workload", "lenet", "--data", "digits", "--global-batch-size", "16", *ONE_CORE]
     adam = ["--optimizer", "adam", "--lr", "2e-3"]
     done = scalelab("train", *job, *adam, "--epochs", "8", "--log-every", "500", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_a_tiny_language_model_knows_more_of_a_text_than_how_often_its_letters_c
     assert made.returncode == 0, made.stderr
     job = ["--workload", "gpt2", "--data", "tokens", "--data-path", "shards", "--vocabulary", "256", "--dropout", "0"]
     done = scalelab(
-        "train", *job, "--global-batch", "16", "--steps", "120", "--lr", "1e-3", *WARM, *ONE_CORE, cwd=tmp_path
+        "train", *job, "--global-batch-size", "16", "--steps", "120", "--lr", "1e-3", *WARM, *ONE_CORE, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     counts = Counter(text)

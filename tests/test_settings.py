@@ -16,11 +16,11 @@ from scalelab.records.settings import Course, Exchange, Optimization, Spreading
     [
         (Optimization, {"lr_min": 1e-5}, "--lr-min 1e-05 is not read without --schedule cosine: add it"),
         (Optimization, {"schedule_steps": 20}, "--schedule-steps 20 is not read without --schedule cosine: add it"),
-        (Spreading, {"powersgd_rank": 2}, "--powersgd-rank 2 is not read without --gradient-hook powersgd: add it"),
+        (Spreading, {"powersgd_rank": 2}, "--powersgd-rank 2 is not read without --comm-hook powersgd: add it"),
         (
             Spreading,
             {"powersgd_start": 5, "gradient_hook": "fp16"},
-            "--powersgd-start 5 is not read without --gradient-hook powersgd: add it",
+            "--powersgd-start 5 is not read without --comm-hook powersgd: add it",
         ),
         (Course, {"profile_wait": 0}, "--profile-wait 0 is not read without --profile-active: add it"),
         (Course, {"profile_name": "mine"}, "--profile-name mine is not read without --profile-active: add it"),
@@ -59,9 +59,9 @@ def test_a_number_that_is_read_or_stays_as_it_was_is_taken(make: Callable[..., o
         ({"sizes": ()}, "an exchange by all_reduce needs at least one size"),
         ({"sizes": (4, 6)}, "a message of 6 bytes is no whole number of float32: use a multiple of 4"),
         ({"sizes": (0,)}, "a message of 0 bytes is no whole number of float32: use a multiple of 4"),
-        ({"repeats": 0}, "--repeats 0 is too small: use 1 or more"),
-        ({"warmup_calls": -1}, "--warmup-calls -1 is too small: use 0 or more"),
-        ({"budget_seconds": 0.0}, "--budget 0 cannot be: use a finite number above 0"),
+        ({"repeats": 0}, "--repeats must be at least 1, got 0"),
+        ({"warmup_calls": -1}, "--warmup-calls must be at least 0, got -1"),
+        ({"budget_seconds": 0.0}, "--budget must be a finite number > 0, got 0"),
     ],
 )
 def test_an_exchange_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:

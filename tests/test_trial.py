@@ -40,21 +40,21 @@ CLEAN, COMM_FREE = StepKind.CLEAN, StepKind.COMM_FREE
         ({"configuration": "../up"}, ["configuration", "'../up'", "use letters"]),
         ({"configuration": ""}, ["configuration", "''", "use letters"]),
         ({"configuration": ".hidden"}, ["configuration", "'.hidden'", "use letters"]),
-        ({"num_ranks": 0}, ["--num-ranks", "0", "use 1 or more"]),
-        ({"num_ranks": -2}, ["--num-ranks", "-2", "use 1 or more"]),
-        ({"global_batch": 0}, ["--global-batch", "0", "use 1 or more"]),
-        ({"round": 0}, ["--round", "0", "use 1 or more"]),
-        ({"threads_per_rank": 0}, ["--threads-per-rank", "0", "use 1 or more"]),
-        ({"seed": -1}, ["--seed", "-1", "use 0 or more"]),
-        ({"strategy": "ddp", "num_ranks": 3}, ["--global-batch", "8", "3 ranks", "use 6 or 9"]),
-        ({"strategy": "ddp", "num_ranks": 16}, ["--global-batch", "8", "16 ranks", "use 16"]),
-        ({"device": "tpu"}, ["--device", "'tpu'", "use one of cpu, cuda"]),
-        ({"dtype": "int8"}, ["--dtype", "'int8'", "use one of float32"]),
-        ({"timeout_seconds": 0.0}, ["--timeout", "0", "above 0"]),
-        ({"timeout_seconds": -1.5}, ["--timeout", "-1.5", "above 0"]),
-        ({"timeout_seconds": math.nan}, ["--timeout", "nan", "above 0"]),
+        ({"num_ranks": 0}, ["--num-ranks", "0", "at least 1"]),
+        ({"num_ranks": -2}, ["--num-ranks", "-2", "at least 1"]),
+        ({"global_batch": 0}, ["--global-batch-size", "0", "at least 1"]),
+        ({"round": 0}, ["--round", "0", "at least 1"]),
+        ({"threads_per_rank": 0}, ["--threads-per-rank", "0", "at least 1"]),
+        ({"seed": -1}, ["--seed", "-1", "at least 0"]),
+        ({"strategy": "ddp", "num_ranks": 3}, ["--global-batch-size", "8", "3 ranks", "use 6 or 9"]),
+        ({"strategy": "ddp", "num_ranks": 16}, ["--global-batch-size", "8", "16 ranks", "use 16"]),
+        ({"device": "tpu"}, ["--device", "'tpu'", "one of cpu, cuda"]),
+        ({"dtype": "int8"}, ["--dtype", "'int8'", "one of float32"]),
+        ({"timeout_seconds": 0.0}, ["--timeout", "0", "> 0"]),
+        ({"timeout_seconds": -1.5}, ["--timeout", "-1.5", "> 0"]),
+        ({"timeout_seconds": math.nan}, ["--timeout", "nan", "> 0"]),
         ({"timeout_seconds": math.inf}, ["--timeout", "inf", "finite"]),
-        ({"memory_limit_bytes": 0}, ["--memory-limit", "0", "use 1 or more"]),
+        ({"memory_limit_bytes": 0}, ["--memory-limit", "0", "at least 1"]),
         ({"port": -1}, ["--port", "-1", "use 1 to 65535"]),
         ({"port": 65536}, ["--port", "65536", "use 1 to 65535"]),
         ({"num_ranks": 2}, ["--strategy single", "2", "use --strategy ddp"]),
@@ -73,18 +73,18 @@ def test_a_field_that_cannot_work_is_refused_with_its_flag_its_value_and_a_way_o
 
 @pytest.mark.parametrize("name", ["lead_in_steps", "phase_steps", "comm_free_steps", "profiled_steps"])
 def test_a_negative_number_of_steps_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag(name)} -1 is too small: use 0 or more"):
+    with pytest.raises(UsageError, match=f"{flag(name)} must be at least 0, got -1"):
         StepPlan(**{name: -1})
 
 
 @pytest.mark.parametrize("name", ["clean_steps", "cycles"])
 def test_a_plan_without_clean_steps_or_turns_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag(name)} 0 is too small: use 1 or more"):
+    with pytest.raises(UsageError, match=f"{flag(name)} must be at least 1, got 0"):
         StepPlan(**{name: 0})
 
 
 def test_a_batch_smaller_than_its_ranks_is_told_the_smallest_that_works() -> None:
-    with pytest.raises(UsageError, match=r"--global-batch 3 cannot be divided over 4 ranks: use 4$"):
+    with pytest.raises(UsageError, match=r"--global-batch-size 3 is not divisible by 4 ranks: use 4$"):
         check_divisible(3, 4)
 
 

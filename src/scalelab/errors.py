@@ -14,6 +14,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   └── NotWritable                    permissions, read-only file system
     ├── LaunchFailed                       ranks could not be started at all
     │   └── JobRejected                    a batch system does not take a job; the message is its own words
+    ├── StudyFailed                        a method of the user's own study raised
     ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
     ├── DataUnreadable                     a data file is corrupt, truncated, changed or not what was expected
     ├── OutOfReach                         a data set cannot be fetched from anywhere that was tried
@@ -79,6 +80,10 @@ class LaunchFailed(ScalelabError):
 
 class JobRejected(LaunchFailed):
     """A batch system does not take a job; the message is what it said."""
+
+
+class StudyFailed(ScalelabError):
+    """A method of the user's own study raised an exception; the note is its traceback."""
 
 
 class TraceUnreadable(ScalelabError):

@@ -11,11 +11,10 @@ import pytest
 from scalelab.answers.comparison import RunSide, compare_runs
 from scalelab.answers.metered import MOST_JUDGED, MeteredRun, count_all_steps
 from scalelab.errors import UsageError
-from scalelab.recipes.catalogue import find_kind
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult, from_builtins, to_builtins
 from scalelab.report.document import Document
-from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.catalogue import STUDIES, load_kind
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record
@@ -170,7 +169,7 @@ def test_a_long_run_is_judged_by_its_last_steps() -> None:
 def test_a_metered_run_is_read_like_a_study_and_cannot_be_planned() -> None:
     assert "metered" not in STUDIES
     study = make_metered(global_batch=8)
-    assert from_builtins(to_builtins(study), find_kind("metered")) == study
+    assert from_builtins(to_builtins(study), load_kind("metered")) == study
     with pytest.raises(UsageError, match="made by your own script"):
         study.plan()
 

@@ -19,6 +19,7 @@ from scalelab.records.observations import GradientTimes, Message, RankReport, Tr
 from scalelab.records.store import RunStore
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.runs.experiment import read_results, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -78,7 +79,7 @@ def measure(directory: Path, ranks: tuple[int, ...] = (1, 2, 4, 8), rate: float 
 
 
 def read_answer(store: RunStore) -> ScalingRun:
-    return ScalingRun.from_results(read_results(store)[0], "ddp", 2, is_strong=True)
+    return ScalingRun.from_results(read_results(store, read_study(store))[0], "ddp", 2, is_strong=True)
 
 
 def declare(rate: float) -> FoundLink:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "6", "--no-control"]
+SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--steps", "6", "--no-control"]
 """A job of microseconds: what is tested is the command, not the numbers."""
 
 QUICK = [*SMALL, "--phase-steps", "2", "--comm-free-steps", "2"]

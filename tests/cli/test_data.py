@@ -60,9 +60,9 @@ def test_a_name_that_ends_in_bin_names_the_shards(text: Path) -> None:
     [
         (["absent.txt"], "absent.txt cannot be tokenized: there is no such file"),
         ([], "name at least one FILE"),
-        (["TEXT", "--test-share", "1"], "--test-share 1"),
-        (["TEXT", "--test-tokens", "-1"], "--test-tokens -1"),
-        (["TEXT", "--tokens-per-shard", "0"], "--tokens-per-shard 0"),
+        (["TEXT", "--test-share", "1"], "--test-share must be"),
+        (["TEXT", "--test-tokens", "-1"], "--test-tokens must be"),
+        (["TEXT", "--tokens-per-shard", "0"], "--tokens-per-shard must be"),
         (["TEXT", "--tokenizer", "gpt2"], "needs GPT-2's encoder.json as --vocab and its vocab.bpe as --merges"),
         (["TEXT", "--tokenizer", "words"], "--tokenizer"),
         (["TEXT", "--separator", ";"], "--separator ; has no meaning for bytes"),

@@ -77,13 +77,13 @@ def test_a_gain_below_one_is_told_as_slower() -> None:
     ("arguments", "error", "words"),
     [
         (["doctor", "FILE", "--format", "hdf"], UnknownName, "unknown format 'hdf'.*Did you mean 'hdf5'"),
-        (["doctor", "FILE", "--batch", "0"], UsageError, "--batch 0 is too small"),
-        (["doctor", "FILE", "--seconds", "0"], UsageError, "--seconds 0 cannot be"),
+        (["doctor", "FILE", "--batch", "0"], UsageError, "--batch must be at least"),
+        (["doctor", "FILE", "--seconds", "0"], UsageError, "--seconds must be a finite number > 0, got 0"),
         (["doctor", "nowhere.h5"], DataUnreadable, r"nowhere\.h5 cannot be read: there is no such file"),
         (["convert", "FILE", "--out", "x.foo"], UsageError, r"--out x\.foo has no known format"),
         (["convert", "FILE", "--out", "FILE"], UsageError, "is the file that is converted"),
         (["convert", "FILE", "--out", "y.h5", "--option", "level"], UsageError, "--option level cannot be read"),
-        (["convert", "FILE", "--out", "y.h5", "--chunk-samples", "0"], UsageError, "--chunk-samples 0 is too small"),
+        (["convert", "FILE", "--out", "y.h5", "--chunk-samples", "0"], UsageError, "--chunk-samples must be at least"),
         (
             ["convert", "FILE", "--out", "y.h5", "--chunk-samples", "3"],
             UsageError,

@@ -18,7 +18,7 @@ from tests.ranks.launches import LAYOUTS, hydra, torchrun
 from tests.ranks.launches import slurm as slurm_variables
 from tests.slurm import Cluster
 
-SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch", "12", "--steps", "4"]
+SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch-size", "12", "--steps", "4"]
 
 
 def start(prefix: list[str], *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

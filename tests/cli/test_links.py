@@ -12,7 +12,7 @@ from tests.ranks.emulation import needs_hosts
 
 SMALL = ["--workload", "mlp", "--dim", "64", "--depth", "2", "--steps", "4", "--rounds", "1", "--no-control"]
 LINKS = ["run", "links", *SMALL, "--batch-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
-HOSTS = ["run", "strong-scaling", *SMALL, "--global-batch", "8", "--ranks", "2", "--launcher", "hosts"]
+HOSTS = ["run", "strong-scaling", *SMALL, "--global-batch-size", "8", "--ranks", "2", "--launcher", "hosts"]
 
 
 @pytest.mark.parametrize("arguments", [LINKS, HOSTS])

@@ -114,7 +114,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("bash", "zsh", "fish"):
         script = call(capsys, "completion", shell)
-        for word in ("compare", "weak-scaling", "--global-batch", "--dropout", "--depth", "--norm", "--autocast"):
+        for word in ("compare", "weak-scaling", "--global-batch-size", "--dropout", "--depth", "--norm", "--autocast"):
             assert word.lstrip("-") in script
 
 

@@ -60,7 +60,7 @@ def test_a_configuration_that_fails_keeps_its_row_and_the_exit_code_says_so(tmp_
     )
     done = scalelab(
         *("run", "strong-scaling", "--workload", "mine.py:build", "--width", "5", "--ranks", "1", "2"),
-        *("--global-batch", "4", "--steps", "6", "--rounds", "2"),
+        *("--global-batch-size", "4", "--steps", "6", "--rounds", "2"),
         cwd=tmp_path,
     )
     assert done.returncode == 3

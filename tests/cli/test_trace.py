@@ -90,7 +90,7 @@ def test_the_definitions_of_hta_can_be_asked_for(traces: Path, capsys: pytest.Ca
         (("{traces}", "--communication", "("), 2, "--communication '(' is no regular expression"),
         (("{traces}", "--rank", "7"), 2, "--rank 7 has no trace here: there are those of 0, 1"),
         (("{traces}", "--step", "9"), 2, "--step 9 is in no trace: they have steps 1, 2"),
-        (("{traces}", "--top", "0"), 2, "--top 0 is too small"),
+        (("{traces}", "--top", "0"), 2, "--top must be at least"),
         (("{traces}", "--hta", "--step", "1"), 2, "--step has no meaning with --hta"),
         (("{traces}", "--hta", "--time-unit", "ns"), 2, "--time-unit has no meaning with --hta"),
         (("{traces}", "{traces}/rank0.copy.json"), 1, "are both of rank 0"),

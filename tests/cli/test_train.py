@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.commands import make_environment, scalelab, start_scalelab, wait_until
 
-SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch", "12"]
+SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch-size", "12"]
 LINE = re.compile(r"^step +(\d+)  epoch +([\d.]+)  loss ([\d.]+)  lr (\S+)  ", re.MULTILINE)
 
 
@@ -206,9 +206,9 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
     ("arguments", "words"),
     [
         (["--steps", "5", "--epochs", "2"], "--steps 5 and --epochs 2 contradict each other"),
-        (["--ranks", "5"], "--global-batch 12 cannot be divided over 5 ranks"),
+        (["--ranks", "5"], "--global-batch-size 12 is not divisible by 5 ranks"),
         (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, not 2"),
-        (["--bucket-mb", "5"], "--bucket-mb means nothing to --strategy single: use it with ddp"),
+        (["--bucket-cap-mb", "5"], "--bucket-cap-mb means nothing to --strategy single: use it with ddp"),
         (["--strategy", "fspd2"], "fspd2"),
         (["--checkpoints", "a-file"], "--checkpoints a-file is a file: give a directory"),
         (["--delay", "1s", "--delay-rank", "3"], "--delay-rank 3 does not exist"),

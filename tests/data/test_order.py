@@ -157,9 +157,9 @@ def test_blocks_are_chosen_where_single_samples_cost_more_than_twice_their_bytes
 
 
 def test_what_cannot_be_a_block_is_refused() -> None:
-    with pytest.raises(UsageError, match="--chunk-samples 0"):
+    with pytest.raises(UsageError, match="--chunk-samples must be"):
         BlockShuffle(chunk_samples=0, window_chunks=1)
-    with pytest.raises(UsageError, match="--window-chunks -1"):
+    with pytest.raises(UsageError, match="--window-chunks must be"):
         BlockShuffle(chunk_samples=1, window_chunks=-1)
 
 

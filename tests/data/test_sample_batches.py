@@ -196,8 +196,8 @@ def test_a_batch_beyond_the_epoch_cannot_be_sought(index: int) -> None:
     [
         ({"num_samples": 7, "num_ranks": 2}, "7 samples are too few: 2 ranks × 4 samples each need 8"),
         ({"num_samples": 15, "num_ranks": 2, "accumulation": 2}, "2 ranks × 4 samples each × 2 batches need 16"),
-        ({"batch_size": 0}, "--batch-size 0"),
-        ({"workers": -1}, "--workers -1"),
+        ({"batch_size": 0}, "--batch-size must be"),
+        ({"workers": -1}, "--workers must be"),
     ],
 )
 def test_what_cannot_make_a_step_is_refused(fields: dict[str, int], words: str) -> None:

@@ -21,7 +21,7 @@ from tests.launchers.test_batch_jobs import play_program
 from tests.records import make_store
 from tests.slurm import Cluster
 
-SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "4", "--no-control"]
+SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--steps", "4", "--no-control"]
 STUDY = [
     "run",
     "strong-scaling",
@@ -186,7 +186,7 @@ def test_a_trial_with_a_job_of_its_own_is_waited_for_and_its_ranks_have_the_pref
     prefix = place / "container.sh"
     prefix.write_text(f'#!/bin/sh\necho "$SLURM_PROCID" >>{place}/ranks.txt\nexec "$@"\n')
     prefix.chmod(0o755)
-    train = ["train", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--steps", "3"]
+    train = ["train", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--steps", "3"]
     on_slurm = ["--ranks", "2", "--launcher", "slurm", "--poll", "0.2s", "--job-per-trial", "--container", str(prefix)]
     done = scalelab(*train, *on_slurm, "--python", sys.executable, cwd=place)
     assert done.returncode == 0, done.stderr

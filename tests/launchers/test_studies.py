@@ -25,7 +25,8 @@ from tests.slurm import Cluster
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SAMPLING = Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, profile_steps=0, control=False)
 FLAGS = [
-    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch", "8", "--ranks", "1", "2", "--rounds", "1"),
+    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--ranks", "1", "2"),
+    *("--rounds", "1"),
     *("--steps", "4", "--warmup", "1", "--phase-steps", "0", "--comm-free-steps", "0", "--profile-steps", "0"),
     "--no-control",
 ]

@@ -100,7 +100,7 @@ def test_an_error_in_the_first_step_would_come_again_and_a_later_one_need_not() 
         (ValueError("first\nsecond"), "ValueError: first"),
         (ValueError("\n\n  first  \nsecond"), "ValueError: first"),
         (ValueError(), "ValueError"),
-        (UsageError("--dim 0 is too small: use 1 or more"), "--dim 0 is too small: use 1 or more"),
+        (UsageError("--dim must be at least 1, got 0"), "--dim must be at least 1, got 0"),
     ],
 )
 def test_an_error_is_described_in_one_line(error: Exception, words: str) -> None:

@@ -29,7 +29,8 @@ from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample
-from scalelab.runs.experiment import conclude_run, execute_run, ignore_event, read_results
+from scalelab.runs.experiment import execute_run, ignore_event, read_results
+from scalelab.studies.catalogue import derive_document, read_study
 from tests.records import make_record, make_store
 
 STAY = Stay(started_at="2026-11-16T01:00:00+00:00", entered_seconds=10.0, load_before=0.5)
@@ -152,20 +153,20 @@ def test_a_killed_run_is_put_together_by_its_first_reader(tmp_path: Path) -> Non
     directory = find_directory(store)
     announce_dead(directory, 0)
     write_steps(directory, 0, 12, tail="0,12,clean,23.0,1.")
-    document = conclude_run(store)
+    document = derive_document(store)
     assert "rank 0 did not come to the end of the Meter" in document.cautions[0].message
     result = store.result("my-run-r1")
     assert (result.status, len(result.samples)) == (Status.CRASHED, 12)
     assert (result.wall_seconds, result.started_at) == (13.0, STAY.started_at)
     assert not outcome_file(directory, 0).exists()
-    assert conclude_run(store) == document
+    assert derive_document(store) == document
 
 
 def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
     store = make_metered(tmp_path)
     with store.claim():
         assert rescue_result(store) is None
-        assert "it is being metered now" in conclude_run(store).cautions[0].message
+        assert "the script is still running" in derive_document(store).cautions[0].message
     announce(find_directory(store), 1, STAY)
     assert rescue_result(store) is None
     assert not store.has_result("my-run-r1")
@@ -185,15 +186,15 @@ def test_a_run_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("scalelab.records.store.write_atomically", refuse)
-    (result,), damaged = read_results(store)
+    (result,), damaged = read_results(store, read_study(store))
     assert (len(result.samples), damaged) == (3, [])
     assert not store.has_result("my-run-r1")
 
 
 def test_a_metered_run_is_not_resumed(tmp_path: Path) -> None:
     store = make_metered(tmp_path)
-    with pytest.raises(UsageError, match="was made by a Meter: launch its script again"):
-        execute_run(store, FakeLauncher(lambda trial: 1.0), ignore_event)
+    with pytest.raises(UsageError, match="was recorded by a Meter: run its script again"):
+        execute_run(store, read_study(store), FakeLauncher(lambda trial: 1.0), ignore_event)
 
 
 def test_an_announcement_is_of_this_process(tmp_path: Path) -> None:

@@ -97,5 +97,5 @@ def test_the_factors_between_rule_and_plan_multiply_exactly(plan):
 
 
 def test_a_rule_that_starts_from_nothing_is_refused():
-    with pytest.raises(UsageError, match="--measured-rate 0"):
+    with pytest.raises(UsageError, match="--measured-rate must be"):
         SmallRun(tokens_per_second=0, num_parameters=1e8)

@@ -19,6 +19,7 @@ from scalelab.report.document import Document, Section
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.throughput import Throughput
 from tests.recipes.played import PlayedLauncher
 
@@ -59,7 +60,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Document]:
             patch.setattr("scalelab.recipes.feasibility.find_host_obstacle", lambda: None)
             patch.setattr("scalelab.recipes.submitted.find_batch_system", lambda: None)
             store, document = run_study(reproduce, runs_dir=tmp_path_factory.mktemp("runs"), launcher=launcher)
-        assert {result.status for result in find_failed(store)} == FAILING[name]
+        assert {result.status for result in find_failed(store, read_study(store))} == FAILING[name]
         found[name] = document
     return found
 
@@ -221,7 +222,7 @@ def test_without_root_two_nodes_are_not_run_with_the_reason_and_predicted(
     words = " ".join(find_section(document, "P4").paragraphs)
     assert "Two nodes were not run: it needs root." in words
     assert "Prediction, not measured: over a link 24 times slower" in words
-    assert not find_failed(store)
+    assert not find_failed(store, read_study(store))
     statuses = {result.trial.configuration: result.status for result in store.results()[0]}
     assert statuses["p4.links.inside"] is Status.COMPLETED
     assert statuses["p4.links.100mbit"] is Status.NOT_RUN
@@ -364,5 +365,5 @@ class BorrowedLauncher:
 def test_a_row_runs_for_real(launcher: LocalLauncher, tmp_path: Path) -> None:
     reproduce = Reproduce(recipe="polaris", only=("P1",), device="cpu")
     store, document = run_study(reproduce, runs_dir=tmp_path, launcher=BorrowedLauncher(launcher))
-    assert find_failed(store) == []
+    assert find_failed(store, read_study(store)) == []
     assert find_section(document, "P1").paragraphs[0].startswith("32 steps of batch 32 took ")

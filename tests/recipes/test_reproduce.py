@@ -25,6 +25,7 @@ from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document, Section
 from scalelab.report.findings import Caution
 from scalelab.runs.experiment import find_failed, run_study, start_run
+from scalelab.studies.catalogue import read_study
 from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
 
 UNEQUAL_ROW = "s3.unequal.features-16"
@@ -128,7 +129,7 @@ def test_a_failing_trial_leaves_the_rest_intact_and_gives_exit_code_3(
     text = capsys.readouterr().out
     assert "crashed" in text
     assert "S3: 2 arms of small" in text
-    assert {result.trial.configuration for result in find_failed(store)} == {"s1.strong.ddp-2"}
+    assert {result.trial.configuration for result in find_failed(store, read_study(store))} == {"s1.strong.ddp-2"}
 
 
 @pytest.mark.parametrize("status", [Status.INVALID, Status.OUT_OF_MEMORY])

@@ -22,7 +22,7 @@ from scalelab.report.renderers.html import render_html
 from scalelab.report.renderers.html_files import pack_runs
 from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, list_names
 from scalelab.runs.experiment import run_study
-from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.cli.commands import QUICK, scalelab
@@ -82,7 +82,7 @@ def take_seconds(trial: Trial) -> float:
 
 def play_study(name: str, runs_dir: Path, **fields: Any) -> tuple[RunStore, Document]:
     """A study with its own defaults, as short as it can be, played from a formula."""
-    kind = STUDIES[name]
+    kind = load_study(name)
     names = {one.name for one in dataclasses.fields(kind)}
     few = Sampling(rounds=3, steps=8, phase_steps=2, comm_free_steps=2)
     own: dict[str, Any] = {"sampling": few} if "sampling" in names and name != "quantize" else {}

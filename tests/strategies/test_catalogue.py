@@ -42,7 +42,7 @@ def test_a_static_graph_and_accumulation_are_refused_together() -> None:
 
 def test_emulated_dp_and_checkpointing_are_refused_together() -> None:
     shape = StepShape(checkpointing="full")
-    with pytest.raises(UsageError, match="--checkpointing full cannot go with --strategy dp on a CPU"):
+    with pytest.raises(UsageError, match="--activation-checkpointing full does not work with --strategy dp on a CPU"):
         check_strategy(make_trial(strategy="dp", shape=shape))
     check_strategy(make_trial(strategy="dp"))
     check_strategy(make_trial(strategy="dp", shape=shape, device="cuda"))

@@ -103,7 +103,7 @@ def test_without_results_it_concludes_with_empty_rows() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"ranks": 1}, "--ranks 1"), ({"batches": (33,)}, "33"), ({"batches": (64, 32)}, "64 32")],
+    [({"ranks": 1}, "--ranks must be"), ({"batches": (33,)}, "33"), ({"batches": (64, 32)}, "64 32")],
 )
 def test_what_cannot_be_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -12,6 +12,7 @@ from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
@@ -65,7 +66,7 @@ def test_nothing_larger_than_what_was_out_of_memory_is_tried(tmp_path: Path) -> 
     assert find_row(main, "batch 8")["step_seconds"].value == pytest.approx(FIXED + 8 * SLOPE)
     assert "batch 16 was out of memory, and 32 is larger" in warn_all(document)
     assert "Batch 16 is out of memory, 8 ran" in say_all(document)
-    assert len(find_failed(store)) == 2 * FEW.rounds
+    assert len(find_failed(store, read_study(store))) == 2 * FEW.rounds
 
 
 def test_a_failure_that_is_not_memory_stops_no_larger_batch(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from scalelab.report.document import Chart, Document
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
-from scalelab.runs.experiment import conclude_run
+from scalelab.studies.catalogue import derive_document
 from scalelab.studies.shared.arms import TOO_SHORT, describe_status
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
@@ -91,7 +91,7 @@ def test_what_was_not_run_yet_has_its_place(tmp_path: Path) -> None:
     for trial in store.trials():
         if trial.num_ranks == 4:
             (store.trial_directory(trial.name) / "result.json").unlink()
-    document = conclude_run(store)
+    document = derive_document(store)
     assert "ddp × 4 (not run yet)" in find_charts(document)[0].caption
     assert "ddp × 4 (not run yet)" in document.sections[0].charts[0].caption
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_step_has_no_such_section(tmp_path: Path) -> None:
     with pytest.raises(NothingMeasured):
         answer(make_strong(), tmp_path, lost)
     (path,) = tmp_path.iterdir()
-    assert find_charts(conclude_run(RunStore.open(path))) == ()
+    assert find_charts(derive_document(RunStore.open(path))) == ()
 
 
 def test_long_runs_stay_small_and_say_what_is_left_out(tmp_path: Path) -> None:

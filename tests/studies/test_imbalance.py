@@ -132,7 +132,7 @@ def test_a_row_that_failed_leaves_the_rest(tmp_path: Path) -> None:
     [
         ({"delay": "5ms"}, "on every rank is no imbalance: add --delay-rank 0"),
         ({"delay": "5ms", "rank": 2}, "--delay-rank 2 does not exist"),
-        ({"ranks": 1}, "--ranks 1"),
+        ({"ranks": 1}, "--ranks must be"),
         ({"strategy": "dp"}, "one process"),
         ({"sampling": Sampling(phase_steps=0)}, "--phase-steps 0"),
         ({"global_batch": 3}, "3"),

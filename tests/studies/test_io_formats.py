@@ -22,6 +22,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.io_formats.study import PUBLISHED, IoFormats, find_missing, parse_shape
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.job import Job
@@ -235,7 +236,7 @@ def test_what_is_not_installed_is_not_run_and_says_what_to_install(
     assert read_row(document.tables[0], "zarr lazy")["write_seconds"] == "not run"
     assert "zarr lazy not run: format zarr needs zarr, which is not installed" in warn_all(document)
     assert "→ pip install 'scalelab[formats]'" in warn_all(document)
-    assert find_failed(store) == []
+    assert find_failed(store, read_study(store)) == []
 
 
 def test_a_format_that_is_there_is_not_missing() -> None:
@@ -260,7 +261,7 @@ def test_a_failure_is_told_once_for_all_that_share_it(tmp_path: Path) -> None:
     store, document = measure(tmp_path, launcher)
     assert read_row(document.tables[0], "npy eager")["write_seconds"] == "crashed"
     assert "npy eager crashed: the fake launcher was told to" in warn_all(document)
-    assert len(find_failed(store)) == 6
+    assert len(find_failed(store, read_study(store))) == 6
 
 
 def test_ranks_that_share_cores_are_marked(tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_shapes_are_read_as_they_are_typed() -> None:
         ({"job": Job(workload="mlp")}, "--workload mlp: only transformer's samples are stored"),
         ({"data": "a.npy", "shape": "3"}, "--data a.npy and --shape 3 contradict each other"),
         ({"shape": "3", "train": True}, "--train trains on the workload's own samples, not on --shape 3"),
-        ({"budget": "0s"}, "--budget 0 cannot be"),
+        ({"budget": "0s"}, "--budget must be a finite number > 0, got 0"),
     ],
 )
 def test_what_cannot_work_is_refused(fields: dict[str, Any], words: str) -> None:

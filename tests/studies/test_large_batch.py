@@ -16,6 +16,7 @@ from scalelab.records.settings import Optimization, StepShape
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.large_batch.answer import group_learning
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.shared.expectation import Expectation, render_plan
@@ -194,7 +195,7 @@ def test_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path, name: st
     for configuration, label in labels.items():
         value = find_row(document.tables[0], label)["accuracy"].value
         assert value == (status.words if configuration == name else pytest.approx(REACHED[configuration], abs=0.02))
-    assert find_failed(store)
+    assert find_failed(store, read_study(store))
 
 
 def test_nothing_measured_is_a_document_too() -> None:
@@ -215,7 +216,7 @@ def test_a_launcher_that_plays_no_curve_leaves_cells_empty(tmp_path: Path) -> No
         ({"warmup_epochs": 9.0}, "--warmup-epochs 9 does not end within --epochs 3"),
         ({"warmup_epochs": -1.0}, "--warmup-epochs"),
         ({"ranks": 3}, "--small-batch 32 cannot be divided over 3 ranks"),
-        ({"seeds": 0}, "--seeds 0 is too small"),
+        ({"seeds": 0}, "--seeds must be at least"),
         ({"job": Job(workload="lenet", optimization=Optimization(lr_warmup=5))}, "--lr-warmup 5 cannot be given here"),
     ],
 )
@@ -253,7 +254,7 @@ def test_real_digits_are_learnt_by_the_small_batch_first(
     monkeypatch.setattr(launcher, "close", lambda: None)  # other tests use it too
     study = make_study(job=JOB, epochs=1, seeds=1, small_batch=16, large_batch=720, warmup_epochs=1.0)
     store, document = run_study(study, runs_dir=tmp_path, launcher=launcher)
-    assert not find_failed(store)
+    assert not find_failed(store, read_study(store))
     rows = {label: find_row(document.tables[0], label) for label in ("small batch", "large batch")}
     small, large = (rows[label]["accuracy"].value for label in rows)
     assert isinstance(small, float)

@@ -15,7 +15,8 @@ from scalelab.records.settings import StepShape
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
-from scalelab.runs.experiment import conclude_run, execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.runs.experiment import execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch
 from scalelab.studies.shared.job import Job
@@ -56,7 +57,7 @@ class TestWithFormulas:
         assert document.summary[0] == "The largest batch that fits is 100 per rank: it ran, and 101 ran out of memory."
         assert "100 MB whatever the batch, and 9 MB for every sample" in say_all(document)
         assert len(BatchSearch.from_results(store.results()[0]).probes) <= 6
-        assert not find_failed(store)
+        assert not find_failed(store, read_study(store))
 
     @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
     def test_the_rank_that_needs_most_decides_for_all(self, tmp_path: Path, strategy: str) -> None:
@@ -100,7 +101,7 @@ class TestWithFormulas:
         launcher = MemoryLauncher(need, failures={"batch-9": Status.INVALID})
         store, document = run(make_max(), tmp_path, launcher)
         assert launcher.probed == ["batch-1-r1", "batch-9-r1"]
-        assert [result.trial.name for result in find_failed(store)] == ["batch-9-r1"]
+        assert [result.trial.name for result in find_failed(store, read_study(store))] == ["batch-9-r1"]
         assert find_row(document.tables[0], 9)["status"].value == "invalid"
         assert "so far is 1 per rank" in document.summary[0]
         assert "the search ended early: batch 9 was invalid" in warn_all(document)
@@ -109,7 +110,7 @@ class TestWithFormulas:
         store, document = run(make_max(), tmp_path, MemoryLauncher(need, failures={"batch-101": Status.CRASHED}))
         assert "100 per rank: it ran, and 101 crashed" in document.summary[0]
         assert "batch 101 crashed and is counted as one that does not fit" in warn_all(document)
-        assert len(find_failed(store)) == 1
+        assert len(find_failed(store, read_study(store))) == 1
 
     def test_when_nothing_fits_nothing_was_measured(self, tmp_path: Path) -> None:
         with pytest.raises(NothingMeasured, match="no trial completed"):
@@ -120,10 +121,10 @@ class TestWithFormulas:
         run(make_max(), tmp_path, whole)
         store = start_run(make_max(), tmp_path, ["scalelab"])
         with pytest.raises(KeyboardInterrupt):
-            execute_run(store, Interrupted(need, after=3), ignore_event)
-        assert "the search did not end" in conclude_run(store).summary[0]
+            execute_run(store, read_study(store), Interrupted(need, after=3), ignore_event)
+        assert "the search did not end" in derive_document(store).summary[0]
         rest = MemoryLauncher(need)
-        execute_run(RunStore.open(store.path), rest, ignore_event)
+        execute_run(RunStore.open(store.path), read_study(store), rest, ignore_event)
         assert rest.launched == whole.launched[3:]
 
     def test_a_close_call_is_named(self, tmp_path: Path) -> None:
@@ -156,10 +157,10 @@ class TestWithFormulas:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"start": 0}, "--start 0"),
-            ({"most": 0}, "--most 0"),
+            ({"start": 0}, "--start must be"),
+            ({"most": 0}, "--most must be"),
             ({"start": 9, "most": 3}, "--start 9 is more than --most 3"),
-            ({"ranks": 0}, "--ranks 0"),
+            ({"ranks": 0}, "--ranks must be"),
             ({"job": Job(shape=StepShape(micro_batch=2))}, "--micro-batch 2"),
             ({"job": Job(allocator="keep")}, "--allocator keep"),
         ],
@@ -210,5 +211,5 @@ def test_real_ranks_agree_on_a_batch_that_ran(
     assert len(ran.ranks) == ranks
     assert {sample.rank for sample in ran.samples} == set(range(ranks))
     assert ran.trial.allocator == "pages"
-    assert not find_failed(store)
+    assert not find_failed(store, read_study(store))
     assert json.loads(store.read_document_text() or "")["title"] == document.title

@@ -15,6 +15,7 @@ from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.memory.answer import NO_FORECAST
 from scalelab.studies.memory.study import NOT_HELD, Memory
 from scalelab.studies.shared.arms import group_arms
@@ -134,7 +135,7 @@ def test_what_the_machine_cannot_hold_is_not_run_and_still_forecast(
     assert marks["ddp × 2, batch 8"] == "°"
     assert marks["single, batch 8"] == ""
     assert f"{NOT_HELD}: 2 ranks of 1.19 kB by forecast" in warn_all(document)
-    assert find_failed(store) == []
+    assert find_failed(store, read_study(store)) == []
 
 
 def test_a_failing_row_leaves_the_others_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypa
     store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(refuse))
     assert find_row(document.tables[0], "single, batch 8")["forecast_bytes"].value is None
     assert find_row(document.tables[0], "single, batch 8")["peak_bytes"].value == 1100
-    assert find_failed(store) == []
+    assert find_failed(store, read_study(store)) == []
     (caution,) = document.cautions
     assert caution.message.startswith(NO_FORECAST)
 
@@ -212,10 +213,10 @@ def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch)
     [
         ({"strategies": ()}, "--strategies needs at least one name"),
         ({"strategies": ("dp",)}, "--strategies dp has its replicas in threads"),
-        ({"ranks": 0}, "--ranks 0"),
+        ({"ranks": 0}, "--ranks must be"),
         ({"batches": ()}, "--batches needs at least one number"),
         ({"batches": (4, 4)}, "names a batch twice"),
-        ({"batches": (0,)}, "--batches 0"),
+        ({"batches": (0,)}, "--batches must be"),
         ({"device_memory": "much"}, "--device-memory"),
     ],
 )

@@ -130,10 +130,10 @@ def test_failures_and_nothing_at_all_are_told() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"dropped": 0}, "--dropped 0"),
+        ({"dropped": 0}, "--dropped must be"),
         ({"dropped": 16}, "leaves nothing of --steps 16"),
-        ({"seeds": 0}, "--seeds 0"),
-        ({"global_batch": 5, "ranks": 2}, "--global-batch 5"),
+        ({"seeds": 0}, "--seeds must be"),
+        ({"global_batch": 5, "ranks": 2}, "--global-batch-size 5"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:

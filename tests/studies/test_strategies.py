@@ -171,9 +171,9 @@ def test_settings_reach_the_strategies_that_know_them() -> None:
     [
         ({"strategies": ()}, "--strategies needs at least one name"),
         ({"strategies": ("ddp", "ddp")}, "--strategies ddp ddp names a strategy twice"),
-        ({"ranks": 3}, "--global-batch 64"),
-        ({"ranks": 0}, "--ranks 0"),
-        ({"global_batch": 0}, "--global-batch 0"),
+        ({"ranks": 3}, "--global-batch-size 64"),
+        ({"ranks": 0}, "--ranks must be"),
+        ({"global_batch": 0}, "--global-batch-size must be"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:
@@ -183,7 +183,7 @@ def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str)
 
 def test_a_setting_that_no_strategy_knows_is_refused() -> None:
     job = replace(JOB, spreading=Spreading(bucket_mb=2.0))
-    with pytest.raises(UsageError, match="--bucket-mb means nothing to --strategies single dp"):
+    with pytest.raises(UsageError, match="--bucket-cap-mb means nothing to --strategies single dp"):
         make_strategies(strategies=("single", "dp"), job=job).plan()
 
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.recipes.catalogue import find_kind
 from scalelab.records.environment import Gpu
 from scalelab.records.trial import Trial, from_builtins, to_builtins
-from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.catalogue import OLD_NAMES, STUDIES, load_kind, load_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling, check_ranks
@@ -146,7 +145,7 @@ def test_a_launch_has_as_many_clean_steps_as_asked_for_and_warms_up_in_its_lead_
 
 @pytest.mark.parametrize("study", [make_strong(), make_weak(job=JOB), StrongScaling(), WeakScaling()])
 def test_a_study_survives_being_stored(study: Any) -> None:
-    assert from_builtins(to_builtins(study), find_kind(study.name)) == study
+    assert from_builtins(to_builtins(study), load_kind(study.name)) == study
 
 
 def test_an_own_workload_is_carried_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,28 +169,28 @@ def test_a_file_that_is_gone_can_still_be_named() -> None:
     ("make", "message"),
     [
         (lambda: make_strong(ranks=()), "--ranks needs at least one number, for example --ranks 1 2"),
-        (lambda: make_strong(ranks=(0,)), "--ranks 0 is too small: use 1 or more"),
-        (lambda: make_weak(ranks=(1, -2)), "--ranks -2 is too small: use 1 or more"),
+        (lambda: make_strong(ranks=(0,)), "--ranks must be at least 1, got 0"),
+        (lambda: make_weak(ranks=(1, -2)), "--ranks must be at least 1, got -2"),
         (lambda: make_strong(ranks=(2, 2)), "--ranks 2 2 names a number twice: give each once"),
-        (lambda: make_strong(ranks=(3,)), "--global-batch 64 cannot be divided over 3 ranks: use 63 or 66"),
-        (lambda: make_strong(global_batch=0), "--global-batch 0 is too small: use 1 or more"),
-        (lambda: make_weak(batch_per_rank=0), "--batch-per-rank 0 is too small: use 1 or more"),
-        (lambda: Sampling(rounds=0), "--rounds 0 is too small: use 1 or more"),
-        (lambda: Sampling(steps=1), "--steps 1 is too small: use 2 or more"),
-        (lambda: Sampling(warmup=-1), "--warmup -1 is too small: use 0 or more"),
+        (lambda: make_strong(ranks=(3,)), "--global-batch-size 64 is not divisible by 3 ranks: use 63 or 66"),
+        (lambda: make_strong(global_batch=0), "--global-batch-size must be at least 1, got 0"),
+        (lambda: make_weak(batch_per_rank=0), "--batch-per-rank must be at least 1, got 0"),
+        (lambda: Sampling(rounds=0), "--rounds must be at least 1, got 0"),
+        (lambda: Sampling(steps=1), "--steps must be at least 2, got 1"),
+        (lambda: Sampling(warmup=-1), "--warmup must be at least 0, got -1"),
         (lambda: Sampling(steps=10, warmup=10), "--warmup 10 leaves nothing of --steps 10: .*--steps 30"),
         (lambda: Sampling(steps=10, warmup=99), "--warmup 99 leaves nothing of --steps 10"),
-        (lambda: Sampling(phase_steps=-1), "--phase-steps -1 is too small: use 0 or more"),
-        (lambda: Sampling(comm_free_steps=-1), "--comm-free-steps -1 is too small: use 0 or more"),
-        (lambda: Sampling(profile_steps=-1), "--profile-steps -1 is too small: use 0 or more"),
-        (lambda: Job(seed=-1), "--seed -1 is too small: use 0 or more"),
-        (lambda: Job(threads_per_rank=0), "--threads-per-rank 0 is too small: use 1 or more"),
+        (lambda: Sampling(phase_steps=-1), "--phase-steps must be at least 0, got -1"),
+        (lambda: Sampling(comm_free_steps=-1), "--comm-free-steps must be at least 0, got -1"),
+        (lambda: Sampling(profile_steps=-1), "--profile-steps must be at least 0, got -1"),
+        (lambda: Job(seed=-1), "--seed must be at least 0, got -1"),
+        (lambda: Job(threads_per_rank=0), "--threads-per-rank must be at least 1, got 0"),
         (lambda: Job(timeout="soon"), "--timeout 'soon' is no time: use a form such as 30s"),
         (lambda: Job(timeout=""), "--timeout '' is no time"),
         (lambda: Job(timeout="-5s"), "--timeout '-5s' is no time"),
-        (lambda: Job(timeout="0s"), "--timeout 0 cannot be: use a finite number above 0"),
+        (lambda: Job(timeout="0s"), "--timeout must be a finite number > 0, got 0"),
         (lambda: Job(memory_limit="lots"), "--memory-limit 'lots' is no number of bytes: use a form such as 512MB"),
-        (lambda: Job(memory_limit="0"), "--memory-limit 0 is too small: use 1 or more"),
+        (lambda: Job(memory_limit="0"), "--memory-limit must be at least 1, got 0"),
     ],
 )
 def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, message: str) -> None:
@@ -209,9 +208,9 @@ def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, me
             r"unknown option of mlp 'dmi'\. Did you mean 'dim'\? Known: depth, dim",
         ),
         (Job(workload="mlp", options={"dim": "3"}), "--workload mlp: Expected `int`, got `str` - at `\\$.dim`"),
-        (Job(workload="mlp", options={"dim": 0}), "--dim 0 is too small"),
+        (Job(workload="mlp", options={"dim": 0}), "--dim must be at least"),
         (Job(workload="gpt2", options={"size": "huge"}), "--workload gpt2: .*'huge'"),
-        (Job(workload="gpt2", options={"dropout": float("nan")}), "--dropout nan cannot be"),
+        (Job(workload="gpt2", options={"dropout": float("nan")}), "--dropout must be at least 0"),
         (Job(workload="mlp", port=70000), "--port 70000 is no port"),
     ],
 )
@@ -234,8 +233,18 @@ def test_an_unknown_strategy_lists_the_known_ones() -> None:
 
 def test_an_unknown_study_lists_the_known_ones() -> None:
     with pytest.raises(UnknownName, match=r"unknown study 'string-scaling'\. Did you mean 'strong-scaling'\?"):
-        find_kind("string-scaling")
-    assert {name: kind.name for name, kind in STUDIES.items()} == {name: name for name in STUDIES}
+        load_kind("string-scaling")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_catalogue_says_what_the_class_says(name: str) -> None:
+    kind, entry = load_study(name), STUDIES[name]
+    assert (kind.name, kind.title, kind.question) == (name, entry.title, entry.question), "see studies/catalogue.py"
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
+def test_an_old_name_still_finds_its_study(old: str, new: str) -> None:
+    assert load_kind(old) is load_study(old) is load_study(new)
 
 
 @given(st.lists(st.integers(-3, 9), max_size=4), st.integers(1, 24))

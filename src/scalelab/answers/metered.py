@@ -19,6 +19,8 @@ from typing import ClassVar
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_median
 from scalelab.errors import UsageError
+from scalelab.measure.meter_result import rescue_result
+from scalelab.records.store import RunStore
 from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import Caution, as_findings
@@ -43,6 +45,7 @@ class MeteredRun(Study):
     name: ClassVar[str] = "metered"
     title: ClassVar[str] = "Metered run"
     question: ClassVar[str] = "How long do the steps of my own training take, and what do they wait for?"
+    is_recorded: ClassVar[bool] = True
 
     label: str = ""
     """What the script called it."""
@@ -69,6 +72,12 @@ class MeteredRun(Study):
             findings=as_findings(words for recording in recordings for words in summarise(recording)),
             cautions=tuple(caution for recording in recordings for caution in find_doubts(recording)),
         )
+
+    def count_steps(self, result: TrialResult) -> TrialResult:
+        return count_all_steps(result)
+
+    def rescue(self, store: RunStore) -> TrialResult | None:
+        return rescue_result(store)
 
     def _describe_setting(self, recordings: Sequence[Recording]) -> str:
         parts = [self.label, self.job.workload, f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"]

@@ -14,10 +14,12 @@ import tyro
 
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
+from scalelab.measure.launchers.outcome import read_unfinished
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Course
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Cell, Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import Caution, as_findings
@@ -84,6 +86,10 @@ class Train(Study):
         )
         check_strategy(trial)
         return [trial]
+
+    def rescue(self, store: RunStore) -> TrialResult | None:
+        (trial,) = store.trials()
+        return read_unfinished(trial, store.trial_directory(trial.name))
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms(results, None)

@@ -52,7 +52,7 @@ VERBS = {
 
 EPILOGUE = """\
 First steps:
-  scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch 64 --ranks 1 2
+  scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch-size 64 --ranks 1 2
   scalelab run weak-scaling --workload my_model.py:build --ranks 1 2
   scalelab report last --html report.html
 Every verb, and every study behind run, has its own --help."""

@@ -9,13 +9,13 @@ from typing import Annotated
 import tyro
 
 from scalelab.answers.comparison import RunSide, compare_runs
-from scalelab.answers.metered import MeteredRun, count_all_steps
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, RunsDir, write_outputs
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.trial import to_builtins
 from scalelab.runs.experiment import read_results
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.arms import group_arms, make_fetch_arms, make_transfer_arms
 
 
@@ -43,9 +43,9 @@ def main(args: Sequence[str]) -> int:
 
 def read_side(store: RunStore) -> RunSide:
     """A run as the comparison takes it."""
-    results, damaged = read_results(store)
-    if store.record.study == MeteredRun.name:
-        results = [count_all_steps(result) for result in results]
+    study = read_study(store)
+    results, damaged = read_results(store, study)
+    results = [study.count_steps(result) for result in results]
     sampling = store.record.fields.get("sampling", {})
     warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
     return RunSide(

@@ -17,7 +17,7 @@ from scalelab.cli.compare import Compare
 from scalelab.cli.data import FLAGS as DATA_FLAGS
 from scalelab.cli.doctor import Doctor
 from scalelab.cli.export import Export
-from scalelab.cli.flags import CONFIG, parse_flags
+from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
@@ -28,7 +28,7 @@ from scalelab.cli.run import is_training, make_command_class
 from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
 from scalelab.cli.trace import Trace
-from scalelab.studies.catalogue import STUDIES
+from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.quantize.study import Quantize
 from scalelab.workloads.catalogue import BUILT_IN
@@ -55,7 +55,7 @@ def make_script(shell: str) -> str:
             make_full_parser(),
             args=["--tyro-print-completion", shell],
             prog="scalelab",
-            config=CONFIG,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         )
     return text.getvalue()
 
@@ -66,7 +66,7 @@ def make_full_parser() -> Any:
         Annotated[
             make_command_class(kind, make_all_options() if is_training(kind) else None, "…"), tyro.conf.subcommand(name)
         ]
-        for name, kind in STUDIES.items()
+        for name, kind in {name: load_study(name) for name in STUDIES}.items()
     ]
     run = dataclasses.make_dataclass("Run", [("study", Union[tuple(studies)])])  # noqa: UP007
     verbs = {

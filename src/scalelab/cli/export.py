@@ -16,7 +16,8 @@ from scalelab.errors import UsageError
 from scalelab.export.mlflow import check_uri, write_run
 from scalelab.export.tensorboard import load_writers, write_events
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
-from scalelab.runs.experiment import conclude_run, read_results
+from scalelab.runs.experiment import read_results
+from scalelab.studies.catalogue import derive_document, read_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ def main(args: Sequence[str]) -> int:
     export = parse_flags(Export, args, "export")
     check_export(export)
     for store in [open_run(name, export.runs_dir) for name in export.runs]:
-        document = conclude_run(store)
-        results = read_results(store)[0]
+        document = derive_document(store)
+        results = read_results(store, read_study(store))[0]
         if export.tensorboard is not None:
             place = export.tensorboard / store.name
             count = write_events(place, document, results)

@@ -13,25 +13,26 @@ from scalelab.measure.launchers.launcher import Launcher
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.report.document import Document
 from scalelab.runs.experiment import execute_run, find_failed, find_waiting
+from scalelab.studies.shared.study import Study
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as batch systems send it: the run ends as it does on Ctrl-C."""
 
 
-def measure_and_report(store: RunStore, launcher: Launcher, output: Output) -> int:
+def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output: Output) -> int:
     """Run the trials that have no result, print and export the answer; gives the exit code."""
     previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         with make_reporter(store) as progress:
-            document = execute_run(store, launcher, progress)
+            document = execute_run(store, study, launcher, progress)
     except KeyboardInterrupt as interruption:
         message = f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
         return 143 if isinstance(interruption, Terminated) else 130
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return report_run(store, document, output)
+    return report_run(store, study, document, output)
 
 
 def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
@@ -51,10 +52,10 @@ def refer_to(store: RunStore) -> str:
     return "last" if find_runs(RUNS_DIR)[-1:] == [store.path] else str(store.path)
 
 
-def report_run(store: RunStore, document: Document, output: Output) -> int:
+def report_run(store: RunStore, study: Study, document: Document, output: Output) -> int:
     """Print and export the document; 3 when some trials failed."""
     write_outputs(document, output, [store.path])
-    failed = find_failed(store)
+    failed = find_failed(store, study)
     traceback = next((result.traceback for result in failed if result.traceback), "")
     if traceback:
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201

@@ -1,20 +1,19 @@
-"""Flags from dataclasses: how every verb uses tyro."""
+"""Flags from dataclasses: how every verb reads its arguments."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import tyro
-
+from scalelab.checks import FLAGS, flag
 from scalelab.errors import UsageError
 
-CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-"""A field is its flag, however deep it stands, and a truth has one flag: the one that changes it."""
-
 T = TypeVar("T")
+
+FIELD_FLAGS = {f"--{new}": f"--{field.replace('_', '-')}" for field, new in FLAGS.items()}
+"""From a flag with torch's name to the one that tyro makes from the field."""
 
 
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
@@ -28,37 +27,75 @@ def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
 def parse_known_flags(
     kind: type[T], args: Sequence[str], verb: str, description: str | None = None
 ) -> tuple[T, list[str]]:
-    """The same, with the arguments that no field takes left over."""
+    """The same, and the arguments that no field takes."""
+    if {"-h", "--help", "--help-all"} & set(args):
+        from scalelab.cli.help import print_help
+
+        print_help(kind, verb, description or inspect.getdoc(kind) or "", shows_all="--help-all" in args)
+        raise SystemExit(0)
+    import tyro
+    from tyro._errors import on_parse_error  # events instead of text; see ParseErrorEvent there
+
+    def refuse(event: Any) -> None:
+        raise UsageError(f"{describe_error(event, args)}: see scalelab {verb} --help")
+
     parse: Any = tyro.cli
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            parsed, unknown = parse(
-                kind,
-                args=args,
-                prog=f"scalelab {verb}",
-                description=description,
-                config=CONFIG,
-                return_unknown_args=True,
-            )
-    except SystemExit as ended:
-        if not ended.code:
-            raise
-        raise UsageError(f"{read_box(errors.getvalue())}: see scalelab {verb} --help") from None
+    with on_parse_error(refuse):
+        parsed, unknown = parse(
+            kind,
+            args=list(rename_flags(args)),
+            prog=f"scalelab {verb}",
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            return_unknown_args=True,
+            add_help=False,
+        )
     return parsed, unknown
 
 
-def read_box(text: str) -> str:
-    """The sentence of tyro's framed error, in one line; where the terminal has no UTF-8 the frame is of hyphens."""
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        content = line.strip().strip("│").strip()
-        if content.startswith(("╭", "╰")):
-            continue
-        if content and not content.strip("─-"):
-            blocks.append([])
-        elif content:
-            blocks[-1].append(content)
-    has_title_above = "╭" not in text
-    sentence = blocks[min(has_title_above, len(blocks) - 1)]
-    return " ".join(sentence).rstrip(".") or text.strip()
+def rename_flags(args: Sequence[str]) -> list[str]:
+    """Arguments as tyro knows them, from torch's names; the names of 0.1 still work and print a note."""
+    renamed = []
+    for argument in args:
+        name, equals, value = argument.partition("=")
+        old = name.replace("_", "-") if name.startswith("--") else name
+        if old in FIELD_FLAGS.values():
+            new = next(new for new, known in FIELD_FLAGS.items() if known == old)
+            print(f"note: {name} is now called {new}", file=sys.stderr)  # noqa: T201
+        renamed.append(f"{FIELD_FLAGS.get(old, name)}{equals}{value}")
+    return renamed
+
+
+def describe_error(event: Any, args: Sequence[str]) -> str:
+    """What is wrong with the arguments, from tyro's event."""
+    if hasattr(event, "missing_arguments"):
+        missing = ", ".join(name_argument(one.arg) for one in event.missing_arguments)
+        return f"{missing} {'are' if ',' in missing else 'is'} required"
+    if hasattr(event, "choices"):
+        return f"{name_argument(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}"
+    if hasattr(event, "message") and event.argument is not None:
+        name, kind = name_argument(event.argument), event.argument.lowered.metavar
+        return f"{name} must be {kind}, got {' '.join(find_values(args, name)) or 'nothing'}"
+    if hasattr(event, "argument"):
+        return f"{name_argument(event.argument)} needs a value"
+    return f"the arguments do not fit ({type(event).__name__})"
+
+
+def find_values(args: Sequence[str], name: str) -> list[str]:
+    """What was given to a flag, in either of its names."""
+    names = {name, FIELD_FLAGS.get(name, name)}
+    for index, argument in enumerate(args):
+        given, equals, value = argument.partition("=")
+        if given in names:
+            rest = [value] if equals else args[index + 1 :]
+            end = next((number for number, one in enumerate(rest) if one.startswith("--")), len(rest))
+            return list(rest[:end])
+    return []
+
+
+def name_argument(argument: Any) -> str:
+    """An argument as the user types it: its flag, or the name of its place."""
+    lowered = argument.lowered
+    if argument.is_positional():
+        return str(lowered.metavar)
+    spelled = str(lowered.name_or_flags[-1])
+    return flag(spelled.removeprefix("--").replace("-", "_"))

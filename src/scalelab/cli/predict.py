@@ -265,7 +265,7 @@ def read_measured(wanted: Predict, run: ScalingRun) -> MeasuredJob:
 
 def confirm_best(store: RunStore, best: Sequence[Candidate], runs_dir: Path) -> dict[int, Estimate]:
     """Measured samples per second of the first settings, by place; one that fails is reported and left out."""
-    from scalelab.runs.experiment import read_study
+    from scalelab.studies.catalogue import read_study
 
     check_confirmable(best[0])
     study = read_study(store)
@@ -291,7 +291,7 @@ def check_confirmable(one: Candidate) -> None:
 
 def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: Path) -> Estimate:
     """Samples per second of one setting, measured here."""
-    from scalelab.runs.experiment import read_results, run_study
+    from scalelab.runs.experiment import run_study
     from scalelab.studies.scaling.study import StrongScaling
 
     change, num_ranks = one.change, one.step.num_ranks
@@ -314,6 +314,6 @@ def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: P
     else:
         again = replace(study, ranks=(num_ranks,), job=changed, sampling=sampling, batch_per_rank=change.batch)
     confirmed, _ = run_study(again, runs_dir=runs_dir)
-    run = ScalingRun.from_results(read_results(confirmed)[0], study.strategy, sampling.warmup, is_strong=is_strong)
+    run = ScalingRun.from_results(confirmed.results()[0], study.strategy, sampling.warmup, is_strong=is_strong)
     arm = run.arms[num_ranks]
     return arm.step.map(lambda seconds: arm.trial.global_batch / seconds)

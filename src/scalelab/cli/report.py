@@ -23,7 +23,7 @@ from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document
 from scalelab.report.findings import Caution
 from scalelab.report.joining import NamedDocument, join_documents
-from scalelab.runs.experiment import conclude_run
+from scalelab.studies.catalogue import derive_document
 
 MOST_LETTERS = 100
 """Of a run's name in that of a file."""
@@ -83,8 +83,8 @@ def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
 def describe_runs(stores: Sequence[RunStore]) -> Document:
     """The document of one run, or the comparison of several."""
     if len(stores) == 1:
-        return conclude_run(stores[0])
-    own = [NamedDocument(name=one.name, study=one.record.study, document=conclude_run(one)) for one in stores]
+        return derive_document(stores[0])
+    own = [NamedDocument(name=one.name, study=one.record.study, document=derive_document(one)) for one in stores]
     return join_documents(own, list(compare_all(stores)))
 
 

@@ -17,8 +17,9 @@ from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.store import RunStore, find_runs
-from scalelab.runs.experiment import read_study, start_run
+from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 
@@ -65,7 +66,7 @@ def main(args: Sequence[str]) -> int:
     if store is not None:
         print(f"Going on with {store.path}; --again measures everything anew", file=sys.stderr)  # noqa: T201
     store = store or start_run(reproduce, execution.runs_dir, ["scalelab", "reproduce", *args])
-    return measure_and_report(store, launcher, execution.output)
+    return measure_and_report(store, reproduce, launcher, execution.output)
 
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:

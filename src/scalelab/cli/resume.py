@@ -26,8 +26,9 @@ from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.records.trial import Status
-from scalelab.runs.experiment import find_waiting, read_study
+from scalelab.runs.experiment import find_waiting
 from scalelab.runs.launching import choose_launcher, find_scheduler
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.study import Study
 
 
@@ -67,7 +68,7 @@ def main(args: Sequence[str]) -> int:
     launcher = joined or choose_launcher(study.job, store.trials(), make_submitter(study, resume.submission))
     reopen_waiting(store)
     try:
-        return measure_and_report(store, launcher, resume.output)
+        return measure_and_report(store, study, launcher, resume.output)
     except NothingMeasured as error:
         if is_own_job(store):  # whoever waits for this job must know that every trial has a result
             error.exit_code = 3
@@ -84,7 +85,7 @@ def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
     record = resume.submission.make_record(scheduler, earlier)
     is_over = all(store.has_result(name) for name in store.record.trials) and not find_waiting(store)
     if not record.is_per_trial and is_over:
-        return report_run(store, conclude(store), resume.output)
+        return report_run(store, study, conclude(store, study), resume.output)
     BatchSystem(scheduler, store.path).check()
     reopen_waiting(store)
     return submit_run(store, study, record, resume.submission, resume.output)

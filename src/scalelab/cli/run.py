@@ -31,7 +31,7 @@ from scalelab.measure.launchers.joined import find_member
 from scalelab.records.store import RUNS_DIR, find_runs
 from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
-from scalelab.studies.catalogue import STUDIES, find_runnable
+from scalelab.studies.catalogue import STUDIES, find_name, load_study
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
@@ -74,7 +74,7 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
     launcher = choose_launcher(study.job, trials)
     launcher.check()
     store = start_run(study, execution.runs_dir, command)
-    return measure_and_report(store, launcher, execution.output)
+    return measure_and_report(store, study, launcher, execution.output)
 
 
 def refuse_ranks() -> None:
@@ -93,7 +93,9 @@ def refuse_ranks() -> None:
 
 def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
     """A study from the flags of `scalelab run`."""
-    return parse_kind(find_runnable(name), args, f"run {name}")
+    if find_name(name) != name:
+        print(f"note: {name} is now called {find_name(name)}", file=sys.stderr)  # noqa: T201
+    return parse_kind(load_study(name), args, f"run {find_name(name)}")
 
 
 def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
@@ -103,7 +105,7 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     default: str = kind().job.workload
     workload = find_flag_value(args, "--workload") or default
     options_class, takes_any_option = make_options_class(workload)
-    swept = getattr(kind, "swept_options", ())
+    swept = kind.swept_options
     options_class = hide_options(options_class, swept)
     taken = [name for name in (*list_fields(kind), *list_fields(Execution)) if name not in swept]
     check_names(options_class, taken, workload)

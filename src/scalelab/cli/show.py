@@ -43,6 +43,7 @@ def read_answer(store: RunStore, *, refresh: bool) -> Document:
             return read_document(text)
         except DamagedRun as error:
             raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh derives it again") from error
-    from scalelab.runs.experiment import conclude_run  # loads the analysis: only when it is needed
+    from scalelab.runs.experiment import conclude_run  # these load the analysis
+    from scalelab.studies.catalogue import read_study
 
-    return conclude_run(store)
+    return conclude_run(store, read_study(store))

@@ -92,11 +92,11 @@ def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: S
             say=say,
         )
         if submission.detach:
-            return detach_trials(store, launcher, record)
+            return detach_trials(store, study, launcher, record)
         with store.claim(SUBMITTING):
             check_no_job(store)
             save_record(store.path, record)
-        return measure_and_report(store, launcher, output)
+        return measure_and_report(store, study, launcher, output)
     system = BatchSystem(record.scheduler, store.path)
     request = request_run(list_missing(store), store.path, record, study.job.ranks_per_node)
     try:
@@ -105,10 +105,10 @@ def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: S
             save_record(store.path, record)
             job = hand_over(system, request, record.site, lambda job: save_jobs(store, record, job))
     except JobRejected as rejection:
-        return report_rejection(store, record, str(rejection), output)
+        return report_rejection(store, study, record, str(rejection), output)
     if submission.detach:
         return say_next(store, [job])
-    return wait_and_report(store, system, job, record, submission, output)
+    return wait_and_report(store, study, system, job, record, submission, output)
 
 
 def save_jobs(store: RunStore, record: BatchRecord, *jobs: BatchJob) -> None:
@@ -170,7 +170,7 @@ def list_missing(store: RunStore) -> list[Trial]:
     return [trial for trial in store.trials() if not store.has_result(trial.name)] or list(store.trials())
 
 
-def detach_trials(store: RunStore, launcher: JobLauncher, record: BatchRecord) -> int:
+def detach_trials(store: RunStore, study: Study, launcher: JobLauncher, record: BatchRecord) -> int:
     """Submit a job for every trial that has no result, and leave; a trial that is refused is not run."""
     jobs = []
     with store.claim(SUBMITTING):
@@ -182,7 +182,7 @@ def detach_trials(store: RunStore, launcher: JobLauncher, record: BatchRecord) -
             except JobRejected as rejection:
                 store.save_result(not_run(trial, str(rejection), note_refusal(record)))
     if not jobs:
-        conclude(store)
+        conclude(store, study)
     return say_next(store, jobs)
 
 
@@ -193,12 +193,12 @@ def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
     return 0
 
 
-def report_rejection(store: RunStore, record: BatchRecord, words: str, output: Output) -> int:
+def report_rejection(store: RunStore, study: Study, record: BatchRecord, words: str, output: Output) -> int:
     """A job that is not taken makes its trials `not run`, with the batch system's words."""
     for trial in store.trials():
         if not store.has_result(trial.name):
             store.save_result(not_run(trial, words, note_refusal(record)))
-    return report_run(store, conclude(store), output)
+    return report_run(store, study, conclude(store, study), output)
 
 
 def note_refusal(record: BatchRecord) -> BatchNote:
@@ -206,16 +206,17 @@ def note_refusal(record: BatchRecord) -> BatchNote:
     return BatchNote(scheduler=record.scheduler, may_come=True)
 
 
-def conclude(store: RunStore) -> Document:
+def conclude(store: RunStore, study: Study) -> Document:
     """Answer from what is there, and keep the answer; raises `NothingMeasured` when every trial failed."""
-    document = conclude_run(store)
+    document = conclude_run(store, study)
     store.save_document(render_json(document))
-    check_something_measured(store.results()[0], store)
+    check_something_measured(store.results()[0], store, study)
     return document
 
 
 def wait_and_report(
     store: RunStore,
+    study: Study,
     system: BatchSystem,
     job: BatchJob,
     record: BatchRecord,
@@ -246,7 +247,7 @@ def wait_and_report(
         return 143 if isinstance(interruption, Terminated) else 130
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return report_end(RunStore.open(store.path), record, job, state, output)
+    return report_end(RunStore.open(store.path), study, record, job, state, output)
 
 
 def list_trial_directories(run: Path) -> list[Path]:
@@ -282,7 +283,9 @@ class RunWatch:
                     self._listener(TrialEnded(result=result, number=len(self._told), num_trials=num_trials))
 
 
-def report_end(store: RunStore, record: BatchRecord, job: BatchJob, state: JobState, output: Output) -> int:
+def report_end(
+    store: RunStore, study: Study, record: BatchRecord, job: BatchJob, state: JobState, output: Output
+) -> int:
     """What the job has measured; one that ended too early says so, and has an exit code for it."""
     if state.phase is Phase.ENDED:
         store.release(name_job(record.scheduler, job.id))
@@ -293,7 +296,7 @@ def report_end(store: RunStore, record: BatchRecord, job: BatchJob, state: JobSt
         error = LaunchFailed(f"{lost}: {again}")
         error.exit_code = 124 if is_out_of_time(state) else 1
         raise error
-    code = report_run(store, conclude(store), output)
+    code = report_run(store, study, conclude(store, study), output)
     if missing:
         say(f"warning: {lost}: {again}")
         return 124 if is_out_of_time(state) else 3

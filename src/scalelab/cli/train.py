@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> int:
     launcher.check()
     store = find_earlier(command, execution.runs_dir) if member and member.num_restarts else None
     store = store or start_run(train, execution.runs_dir, command)
-    return measure_and_report(store, launcher, execution.output)
+    return measure_and_report(store, train, launcher, execution.output)
 
 
 def join_ranks(train: Train, member: Membership) -> Train:

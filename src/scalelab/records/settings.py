@@ -163,7 +163,7 @@ class Spreading:
         check_at_least("powersgd_rank", self.powersgd_rank, 1)
         check_at_least("powersgd_start", self.powersgd_start, 2)
         if self.gradient_hook != "powersgd":
-            refuse_unread(self, ("powersgd_rank", "powersgd_start"), "--gradient-hook powersgd")
+            refuse_unread(self, ("powersgd_rank", "powersgd_start"), "--comm-hook powersgd")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,8 @@ class RunRecord:
     """Of the user's own workload file when the run began; None for a built-in workload."""
     trials: tuple[str, ...]
     """Names of the planned trials, in the order in which they run."""
+    study_class: str | None = None
+    """Where the class of the user's own study is, `/path/file.py:Class`; None for a study of scalelab."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -76,6 +78,7 @@ class RunStore:
         runs_dir: Path,
         *,
         study: str,
+        study_class: str | None = None,
         fields: dict[str, Any],
         trials: Sequence[Trial],
         environment: Environment,
@@ -88,6 +91,7 @@ class RunStore:
         now = datetime.now(UTC)
         record = RunRecord(
             study=study,
+            study_class=study_class,
             fields=fields,
             command=tuple(command),
             version=environment.scalelab,

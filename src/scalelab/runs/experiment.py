@@ -1,34 +1,36 @@
-"""A run from beginning to end: plan, store, measure, conclude. The command line and Python callers share it."""
+"""A run from start to end: plan, store, measure, conclude. The command line and Python callers share it."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scalelab import __version__
-from scalelab.records.environment import Environment, read_environment
-from scalelab.errors import DamagedRun, NothingMeasured, UsageError
-from scalelab.runs.launching import choose_launcher
+from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
 from scalelab.measure.launchers.batch import JOBS_FILE, find_own_job
 from scalelab.measure.launchers.launcher import Launcher
-from scalelab.measure.launchers.outcome import read_unfinished
-from scalelab.measure.meter_result import rescue_result
-from scalelab.runs.scheduler import Event, Guidance, Listener, run_trials
-from scalelab.recipes.catalogue import find_kind
-from scalelab.report.document import Document
-from scalelab.report.findings import Caution
-from scalelab.report.renderers.exports import render_json
+from scalelab.records.environment import Environment, read_environment
 from scalelab.records.store import RUNS_DIR, RunStore
-from scalelab.studies.shared.step_charts import add_general_charts
-from scalelab.answers.metered import MeteredRun
-from scalelab.studies.shared.study import Study
-from scalelab.answers.train import Train
-from scalelab.records.trial import Status, TrialResult, from_builtins, to_builtins
+from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.report.document import Document
+from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.renderers.exports import render_json
+from scalelab.runs.launching import choose_launcher
+from scalelab.runs.scheduler import Event, Guidance, Listener, run_trials
 from scalelab.units import format_bytes
+
+if TYPE_CHECKING:
+    from scalelab.studies.shared.study import Study
+
+DAMAGED_TRIAL = CautionKind("damaged-trial", "a file of a trial is corrupt or missing", "failure")
+UNFINISHED = CautionKind("unfinished", "planned trials have no result yet", "failure", ("num_missing", "num_trials"))
+RECORDING = CautionKind("recording", "the script that records this run is still running", "note")
+OTHER_HOST = CautionKind("other-host", "ranks ran on another host than the one described", "note", ("num_hosts",))
 
 
 def run_study(
@@ -40,70 +42,98 @@ def run_study(
 ) -> tuple[RunStore, Document]:
     """Measure a study into a new run and answer its question."""
     store = start_run(study, runs_dir, sys.argv)
-    return store, execute_run(store, launcher or choose_launcher(study.job, store.trials()), listener or ignore_event)
+    launcher = launcher or choose_launcher(study.job, store.trials())
+    return store, execute_run(store, study, launcher, listener or ignore_event)
 
 
 def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
-    """Make the directory of a new run, with all its trials planned."""
+    """Create the directory of a new run with its plan; nothing is created if the study cannot be planned or stored."""
+    trials = plan_trials(study)
+    fields = to_builtins(study)
+    if from_builtins(fields, type(study)) != study:
+        raise UsageError(f"the fields of {type(study).__name__} do not survive JSON: use numbers, text and dataclasses")
     return RunStore.create(
         runs_dir,
         study=study.name,
-        fields=to_builtins(study),
-        trials=study.plan(),
+        study_class=find_class(study),
+        fields=fields,
+        trials=trials,
         environment=read_environment(__version__),
         command=command,
         label=study.label,
     )
 
 
-def execute_run(store: RunStore, launcher: Launcher, listener: Listener) -> Document:
-    """Run what has no result yet and write the document; raises `NothingMeasured` when every trial failed."""
-    if store.record.study == MeteredRun.name:
-        raise UsageError(f"{store.name} was made by a Meter: launch its script again, or scalelab show {store.name}")
-    study = read_study(store)
+def plan_trials(study: Study) -> list[Trial]:
+    """The study's plan; what a study of the user's own raises has a name."""
+    with own_errors(study, "plan"):
+        return study.plan()
+
+
+def find_class(study: Study) -> str | None:
+    """Where the class of the user's own study is, `/path/file.py:Class`; None for a study of scalelab."""
+    kind = type(study)
+    if kind.__module__.partition(".")[0] == "scalelab":
+        return None
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return f"{Path(file).resolve() if file else kind.__module__}:{kind.__qualname__}"
+
+
+class own_errors:  # noqa: N801 - reads as a statement
+    """Give an exception inside the user's own study a name; the traceback goes with it as a note."""
+
+    def __init__(self, study: Study, method: str) -> None:
+        self._is_own = find_class(study) is not None
+        self._where = f"{type(study).__name__}.{method}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._is_own and isinstance(error, Exception) and not isinstance(error, ScalelabError):
+            failure = StudyFailed(f"{self._where} raised {type(error).__name__}: {error}")
+            failure.add_note("".join(traceback.format_exception(error)).rstrip())
+            raise failure from error
+
+
+def execute_run(store: RunStore, study: Study, launcher: Launcher, listener: Listener) -> Document:
+    """Run what has no result yet and write the document; raises `NothingMeasured` if every trial failed."""
+    if study.is_recorded:
+        raise UsageError(f"{store.name} was recorded by a Meter: run its script again, or scalelab show {store.name}")
     with store.claim(job=find_own_job(os.environ)):
+        guidance = Guidance(plan_more=study.plan_more, refuse=study.refuse)
         try:
-            results = run_trials(store, launcher, listener, Guidance(plan_more=study.plan_more, refuse=study.refuse))
+            results = run_trials(store, launcher, listener, guidance)
         finally:
             launcher.close()
-        document = conclude_run(store)
+        document = conclude_run(store, study)
         store.save_document(render_json(document))
-    check_something_measured(results, store)
+    check_something_measured(results, store, study)
     return document
 
 
-def find_failed(store: RunStore) -> list[TrialResult]:
-    """The results that did not complete, but for failures that are what the study looks for."""
-    study = read_study(store)
+def find_failed(store: RunStore, study: Study) -> list[TrialResult]:
+    """The results that did not complete, except failures that the study looks for."""
     failed = [result for result in store.results()[0] if result.status is not Status.COMPLETED]
     return [result for result in failed if not study.expects(result)]
 
 
 def find_waiting(store: RunStore) -> list[TrialResult]:
-    """The trials that were not run because their batch job was refused or cancelled: `resume` submits them again."""
+    """The trials that did not run because their batch job was rejected or cancelled: `resume` submits them again."""
     return [result for result in store.results()[0] if result.batch is not None and result.batch.may_come]
 
 
-def conclude_run(store: RunStore) -> Document:
-    """The document of whatever has been measured so far, with what could not be read as cautions."""
-    study = read_study(store)
-    results, damaged = read_results(store)
-    document = add_general_charts(study.conclude(results), study, results, store.trials(), store.trial_directory)
-    missing = len(store.record.trials) - len(results)
-    is_metered = store.record.study == MeteredRun.name
-    again = "launch the script again" if is_metered else f"scalelab resume {store.name} measures it again"
-    cautions = [Caution(message=str(error), next_step=again) for error in damaged]
-    if missing > len(damaged) and is_metered:
-        cautions.append(Caution(message="it is being metered now", next_step="look again when the script has ended"))
-    elif missing > len(damaged):
-        cautions.append(
-            Caution(
-                message=f"{missing - len(damaged)} of {len(store.record.trials)} trials have not been run yet",
-                next_step=f"{say_when(store)}scalelab resume {store.name}",
-            )
-        )
+def conclude_run(store: RunStore, study: Study) -> Document:
+    """The document of what has been measured so far; files that cannot be read become cautions."""
+    results, damaged = read_results(store, study)
+    with own_errors(study, "conclude"):
+        document = study.make_report(results, store.trials(), store.trial_directory)
     environment = store.environment()
-    cautions += look_at_places(results, environment)
+    cautions = [
+        *list_damaged(store, study, damaged),
+        *list_missing(store, study, num_missing=len(store.record.trials) - len(results) - len(damaged)),
+        *look_at_hosts(results, environment),
+    ]
     return replace(
         document,
         cautions=(*cautions, *document.cautions),
@@ -111,55 +141,62 @@ def conclude_run(store: RunStore) -> Document:
     )
 
 
-def look_at_places(results: Sequence[TrialResult], environment: Environment) -> Iterator[Caution]:
-    """Where ranks were on other nodes than the one that is described, as from a login node."""
+def list_damaged(store: RunStore, study: Study, damaged: Sequence[DamagedRun]) -> Iterator[Caution]:
+    again = "run the script again" if study.is_recorded else f"scalelab resume {store.name} measures it again"
+    yield from (DAMAGED_TRIAL("", str(error), again) for error in damaged)
+
+
+def list_missing(store: RunStore, study: Study, num_missing: int) -> Iterator[Caution]:
+    if num_missing > 0 and study.is_recorded:
+        yield RECORDING("", "the script is still running", "look again when it has ended")
+    elif num_missing > 0:
+        num_trials = len(store.record.trials)
+        yield UNFINISHED(
+            "",
+            f"{num_missing} of {num_trials} trials have not run yet",
+            f"{say_when(store)}scalelab resume {store.name}",
+            num_missing=num_missing,
+            num_trials=num_trials,
+        )
+
+
+def look_at_hosts(results: Sequence[TrialResult], environment: Environment) -> Iterator[Caution]:
+    """Ranks that ran on other nodes than the one described, as when the run was started on a login node."""
     started = (result for result in results if result.trial.launcher not in ("local", "hosts"))
     hosts = sorted({rank.host for result in started for rank in result.ranks if rank.host})
     if hosts and environment.host not in hosts:
         named = f"{hosts[0]}{f' and {len(hosts) - 1} more' if len(hosts) > 1 else ''}"
-        yield Caution(
-            message=f"ranks were on {named}; the processor, memory and GPUs on record are those of {environment.host}",
-            next_step="start it on a node of the allocation, or submit it from outside",
+        yield OTHER_HOST(
+            "",
+            f"ranks ran on {named}, but the recorded processor, memory and GPUs are those of {environment.host}",
+            "start it on a node of the allocation, or submit it from outside",
+            num_hosts=len(hosts),
         )
 
 
 def say_when(store: RunStore) -> str:
-    """What comes before going on with a run: where it has a batch job, that must have ended."""
-    return "scalelab list tells how far its job is; when it has ended, " if (store.path / JOBS_FILE).is_file() else ""
+    """What to wait for before resuming: a batch job of the run must have ended."""
+    return "when its batch job has ended (see scalelab list): " if (store.path / JOBS_FILE).is_file() else ""
 
 
-def read_results(store: RunStore) -> tuple[list[TrialResult], list[DamagedRun]]:
-    """All readable results, and what could not be read; of a killed training, metered or ours, what is there."""
-    if store.record.study == MeteredRun.name and not store.has_result(store.record.trials[0]):
-        rescued = rescue_result(store)
+def read_results(store: RunStore, study: Study) -> tuple[list[TrialResult], list[DamagedRun]]:
+    """All readable results, and what could not be read; of a killed training run, what is there."""
+    if not any(store.has_result(name) for name in store.record.trials):
+        rescued = study.rescue(store)
         return ([] if rescued is None else [rescued]), []
-    first = store.trials()[0]
-    if store.record.study == Train.name and not store.has_result(first.name):
-        unfinished = read_unfinished(first, store.trial_directory(first.name))
-        return ([] if unfinished is None else [unfinished]), []
     return store.results()
 
 
-def read_study(store: RunStore) -> Study:
-    """The study that a run was made by."""
-    kind: type[Any] = find_kind(store.record.study)
-    try:
-        study: Study = from_builtins(store.record.fields, kind)
-    except (ValueError, UsageError) as error:
-        raise DamagedRun(f"{store.path / 'run.json'} is damaged: {error}") from error
-    return study
-
-
-def check_something_measured(results: Sequence[TrialResult], store: RunStore) -> None:
-    """Raise the first failure as an error, with the user's own traceback, when there is nothing else to tell."""
+def check_something_measured(results: Sequence[TrialResult], store: RunStore, study: Study) -> None:
+    """Raise the first failure as an error, with the user's own traceback, if no trial completed."""
     failed = [result for result in results if result.status is not Status.COMPLETED]
-    if len(failed) < len(results) or is_answer(results, read_study(store)):
+    if len(failed) < len(results) or is_answer(results, study):
         return
     first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
     file, colon, function = first.trial.workload.rpartition(":")
     label = f"{Path(file).name}:{function}" if colon else function
     workload = f" of --workload {label}" if label else ""
-    is_told = first.trial.trains_nothing and first.status is Status.INVALID  # it names the flag itself
+    is_told = first.trial.trains_nothing and first.status is Status.INVALID  # the reason names the flag
     may_come = first.batch is not None and first.batch.may_come
     again = f", then scalelab resume {store.path} submits it again" if may_come else ""
     advice = "" if is_told else f": {first.status.advice}{again}"
@@ -175,12 +212,12 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore) ->
 
 
 def is_answer(results: Sequence[TrialResult], study: Study) -> bool:
-    """Whether that nothing was run is what a study asks: rows of a recipe whose jobs are refused, as published."""
+    """Whether the study expects that nothing ran: rows of a recipe whose jobs are rejected, as published."""
     return all(result.status is Status.NOT_RUN and study.expects(result) for result in results)
 
 
 def describe_environment(environment: Environment, store: RunStore) -> tuple[tuple[str, str], ...]:
-    """What the measurement was taken on, in words."""
+    """What the run was measured on."""
     commit = environment.git_commit
     changed = " with uncommitted changes" if environment.git_is_dirty else ""
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
@@ -208,4 +245,4 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
 
 
 def ignore_event(event: Event) -> None:
-    """For callers that do not want to hear of progress."""
+    """The listener of callers that need no progress."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from scalelab.errors import LaunchFailed, RankUnknown
 from scalelab.measure.launchers.hosts import HostsLauncher
@@ -23,10 +24,21 @@ from scalelab.measure.launchers.stepped import Step, StepLauncher
 from scalelab.measure.launchers.steps import find_program, is_this_host, tell_kind
 from scalelab.measure.launchers.trial_jobs import JobLauncher
 from scalelab.ranks.allocation import Allocation, Scheduler, find_allocation
-from scalelab.studies.shared.job import Job
+from scalelab.records.settings import LauncherName
 from scalelab.records.trial import Trial, TrialResult, not_run
 
 ON_THIS_MACHINE = ("local", "hosts")
+
+
+class Launched(Protocol):
+    """What a job and a trial say about how ranks are started."""
+
+    @property
+    def launcher(self) -> LauncherName: ...
+    @property
+    def mpiexec(self) -> str | None: ...
+    @property
+    def ranks_per_node(self) -> int | None: ...
 
 
 class MixedLauncher:
@@ -49,10 +61,9 @@ class MixedLauncher:
             launcher.close()
 
     def _choose(self, trial: Trial, directory: Path) -> StepLauncher | JobLauncher:
-        job = Job(launcher=trial.launcher, mpiexec=trial.mpiexec, ranks_per_node=trial.ranks_per_node)
-        scheduler = find_scheduler(job, os.environ)
+        scheduler = find_scheduler(trial, os.environ)
         if scheduler is None or self._submit is None:
-            return StepLauncher(find_step(job, os.environ))
+            return StepLauncher(find_step(trial, os.environ))
         launcher = self._submit(scheduler, trial, directory.parents[1])
         launcher.check()
         return launcher
@@ -69,7 +80,7 @@ Submitter = Callable[[Scheduler, Trial, Path], JobLauncher]
 CheckedLauncher = LocalLauncher | HostsLauncher | StepLauncher | MixedLauncher
 
 
-def choose_launcher(job: Job, trials: Sequence[Trial], submit: Submitter | None = None) -> CheckedLauncher:
+def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | None = None) -> CheckedLauncher:
     """The launcher that a job asks for; raises `LaunchFailed` where what it needs is not there.
 
     `submit` is asked where a trial of a recipe is a job of a batch system; without it such a trial is not run.
@@ -81,14 +92,14 @@ def choose_launcher(job: Job, trials: Sequence[Trial], submit: Submitter | None 
     return MixedLauncher(own, submit) if is_mixed else own
 
 
-def find_scheduler(job: Job, variables: Mapping[str, str]) -> Scheduler | None:
+def find_scheduler(job: Launched, variables: Mapping[str, str]) -> Scheduler | None:
     """The batch system that a job must be submitted to; None: it can be run here, or in the allocation we are in."""
     scheduler = next((name for name in SCHEDULERS if name == job.launcher), None)
     allocation = find_allocation(variables) if scheduler else None
     return None if allocation is not None and allocation.scheduler == scheduler else scheduler
 
 
-def find_step(job: Job, variables: Mapping[str, str]) -> Step:
+def find_step(job: Launched, variables: Mapping[str, str]) -> Step:
     """By which command the ranks of a job are started here."""
     allocation = find_allocation(variables)
     if job.launcher == "torchrun":
@@ -106,7 +117,7 @@ def find_step(job: Job, variables: Mapping[str, str]) -> Step:
     return make_step(allocation, job)
 
 
-def make_step(allocation: Allocation, job: Job, *, is_torchrun: bool = False) -> Step:
+def make_step(allocation: Allocation, job: Launched, *, is_torchrun: bool = False) -> Step:
     """The command of the batch system that the allocation is from."""
     if allocation.scheduler == "pbs":
         return make_mpi_step(allocation, job, is_torchrun=is_torchrun)
@@ -120,7 +131,7 @@ def make_step(allocation: Allocation, job: Job, *, is_torchrun: bool = False) ->
     )
 
 
-def make_mpi_step(allocation: Allocation | None, job: Job, *, is_torchrun: bool = False) -> Step:
+def make_mpi_step(allocation: Allocation | None, job: Launched, *, is_torchrun: bool = False) -> Step:
     """mpiexec, which finds the nodes of an allocation itself."""
     program = find_program("mpiexec", "--mpiexec", job.mpiexec)
     return Step(

@@ -18,8 +18,8 @@ from scalelab.records.store import RUNNING, RunStore, find_holder, glance_at_sta
 from scalelab.records.trial import Status
 from scalelab.report.document import Document
 from scalelab.report.text import clean_text
-from scalelab.runs.experiment import conclude_run
 from scalelab.serve.listing import RunLine, describe_run
+from scalelab.studies.catalogue import derive_document
 
 MOST_FINDINGS = 6
 MOST_TIMED = 50
@@ -79,7 +79,7 @@ def watch_run(path: Path, document: Document | None, problem: str, is_newest: bo
 def conclude_safely(path: Path) -> tuple[Document | None, str]:
     """The answer from whatever there is, or why there is none: a run may be damaged, or only beginning."""
     try:
-        return conclude_run(RunStore.open(path)), ""
+        return derive_document(RunStore.open(path)), ""
     except ScalelabError as error:
         return None, str(error)
 

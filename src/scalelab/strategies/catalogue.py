@@ -43,8 +43,8 @@ def check_strategy(trial: Trial) -> None:
         )
     if trial.strategy == "dp" and trial.shape.checkpointing != "none" and trial.is_emulated:
         raise UsageError(
-            f"--checkpointing {trial.shape.checkpointing} cannot go with --strategy dp on a CPU: replicas that share"
-            " one random generator cannot draw a dropout mask again; use --strategy ddp"
+            f"--activation-checkpointing {trial.shape.checkpointing} does not work with --strategy dp on a CPU:"
+            " replicas that share one random generator cannot redraw a dropout mask; use --strategy ddp"
         )
 
 

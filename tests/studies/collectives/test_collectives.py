@@ -18,6 +18,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.findings import MAIN, REASON
 from scalelab.runs.experiment import find_failed, run_study
+from scalelab.studies.catalogue import read_study
 from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from tests.studies.answers import AlteredLauncher, find_caution, find_finding, list_kinds, set_machine
@@ -129,14 +130,14 @@ def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ranks": (1,)}, "--ranks 1 is too small: use 2 or more"),
+        ({"ranks": (1,)}, "--ranks must be at least 2, got 1"),
         ({"ranks": (2, 2)}, "names a number twice"),
         ({"operations": ()}, "must name at least one, and each once"),
         ({"operations": ("broadcast", "broadcast")}, "must name at least one, and each once"),
         ({"min_size": "2kB", "max_size": "1kB"}, "--max-size 1kB is less than --min-size 2kB"),
         ({"min_size": "many"}, "--min-size 'many' is no number of bytes"),
-        ({"budget": "0s"}, "--budget 0 cannot be"),
-        ({"repeats": 0}, "--repeats 0 is too small"),
+        ({"budget": "0s"}, "--budget must be a finite number > 0, got 0"),
+        ({"repeats": 0}, "--repeats must be at least"),
         ({"timeout": "never"}, "--timeout 'never' is no time"),
         ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
         ({"launcher": "hosts", "ranks_per_host": 2}, "--ranks-per-host 2 puts all of --ranks 2 on one host"),
@@ -226,7 +227,7 @@ def test_an_operation_that_a_backend_lacks_is_a_row_and_no_failure(tmp_path: Pat
     assert read_row(document.tables[0], "all-to-all × 2")["latency_seconds"] == "not in gloo"
     assert find_finding(document, "no-operation").subject == "all-to-all × 2"
     assert not [caution for caution in document.cautions if caution.subject == "all-to-all × 2"]
-    assert find_failed(store) == []
+    assert find_failed(store, read_study(store)) == []
     assert launcher.launched.count("all_to_all-2-r1") == 1
     assert "all_to_all-2-r2" not in launcher.launched
 
@@ -243,7 +244,7 @@ def test_a_crash_is_a_warning_and_what_was_timed_stays(tmp_path: Path) -> None:
     assert failed.values == {"status": "crashed", "num_failed": 1}
     assert "crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; timings before that" in failed.message
     assert read_row(document.tables[1], 64)["num_timings"] == 27
-    assert len(find_failed(store)) == 1
+    assert len(find_failed(store, read_study(store))) == 1
 
 
 def test_a_row_that_gave_nothing_has_its_status(tmp_path: Path) -> None:

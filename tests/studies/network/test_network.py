@@ -128,7 +128,7 @@ def test_ranks_may_share_hosts() -> None:
         ({"links": ("1gbit", "1GBIT")}, "--links 1gbit 1GBIT must name at least one link, each once"),
         ({"links": ("fast",)}, "--links 'fast' is no link: use inside, unshaped, or a rate"),
         ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' asks for more than a rate: .* netem"),
-        ({"ranks": 1}, "--ranks 1 is too small"),
+        ({"ranks": 1}, "--ranks must be at least"),
         ({"job": replace(JOB, launcher="mpi")}, "--launcher mpi: this study emulates hosts and links"),
         (
             {"job": replace(JOB, launcher="hosts", ranks_per_host=2)},
@@ -297,7 +297,7 @@ def test_any_study_can_be_spread_over_hosts_and_the_link_is_kept_with_the_run() 
         ({"ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts: add it"),
         ({"launcher": "hosts", "link": "inside"}, "--link inside is what ranks on one host have"),
         ({"launcher": "hosts", "link": "quick"}, "--link 'quick' is no link"),
-        ({"launcher": "hosts", "ranks_per_host": 0}, "--ranks-per-host 0 is too small"),
+        ({"launcher": "hosts", "ranks_per_host": 0}, "--ranks-per-host must be at least"),
     ],
 )
 def test_a_job_refuses_links_that_cannot_be(fields: dict[str, Any], words: str) -> None:

