@@ -82,17 +82,19 @@ def make_table(
 ) -> Table:
     """One row of cells per row; a field that is None is left out.
 
-    `status` says what stands instead of numbers in a row that has none, such as `out of memory`: it takes the second
-    column, and the rest of the row is unknown. None: the row is read.
+    `status` says what stands instead of numbers in a row that has none, such as `out of memory`: it takes the first
+    column after the name that one screen shows, and the rest of the row is unknown. None: the row is read.
     """
     chosen = [one for one in fields if one is not None]
+    place = next((index for index, one in enumerate(chosen) if index and not one.column.is_detail), 1)
     made = []
     for row in rows:
         words = None if status is None else status(row)
         if words is None:
             made.append(tuple(to_cell(one.read(row)) for one in chosen))
         else:
-            made.append((to_cell(chosen[0].read(row)), make_cell(words), *(Cell() for _ in chosen[2:])))
+            rest = (make_cell(words) if index == place else Cell() for index in range(1, len(chosen)))
+            made.append((to_cell(chosen[0].read(row)), *rest))
     return Table(title=title, columns=tuple(one.column for one in chosen), rows=tuple(made), notes=tuple(notes))
 
 

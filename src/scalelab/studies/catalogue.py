@@ -80,7 +80,7 @@ STUDIES: dict[str, Entry] = {
     "memory": Entry(
         "scalelab.studies.memory.study:Memory",
         "Memory",
-        "How much memory does a step take, what for, and would it fit?",
+        "How much memory does a step take, what for, and does it fit?",
     ),
     "large-batch": Entry(
         "scalelab.studies.large_batch.study:LargeBatch",
@@ -93,7 +93,7 @@ STUDIES: dict[str, Entry] = {
         "How many worker processes should prepare the batches?",
     ),
     "io-formats": Entry(
-        "scalelab.studies.io_formats.study:IoFormats", "I/O formats", "Which storage format is read how fast, and why?"
+        "scalelab.studies.io_formats.study:IoFormats", "I/O formats", "How fast is each storage format, and why?"
     ),
     "optimizers": Entry(
         "scalelab.studies.optimizers:Optimizers", "Optimizers", "What does the optimizer cost in time and memory?"

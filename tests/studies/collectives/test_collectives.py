@@ -196,7 +196,7 @@ def test_stalls_are_warned_of_where_they_move_the_mean(tmp_path: Path) -> None:
 
     launcher = AlteredLauncher(stall, transfer_seconds=take)
     _, document = measure(tmp_path, launcher)
-    assert find_caution(document, "heavy-tail", "all-reduce × 2").values["mean_ratio"] == pytest.approx(10.8)
+    assert find_caution(document, "heavy-tail", "all-reduce × 2").values["mean_over_median"] == pytest.approx(10.8)
     assert read_row(document.tables[0], "all-reduce × 2")["latency_seconds"] == pytest.approx(ALPHA)
 
 
@@ -212,7 +212,7 @@ def test_launches_that_differ_and_few_launches_are_warned_of(tmp_path: Path) -> 
     launcher = FakeLauncher(lambda _: 0.1, transfer_seconds=take, noise=0.3)
     _, document = measure(tmp_path, launcher, rounds=3)
     assert find_caution(document, "noisy-launches").subject == "all-reduce × 2"
-    assert find_caution(document, "few-launches").values == {"num_launches": 3}
+    assert find_caution(document, "few-launches").values == {"launches": 3}
 
 
 def lack(result: TrialResult) -> TrialResult:
@@ -241,8 +241,8 @@ def test_a_crash_is_a_warning_and_what_was_timed_stays(tmp_path: Path) -> None:
 
     store, document = measure(tmp_path, AlteredLauncher(crash, transfer_seconds=take))
     failed = find_caution(document, "failed", "all-reduce × 2")
-    assert failed.values == {"status": "crashed", "num_failed": 1}
-    assert "crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; timings before that" in failed.message
+    assert failed.values == {"status": "crashed", "failed": 1, "rounds": 6}
+    assert "crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL; earlier timings" in failed.message
     assert read_row(document.tables[1], 64)["num_timings"] == 27
     assert len(find_failed(store, read_study(store))) == 1
 

@@ -11,7 +11,6 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import MISFIT, LinkFit, TransferSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_median
-from scalelab.records.settings import LACKED
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.charts.curves import plot_rates, plot_times
 from scalelab.report.charts.plot import MOST_SERIES
@@ -28,7 +27,16 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.arms import describe_failures, join_words
-from scalelab.studies.shared.cautions import FEWEST_LAUNCHES, HEAVY_TAIL, NOISY_BETWEEN, warn_of_load
+from scalelab.studies.shared.cautions import (
+    FEW_LAUNCHES,
+    FEWEST_LAUNCHES,
+    HEAVY_TAIL,
+    HEAVY_TAILS,
+    NOISY_BETWEEN,
+    NOISY_LAUNCHES,
+    name_failure,
+    warn_of_load,
+)
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED
 from scalelab.units import format_bytes, format_quantity, format_share
 
@@ -52,12 +60,8 @@ LINK = FindingKind(
 LACKING = FindingKind("no-operation", "The backend does not implement the operation", DETAIL)
 NO_FIT = FindingKind("no-fit", "Why an operation has no latency and bandwidth", DETAIL)
 
-FAILED = CautionKind("failed", "A row did not complete in some or all rounds", "failure", ("status", "num_failed"))
 SIZES_LEFT_OUT = CautionKind("sizes-left-out", "Message sizes that did not fit into free memory", "failure")
 CROWDED = CautionKind("oversubscribed", "Ranks share cores", "wrong-work")
-NOISY = CautionKind("noisy-launches", "Launches of the same row differ", "noise", ("deviation", "payload_bytes"))
-FEW_LAUNCHES = CautionKind("few-launches", "Intervals rest on few launches", "noise", ("num_launches",))
-TAIL = CautionKind("heavy-tail", "The mean is far above the median", "noise", ("mean_ratio",))
 MISFITS = CautionKind("misfit", "Message sizes that the fitted line does not describe", "noise")
 
 
@@ -72,8 +76,8 @@ def find_failure(series: TransferSeries) -> TrialResult | None:
 
 
 def is_lacking(series: TransferSeries) -> bool:
-    """Whether the backend has no such operation."""
-    return any(LACKED in result.reason for result in series.results)
+    """Whether the backend has no such operation: a rank refuses nothing else."""
+    return any(result.status is Status.INVALID for result in series.results)
 
 
 def make_fit_table(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Table:
@@ -188,30 +192,16 @@ def warn_of_left_out(left_out: Mapping[str, Sequence[int]]) -> Iterator[Caution]
 def warn_of_exchanges(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Iterator[Caution]:
     """Everything that makes the numbers less certain than their intervals say."""
     for series in every:
-        yield from _name_failure(series)
+        if not is_lacking(series):
+            failure = find_failure(series)
+            kept = "; earlier timings are in the tables" if failure and failure.transfers else ""
+            yield from name_failure(series.trial.label, series.results, is_measured=series.is_measured, more=kept)
     yield from _name_noise(every)
     yield from _name_crowding(every)
     yield from _name_few_launches(every)
     yield from warn_of_load([result for series in every for result in series.results])
     yield from _name_tails(every)
     yield from _name_misfits(every, fits)
-
-
-def _name_failure(series: TransferSeries) -> Iterator[Caution]:
-    failure = find_failure(series)
-    if failure is None or is_lacking(series):
-        return
-    num_failed = sum(result.status is failure.status for result in series.results)
-    which = f" in {num_failed} of {len(series.results)} rounds" if len(series.results) > 1 else ""
-    kept = "; timings before that are in the tables" if failure.transfers else ""
-    advice = "check --backend and --operations" if failure.status is Status.INVALID else failure.status.advice
-    yield FAILED(
-        series.trial.label,
-        f"{series.trial.label} {failure.status.words}{which}: {failure.reason}{kept}",
-        f"{advice}; logs are in trials/{failure.trial.name}",
-        status=failure.status.value,
-        num_failed=num_failed,
-    )
 
 
 def _name_noise(every: Sequence[TransferSeries]) -> Iterator[Caution]:
@@ -223,13 +213,12 @@ def _name_noise(every: Sequence[TransferSeries]) -> Iterator[Caution]:
     ]
     worst, label, size = max(found, default=(0.0, "", 0))
     if worst > NOISY_BETWEEN:
-        yield NOISY(
+        yield NOISY_LAUNCHES(
             label,
             f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation) at"
             f" {format_bytes(size)}, the worst size",
             "close other programs, or raise --rounds",
             deviation=worst,
-            payload_bytes=size,
         )
 
 
@@ -256,7 +245,7 @@ def _name_few_launches(every: Sequence[TransferSeries]) -> Iterator[Caution]:
             label,
             f"{label} was launched {times}: too few for a reliable interval",
             f"use --rounds {FEWEST_LAUNCHES}",
-            num_launches=fewest,
+            launches=fewest,
         )
 
 
@@ -265,12 +254,12 @@ def _name_tails(every: Sequence[TransferSeries]) -> Iterator[Caution]:
     found = {series.trial.label: _measure_tail(series) for series in every if series.seconds}
     heavy = {label: tail for label, tail in found.items() if tail > HEAVY_TAIL}
     if heavy:
-        yield TAIL(
+        yield HEAVY_TAILS(
             ", ".join(heavy),
             "some calls take far longer than the median; mean over median: "
             + ", ".join(f"{label} up to {tail:.1f}×" for label, tail in heavy.items()),
             "training waits for the mean, the fit uses medians; transfers.csv has every timing",
-            mean_ratio=max(heavy.values()),
+            mean_over_median=max(heavy.values()),
         )
 
 

@@ -1,4 +1,4 @@
-"""The study of I/O formats in words: its findings, and what is wrong with its measurement."""
+"""What io-formats found, and what is wrong with its measurement."""
 
 from __future__ import annotations
 
@@ -8,57 +8,74 @@ from scalelab.analysis.fetches import FetchSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.amplification import TOLERATED
+from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.trial import Status
-from scalelab.report.findings import Caution
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.studies.collectives.report import CROWDED
 from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilisation, find_alike
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
-from scalelab.studies.shared.cautions import FEWEST_LAUNCHES, NOISY_BETWEEN, find_cautions, warn_of_load
+from scalelab.studies.shared.cautions import (
+    FAILED,
+    FEW_LAUNCHES,
+    FEWEST_LAUNCHES,
+    NOISY_BETWEEN,
+    NOISY_LAUNCHES,
+    NOT_RUN,
+    VERBS,
+    find_cautions,
+    warn_of_load,
+)
 from scalelab.studies.shared.input_split import estimate_part, read_load
+from scalelab.studies.shared.losses import read_losses
 from scalelab.units import format_bytes, format_quantity, format_seconds, format_share
 
 STAYED = 0.01
-"""A share of the file that may stay in memory without a cold pass being a warm one."""
+"""A cold pass may find this share of the file in the page cache."""
 NEARLY = 0.05
-"""A share of the step that is not worth a word."""
+"""A share of the step that does not matter."""
 MOST_NAMED = 4
+
+FASTEST = FindingKind(
+    "fastest", "Epoch of the fastest format, and of the slowest", MAIN, ("epoch_seconds", "slowest", "ratio")
+)
+CHUNKS = FindingKind(
+    "chunks", "Chunks that hold many samples, read sample by sample", REASON, ("epoch_seconds", "amplification")
+)
+BY_BATCHES = FindingKind("batched-reads", "The same file read by batches", REASON, ("ratio",))
+BLOCKS = FindingKind("block-shuffle", "Shuffling by blocks against a full shuffle", DETAIL, ("ratio",))
+COLD = FindingKind("cold-reads", "What reading from disk adds", DETAIL, ("epoch_seconds", "ratio"))
+WORKERS = FindingKind("workers", "Throughput with the best number of workers over none", DETAIL, ("ratio", "workers"))
+WAITING = FindingKind(
+    "loader-wait", "Time that training waits for its batch", REASON, ("wait_seconds", "share", "utilisation")
+)
+NO_WAITING = FindingKind("no-loader-wait", "Formats that training hardly waits for", ASIDE)
+
+WARM = CautionKind("not-cold", "Passes from disk were served from the page cache", "wrong-work", ("share",))
+OTHER_LOSSES = CautionKind("unequal-losses", "Training on a format gave other losses than from memory", "wrong-work")
 
 
 def summarise_formats(
     alone: Sequence[FetchSeries], every: Sequence[FetchSeries], arms: Mapping[str, Arm]
-) -> Iterator[str]:
-    """The quickest and the slowest; why some are slow, and what helps; workers; the training."""
+) -> Iterator[Finding]:
+    """The fastest and the slowest; why some are slow, and what helps; workers; training."""
     measured = [series for series in alone if series.main is not None]
     yield from _name_extremes(measured)
-    yield from _name_causes(measured)
-    yield from _name_cures(measured)
-    yield from _name_blocks(measured)
+    yield from _name_waits(arms)
+    for series in measured:
+        if series.reading.mode == "naive":
+            yield from _name_cause(measured, series)
+            yield from _name_cure(measured, series)
+    for series in measured:
+        yield from _name_blocks(series)
     yield from _name_cold(measured)
     yield from _name_workers(every)
-    yield from _name_waits(arms)
 
 
-def _say_epoch(series: FetchSeries) -> str:
+def _format_epoch(series: FetchSeries) -> str:
     assert series.main is not None
     return format_quantity("seconds", series.main.epoch_seconds)
-
-
-def _name_extremes(measured: Sequence[FetchSeries]) -> Iterator[str]:
-    files = [series for series in measured if series.reading.format != MEMORY]
-    if not files:
-        return
-    # What was loaded whole is read from memory: it says nothing of its file.
-    best = min(
-        (one for one in files if one.reading.mode != "eager"), key=_read_epoch, default=min(files, key=_read_epoch)
-    )
-    worst = max(files, key=_read_epoch)
-    words = f"Shuffled and warm, an epoch of {best.num_samples} samples takes {_say_epoch(best)} from {best.label}"
-    if worst is best:
-        yield f"{words}."
-        return
-    times = format_quantity("ratio", _read_epoch(worst) / _read_epoch(best))
-    yield f"{words}, the quickest file, and {_say_epoch(worst)} from {worst.label}, {times} times as long."
 
 
 def _read_epoch(series: FetchSeries) -> float:
@@ -66,49 +83,56 @@ def _read_epoch(series: FetchSeries) -> float:
     return series.main.epoch_seconds.value
 
 
-def _name_causes(measured: Sequence[FetchSeries]) -> Iterator[str]:
+def _name_extremes(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
+    files = [series for series in measured if series.reading.format != MEMORY]
+    if not files:
+        return
+    # An eager reader serves from memory: its epochs say nothing about the file.
+    lazy = [one for one in files if one.reading.mode != "eager"]
+    best, worst = min(lazy or files, key=_read_epoch), max(files, key=_read_epoch)
+    assert best.main is not None
+    ratio = _read_epoch(worst) / _read_epoch(best)
+    text = f"{best.label} is the fastest file: an epoch of {best.num_samples} samples takes {_format_epoch(best)}"
+    if worst is not best:
+        text += f"; {worst.label} takes {_format_epoch(worst)}, {format_quantity('ratio', ratio)} times as long"
+    yield FASTEST(
+        best.label,
+        f"{text} (shuffled, warm).",
+        epoch_seconds=best.main.epoch_seconds,
+        slowest=worst.label,
+        ratio=ratio,
+    )
+
+
+def _name_cause(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator[Finding]:
     """Chunks that hold many samples, where each sample is asked for alone."""
-    for series in measured:
-        amplification = series.amplification or 1.0
-        if series.reading.mode != "naive" or amplification <= TOLERATED:
-            continue
-        ratio = compare_with_map(measured, series)
-        beside = f", {format_quantity('ratio', ratio)} times the memory map" if ratio is not None else ""
-        yield (
-            f"{series.label} takes {_say_epoch(series)}{beside}: {series.chunks}, so that each sample of"
-            f" {format_bytes(series.sample_bytes)} inflates {amplification:.4g} times its bytes."
-        )
+    amplification = series.amplification or 1.0
+    if amplification <= TOLERATED or series.main is None:
+        return
+    ratio = compare_with_map(measured, series)
+    beside = f", {format_quantity('ratio', ratio)} times the memory map" if ratio is not None else ""
+    yield CHUNKS(
+        series.label,
+        f"{series.label} takes {_format_epoch(series)}{beside}: {series.chunks}, so reading one sample of"
+        f" {format_bytes(series.sample_bytes)} decompresses {amplification:.4g} times its bytes.",
+        epoch_seconds=series.main.epoch_seconds,
+        amplification=amplification,
+    )
 
 
-def _name_cures(measured: Sequence[FetchSeries]) -> Iterator[str]:
+def _name_cure(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator[Finding]:
     """The same file, read by batches and with its chunks kept."""
-    for series in measured:
-        if series.reading.mode != "naive":
-            continue
-        alike = (one for one in measured if _is_same_file(one, series) and one.reading.mode == "lazy")
-        lazy = next(alike, None)
-        if lazy is None or lazy.main is None or series.main is None:
-            continue
-        ratio = estimate_ratio(series.main.epochs, lazy.main.epochs)
-        first = format_quantity("seconds", lazy.main.first_epoch_seconds)
-        yield (
-            f"Read by batches, the same file takes {_say_epoch(lazy)} ({lazy.label}; {first} in the first epoch):"
-            f" {series.label} is {format_quantity('ratio', ratio)} times as slow."
-        )
-
-
-def _name_blocks(measured: Sequence[FetchSeries]) -> Iterator[str]:
-    """Sets that are too large to be kept: what blocks of chunks save, and what they cost in randomness."""
-    for series in measured:
-        blocks = series.passes.get(Pass(order="blocks").name)
-        if blocks is None or series.main is None or not series.shuffle:
-            continue
-        ratio = estimate_ratio(series.main.epochs, blocks.epochs)
-        seconds = format_quantity("seconds", blocks.epoch_seconds)
-        yield (
-            f"In a training {series.label} is {series.shuffle}. An epoch takes {seconds} so; fully shuffled"
-            f" {format_quantity('ratio', ratio)} times as long."
-        )
+    lazy = next((one for one in measured if _is_same_file(one, series) and one.reading.mode == "lazy"), None)
+    if lazy is None or lazy.main is None or series.main is None:
+        return
+    ratio = estimate_ratio(series.main.epochs, lazy.main.epochs)
+    first = format_quantity("seconds", lazy.main.first_epoch_seconds)
+    yield BY_BATCHES(
+        series.label,
+        f"Read by batches, the same file takes {_format_epoch(lazy)} ({lazy.label}; {first} in the first epoch):"
+        f" {series.label} takes {format_quantity('ratio', ratio)} times as long.",
+        ratio=ratio,
+    )
 
 
 def _is_same_file(one: FetchSeries, other: FetchSeries) -> bool:
@@ -119,24 +143,41 @@ def _is_same_file(one: FetchSeries, other: FetchSeries) -> bool:
     return describe(one) == describe(other)
 
 
-def _name_cold(measured: Sequence[FetchSeries]) -> Iterator[str]:
-    """What the disk adds, for the quickest format."""
+def _name_blocks(series: FetchSeries) -> Iterator[Finding]:
+    """Data sets too large to be kept: what blocks of chunks save, and what they cost in randomness."""
+    blocks = series.passes.get(Pass(order="blocks").name)
+    if blocks is None or series.main is None or not series.shuffle:
+        return
+    ratio = estimate_ratio(series.main.epochs, blocks.epochs)
+    seconds = format_quantity("seconds", blocks.epoch_seconds)
+    yield BLOCKS(
+        series.label,
+        f"In training {series.label} is {series.shuffle}: an epoch takes {seconds}; a full shuffle takes"
+        f" {format_quantity('ratio', ratio)} times as long.",
+        ratio=ratio,
+    )
+
+
+def _name_cold(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
+    """What the disk adds, for the fastest format."""
     found = []
     for series in measured:
-        cold, warm = series.passes.get("shuffled batch cold"), series.passes.get("shuffled batch warm")
+        cold, warm = series.passes.get(Pass(cache="cold").name), series.passes.get(Pass().name)
         if series.reading.mode == "lazy" and cold is not None and warm is not None:
             found.append((cold.epoch_seconds.value, series, estimate_ratio(cold.epochs, warm.first_epochs)))
     if found:
         seconds, series, ratio = min(found, key=lambda one: one[0])
-        yield (
-            f"From the disk an epoch takes {format_seconds(seconds)} at the least ({series.label}),"
-            f" {format_quantity('ratio', ratio)} times its first epoch from the kernel's memory."
+        yield COLD(
+            series.label,
+            f"From disk the fastest epoch takes {format_seconds(seconds)} ({series.label}),"
+            f" {format_quantity('ratio', ratio)} times its first epoch from the page cache.",
+            epoch_seconds=seconds,
+            ratio=ratio,
         )
 
 
-def _name_workers(every: Sequence[FetchSeries]) -> Iterator[str]:
+def _name_workers(every: Sequence[FetchSeries]) -> Iterator[Finding]:
     """Whether workers read faster than the rank itself."""
-    words = []
     for series in every:
         others = [one for one in find_alike(every, series) if one.reading.workers and one.main is not None]
         if series.reading.workers or series.main is None or not others:
@@ -144,36 +185,47 @@ def _name_workers(every: Sequence[FetchSeries]) -> Iterator[str]:
         best = min(others, key=_read_epoch)
         assert best.main is not None
         ratio = estimate_ratio(series.main.epochs, best.main.epochs)
-        words.append(f"{series.label} {format_quantity('ratio', ratio)} ({best.reading.workers})")
-    if words:
-        yield f"Samples per second with the best number of workers over those without: {'; '.join(words)}."
+        yield WORKERS(
+            series.label,
+            f"{best.label}: {format_quantity('ratio', ratio)} times the samples/s of {series.label} without workers.",
+            ratio=ratio,
+            workers=best.reading.workers,
+        )
 
 
-def _name_waits(arms: Mapping[str, Arm]) -> Iterator[str]:
+def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     """The training that waits most, and those that hardly do."""
     reference = arms.get(IN_MEMORY)
     shares = [(share, arm) for arm in arms.values() if (share := estimate_phase_share(arm, "input")) is not None]
     if not shares:
         return
     worst, arm = max(shares, key=lambda pair: pair[0].value)
-    wait = format_quantity("seconds", estimate_part(arm, read_load))
-    utilisation = estimate_utilisation(arm, reference)
-    yield (
-        f"Inside a training {arm.label} waits longest: {wait} of every step, {format_quantity('share', worst)} of it;"
-        f" accelerator utilisation {format_quantity('share', utilisation)}."
+    wait, utilisation = estimate_part(arm, read_load), estimate_utilisation(arm, reference)
+    yield WAITING(
+        arm.label,
+        f"In training {arm.label} waits longest for its batches: {format_quantity('seconds', wait)} per step,"
+        f" {format_quantity('share', worst)} of it; accelerator utilisation {format_quantity('share', utilisation)}.",
+        wait_seconds=wait,
+        share=worst,
+        utilisation=utilisation,
     )
-    idle = [other.label for share, other in shares if share.value < NEARLY and other is not reference]
+    idle = ", ".join(other.label for share, other in shares if share.value < NEARLY and other is not reference)
     if idle:
-        yield f"Less than {format_share(NEARLY)} of the step waits with {', '.join(idle)}."
+        yield NO_WAITING(idle, f"Training waits less than {format_share(NEARLY)} of the step with {idle}.")
 
 
 def warn_of_reading(every: Sequence[FetchSeries], arms: Mapping[str, Arm]) -> Iterator[Caution]:
     """Everything that makes the numbers less certain than their intervals say."""
     yield from _name_failures(every)
     yield from _name_warm_colds(every)
-    yield from _name_crowding(every)
+    crowded = [series.label for series in every if series.trial.is_oversubscribed]
+    if crowded:
+        yield CROWDED(
+            ", ".join(crowded),
+            f"ranks share cores in {_list_some(crowded)}: those times include waiting for a core",
+            "use fewer --ranks or --threads-per-rank",
+        )
     yield from _name_noise(every)
-    yield from _name_few_launches(every)
     if arms:
         yield from find_cautions(arms.values())
         yield from _name_unequal_losses(arms)
@@ -181,89 +233,82 @@ def warn_of_reading(every: Sequence[FetchSeries], arms: Mapping[str, Arm]) -> It
         yield from warn_of_load([result for series in every for result in series.results])
 
 
+def _list_some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return f"{', '.join(labels[:MOST_NAMED])}{more}"
+
+
 def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    """Missing libraries once for all that they are missing for."""
-    for reason in dict.fromkeys(one.failure.reason for one in every if one.failure):
-        alike = [one for one in every if one.failure and one.failure.reason == reason]
-        first = alike[0].failure
-        assert first is not None
-        labels = ", ".join(one.label for one in alike[:MOST_NAMED])
-        more = f" and {len(alike) - MOST_NAMED} more" if len(alike) > MOST_NAMED else ""
-        if first.status is Status.NOT_RUN:
-            message, _, command = reason.rpartition(": ")
-            yield Caution(message=f"{labels}{more} not run: {message or reason}", next_step=command)
-            continue
-        advice = "see --formats and --shape" if first.status is Status.INVALID else first.status.advice
-        yield Caution(
-            message=f"{labels}{more} {first.status.words}: {reason}",
-            next_step=f"{advice}; the logs are in trials/{first.trial.name}",
-        )
+    """The same failure once for all rows that have it, such as a library that is not installed."""
+    alike: dict[str, list[FetchSeries]] = {}
+    for series in every:
+        if series.failure:
+            alike.setdefault(series.failure.reason, []).append(series)
+    for reason, rows in alike.items():
+        failure = rows[0].failure
+        assert failure is not None
+        if failure.status is Status.NOT_RUN and failure.batch is None:
+            kind, advice = NOT_RUN, _advise_installing(rows[0].reading.format)
+        else:
+            advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.status.advice
+            kind, advice = FAILED, f"{advice}; logs are in trials/{failure.trial.name}"
+        labels = [one.label for one in rows]
+        message = f"{_list_some(labels)} {VERBS[failure.status]}: {reason}"
+        yield kind(", ".join(labels), message, advice, status=failure.status.value)
+
+
+def _advise_installing(name: str) -> str:
+    extra = ENTRIES[name].extra if name in ENTRIES else ""
+    return f"pip install 'scalelab[{extra}]', or leave {name} out of --formats" if extra else f"leave {name} out"
 
 
 def _name_warm_colds(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    stayed = [(share, one.label) for one in every if (share := one.resident_share) is not None and share > STAYED]
+    stayed = {one.label: share for one in every if (share := one.resident_share) is not None and share > STAYED}
     if stayed:
-        share, label = max(stayed)
-        named = ", ".join(label for _, label in stayed[:MOST_NAMED])
-        yield Caution(
-            message=f"{named} could not be made cold: {format_share(share)} of {label} still in memory",
-            next_step="take its cold rows for warm ones; use a local file system, and end whoever maps the file",
+        worst = max(stayed, key=lambda label: stayed[label])
+        yield WARM(
+            ", ".join(stayed),
+            f"{_list_some(list(stayed))} stayed in the page cache: {format_share(stayed[worst])} of {worst}",
+            "read its cold rows as warm ones; use a local file system, and stop programs that map the file",
+            share=stayed[worst],
         )
     obstacles = dict.fromkeys(report.cold_obstacle for one in every for report in one.reports if report.cold_obstacle)
     for obstacle in obstacles:
-        yield Caution(message=f"cold passes were warm: {obstacle}", next_step="read the warm tables only")
-
-
-def _name_crowding(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    crowded = [series.label for series in every if series.trial.is_oversubscribed]
-    if crowded:
-        more = f" and {len(crowded) - MOST_NAMED} more" if len(crowded) > MOST_NAMED else ""
-        yield Caution(
-            message=f"ranks share cores in {', '.join(crowded[:MOST_NAMED])}{more}: waiting is in their times",
-            next_step="use fewer --ranks or --threads-per-rank before believing them",
-        )
+        yield WARM("", f"cold passes were warm: {obstacle}", "use the warm tables only")
 
 
 def _name_noise(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    found = [
-        (measure_noise(series.main.epochs).between_ratio or 0.0, series.label)
-        for series in every
-        if series.main is not None and not series.trial.is_oversubscribed
-    ]
-    worst, label = max(found, default=(0.0, ""))
+    measured = [(one.label, one.main.epochs, one.trial.is_oversubscribed) for one in every if one.main is not None]
+    noises = [(measure_noise(epochs).between_ratio or 0.0, label) for label, epochs, crowded in measured if not crowded]
+    worst, label = max(noises, default=(0.0, ""))
     if worst > NOISY_BETWEEN:
-        yield Caution(
-            message=f"noisy host: epochs of {label} differ by {format_share(worst)} between launches (standard"
-            " deviation), the worst of all",
-            next_step="close other programs, or raise --rounds",
+        yield NOISY_LAUNCHES(
+            label,
+            f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation), the worst row",
+            "close other programs, or raise --rounds",
+            deviation=worst,
         )
-
-
-def _name_few_launches(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    counts = [sum(bool(len(launch)) for launch in one.main.epochs) for one in every if one.main is not None]
-    fewest = min(counts, default=FEWEST_LAUNCHES)
+    fewest = min((sum(bool(len(launch)) for launch in epochs) for _, epochs, _ in measured), default=FEWEST_LAUNCHES)
     if fewest < FEWEST_LAUNCHES:
         times = "once" if fewest == 1 else f"{fewest} times"
-        yield Caution(
-            message=f"every format was launched {times}: an interval rests on few numbers, or is missing",
-            next_step=f"use --rounds {FEWEST_LAUNCHES}",
+        yield FEW_LAUNCHES(
+            "",
+            f"every format was launched {times}: too few for a reliable interval",
+            f"use --rounds {FEWEST_LAUNCHES}",
+            launches=fewest,
         )
 
 
 def _name_unequal_losses(arms: Mapping[str, Arm]) -> Iterator[Caution]:
-    """All train on the same samples in the same order, unless it is by blocks: another loss is other data."""
-    reference = arms.get(IN_MEMORY)
-    known = _read_losses(reference) if reference is not None else None
+    """All train on the same samples in the same order, unless shuffled by blocks: another loss means other data."""
+    known = read_losses(arms.get(IN_MEMORY))
     if not known:
         return
     alike = [arm for arm in arms.values() if not any(rank.shuffle for one in arm.results for rank in one.ranks)]
-    differing = [arm.label for arm in alike if (found := _read_losses(arm)) and found != known]
+    differing = ", ".join(arm.label for arm in alike if (found := read_losses(arm)) and found != known)
     if differing:
-        yield Caution(
-            message=f"{', '.join(differing)} gave other losses than the same training from memory",
-            next_step="do not trust these formats' data before that is understood",
+        yield OTHER_LOSSES(
+            differing,
+            f"{differing} gave different losses than the same training from memory",
+            "do not trust these formats' data until that is explained",
         )
-
-
-def _read_losses(arm: Arm) -> dict[int, float]:
-    return arm.completed[0].losses() if arm.completed else {}

@@ -1,17 +1,17 @@
 """I/O formats: the same samples stored in every format, and read in every way.
 
-A comparison is fair when all formats are read alike. So each is read *lazily* (what is asked for, when it is), and
-*eagerly* (all at the start, then from memory), by the readers of `data/formats`; HDF5 also *naively*, as most scripts
-do, sample by sample with `dataset[i]`. Shuffled and in order, by whole batches and by samples, with the file on the
-disk and in the kernel's memory; by the rank itself and by worker processes; alone, and inside a training.
+A comparison is fair when all formats are read alike. So each is read *lazily* (on demand) and *eagerly* (all at the
+start, then from memory) by the readers of `data/formats`; HDF5 also *naively*, as most scripts do, sample by sample
+with `dataset[i]`. Shuffled and in order, by whole batches and by samples, from disk and from the page cache, by the
+rank itself and by worker processes, alone and in training.
 
-One trial is one format read in one way, all passes in one launch (`measure/reading.py`); rank 0 has written the set
-before, in the trial's own directory, and nothing of it stays. The yardsticks are measured in the same rounds: a memory
-map of the plain array (`npy`, lazily), and gathering the samples within memory, in the very same process.
+One trial is one format read in one way, all passes in one launch; rank 0 writes the data set before that into the
+trial's directory, and it is deleted afterwards. The references are measured in the same rounds: a memory map of the
+plain array (`npy`, lazily), and gathering the samples in memory, in the same process.
 
-Inside a training two numbers say what reading costs: the share of the step that waits for its batch, and accelerator
-utilisation as MLPerf Storage defines it, the time that the computing takes over the time that all takes. The first is
-taken from steps whose phases were timed; the second from the steps of a training whose data are in memory.
+In training two numbers show what reading costs: the share of the step that waits for its batch, from steps with timed
+phases, and accelerator utilisation as MLPerf Storage defines it: compute time, taken from a training whose data are in
+memory, over total time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
-from scalelab.report.findings import as_findings
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
     draw_batches,
@@ -46,20 +45,20 @@ from scalelab.studies.io_formats.report import (
     make_pass_table,
     make_training_table,
     make_worker_table,
+    name_reader,
+    name_set,
 )
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job, check_gpus
 from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, plan_rounds
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_bytes, parse_seconds
+from scalelab.units import format_bytes, format_count, parse_seconds
 from scalelab.workloads.options import TransformerOptions
 
 PUBLISHED = (MEMORY, "npy", "npz", "npz-compressed", "pt", "hdf5", "hdf5-gzip")
 CHUNKED = ("hdf5-gzip", "hdf5-lzf", "hdf5-blosc2", "zarr", "parquet")
-"""Formats that are read by chunks; a user's own HDF5 may be too."""
+"""Formats that are read by chunks; a user's own HDF5 file may be too."""
 ALL = "all"
-NOT_INSTALLED = "which is not installed"
-"""The words by which the reason of a trial says that its format has no library here."""
 DTYPES = (
     "bool",
     "uint8",
@@ -75,18 +74,18 @@ DTYPES = (
     "float64",
 )
 PATIENCE = 10
-"""Times the budget for readers that keep what they have inflated: their first batches pay for all."""
+"""Times the budget for readers that keep what they have decompressed: their first batches pay for all."""
 TRAINING = "train-"
-"""What the configurations begin with that train."""
+"""Prefix of the configurations that train."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IoFormats(Study):
-    """Writes the samples of --workload transformer, of --shape or of --data in every format, and reads them."""
+    """Write the samples of --workload transformer, --shape or --data in every format, and read them."""
 
     name: ClassVar[str] = "io-formats"
     title: ClassVar[str] = "I/O formats"
-    question: ClassVar[str] = "Which storage format is read how fast, and why?"
+    question: ClassVar[str] = "How fast is each storage format, and why?"
     swept_options: ClassVar[tuple[str, ...]] = ("stored", "reader", "workers")
     """Options of the workload that the study sets itself."""
 
@@ -94,29 +93,28 @@ class IoFormats(Study):
     """memory (no file), npy, npz, npz-compressed, pt, hdf5, hdf5-gzip, hdf5-lzf, hdf5-blosc2, files, tokens,
     safetensors, zarr, arrow, parquet, lmdb, webdataset, or all."""
     modes: tuple[ReadingMode, ...] = ("lazy", "eager", "naive")
-    """lazy: what is asked for is read when it is. eager: all at the start. naive: HDF5 by dataset[i], sample by
-    sample."""
+    """lazy: read on demand. eager: read everything at the start. naive: HDF5 by dataset[i], sample by sample."""
     data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Store the samples of this file instead, and read it as it is too."""
+    """Store the samples of this file instead, and also read the file as it is."""
     shape: Annotated[str | None, tyro.conf.arg(metavar="SHAPE")] = None
     """Store random samples of this shape and type instead, such as 3x32x32:uint8. None: those of the workload."""
     ranks: tuple[int, ...] = (1,)
-    """Numbers of ranks that read at once, each its own part of every batch; the most of them train."""
+    """Numbers of ranks that read at once, each its part of every batch; training uses the largest."""
     workers: tuple[int, ...] = (0,)
-    """Processes that read for each rank; lazily, and in memory."""
+    """Worker processes per rank; lazily, and in memory."""
     batch_per_rank: int = 32
-    """Samples of a batch on every rank."""
+    """Samples per batch and rank."""
     epochs: int = 2
-    """Times that every warm pass goes through all samples; the first is told apart."""
+    """Epochs of every warm pass; the first is reported separately."""
     budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "2s"
-    """What one epoch of a naive reader may take; of another, ten times as much. A longer one is cut short, and told
-    from the batches that it had."""
+    """Time limit of one epoch of a naive reader; ten times as long for the others. A longer epoch is cut short and
+    extrapolated."""
     cold: bool = True
-    """Read from the disk too, after the kernel was asked to forget the file."""
+    """Also read from disk, after dropping the file from the page cache."""
     chunks: Literal["automatic", "samples"] = "automatic"
-    """HDF5 is written in the chunks that h5py chooses, as most files are, or in whole samples, as scalelab does."""
+    """Chunks of HDF5 files: automatic, as h5py chooses them, or whole samples."""
     train: bool = False
-    """Train the workload on every format as well."""
+    """Also train the workload on every format."""
     job: Job = field(default_factory=lambda: Job(workload="transformer"))
     sampling: Sampling = field(
         default_factory=lambda: Sampling(rounds=3, steps=12, phase_steps=8, comm_free_steps=0, control=False)
@@ -142,7 +140,7 @@ class IoFormats(Study):
         if self.job.workload != "transformer":
             raise UsageError(
                 f"--workload {self.job.workload}: only transformer's samples are stored; use --shape for samples of"
-                " another shape, or --data for a file of yours"
+                " another shape, or --data for your own file"
             )
         if self.data is not None and self.shape is not None:
             raise UsageError(f"--data {self.data} and --shape {self.shape} contradict each other: give one")
@@ -275,12 +273,12 @@ class IoFormats(Study):
         return [put_on_set(trial, readings[trial.configuration]) for trial in trials]
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        """What has no library here is not tried."""
+        """Formats whose library is not installed are not tried."""
         return find_missing(trial.reading.format) if trial.reading is not None else None
 
     def expects(self, result: TrialResult) -> bool:
-        """That a library is missing is an answer."""
-        return result.status is Status.NOT_RUN and NOT_INSTALLED in result.reason
+        """A missing library is part of the answer."""
+        return result.status is Status.NOT_RUN and result.trial.reading is not None and result.batch is None
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_fetches(results).values())
@@ -291,31 +289,32 @@ class IoFormats(Study):
             question=self.question,
             setting=self._describe_setting(results),
             sections=tuple(self._make_sections(results)),
-            findings=as_findings(summarise_formats(alone, every, arms)),
+            findings=tuple(summarise_formats(alone, every, arms)),
             cautions=tuple(warn_of_reading(every, arms)),
         )
 
     def _make_sections(self, results: Sequence[TrialResult]) -> Iterator[Section]:
         every = list(group_fetches(results).values())
         alone = [series for series in every if not series.reading.workers]
-        yield Section(tables=(make_cost_table(alone),), charts=draw_costs(alone))
-        yield Section(heading="A batch", tables=(make_batch_table(alone),), charts=draw_batches(alone))
+        costs = make_cost_table(alone)
+        yield Section(tables=(costs,), charts=draw_costs(costs, alone))
+        yield Section(heading="Batch", tables=(make_batch_table(alone),), charts=draw_batches(alone))
         passes: list[Table | None] = [make_pass_table(alone, "warm"), make_pass_table(alone, "cold")]
         yield Section(heading="By order and access", tables=tuple(table for table in passes if table is not None))
         workers = make_worker_table(every)
         if workers is not None:
-            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(every))
+            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(workers))
         arms: dict[str, Arm] = group_arms([one for one in results if one.trial.workload], self.sampling.warmup)
         if arms:
             table = make_training_table(arms)
-            yield Section(heading="Inside a training", tables=(table,), charts=draw_trainings(table, arms))
+            yield Section(heading="In training", tables=(table,), charts=draw_trainings(table, arms))
 
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         reports = [rank.reading for result in results for rank in result.ranks if rank.reading is not None]
         samples = f"{reports[0].num_samples} samples of {format_bytes(reports[0].sample_bytes)}" if reports else "–"
         source = [Path(self.data).name] if self.data is not None else []
         trial = results[0].trial if results else None
-        cores = [f"{trial.threads_per_rank} core{'s'[: trial.threads_per_rank != 1]} per rank"] if trial else []
+        cores = [f"{format_count(trial.threads_per_rank, 'core')} per rank"] if trial else []
         ranks = f"{', '.join(map(str, self.ranks))} rank{'s'[: self.ranks != (1,)]}"
         words = [*source, samples, f"batch {self.batch_per_rank} per rank", ranks, *cores]
         return " · ".join([*words, f"{self.sampling.launches} × {self.epochs} epochs"])
@@ -324,8 +323,8 @@ class IoFormats(Study):
 def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[Pass]:
     """Cold ones first, then the main one, which finds the reader just opened.
 
-    A naive reader knows no batches, and waits for no disk; workers are handed whole batches. Eagerly, only opening
-    touches the disk. Blocks of chunks are for sets that are too large to be kept; of others, that pass is empty.
+    A naive reader has no batches and is not read cold; workers get whole batches. Eagerly, only opening touches the
+    disk. Blocks of chunks are for data sets too large to be kept; for others that pass is empty.
     """
     if num_workers:
         yield Pass()
@@ -344,13 +343,12 @@ def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[
 
 def name_reading(reading: Reading, num_ranks: int = 1) -> tuple[str, str]:
     """The configuration, and how tables call it."""
-    what = "as-it-is" if reading.is_as_it_is else reading.format
-    words = [what] if reading.format == MEMORY else [what, reading.mode]
-    name, label = "-".join(words), " ".join(words)
+    name = name_set(reading) if reading.format == MEMORY else f"{name_set(reading)}-{reading.mode}"
+    label = name_reader(reading, num_ranks)
     if num_ranks > 1:
-        name, label = f"{name}-x{num_ranks}", f"{label} × {num_ranks}"
+        name = f"{name}-x{num_ranks}"
     if reading.workers:
-        name, label = f"{name}-w{reading.workers}", f"{label}, {reading.workers} worker{'s'[: reading.workers != 1]}"
+        name, label = f"{name}-w{reading.workers}", f"{label}, {format_count(reading.workers, 'worker')}"
     return name, label
 
 
@@ -362,18 +360,18 @@ def put_on_set(trial: Trial, reading: Reading) -> Trial:
 
 
 def parse_shape(text: str) -> DataField:
-    """A sample as a person types it: 3x32x32:uint8, or 20x512, which is float32."""
+    """A sample as typed: 3x32x32:uint8, or 20x512, which is float32."""
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text.strip())
     shape = tuple(int(size) for size in match[1].split("x")) if match else ()
     dtype = (match[2] if match else None) or "float32"
     if not math.prod(shape) or not shape or dtype not in DTYPES:
-        raise UsageError(f"--shape {text} is no shape: use a form such as 20x512 or 3x32x32:uint8")
+        raise UsageError(f"--shape {text} is not a shape: use a form such as 20x512 or 3x32x32:uint8")
     return DataField(name="x", shape=shape, dtype=dtype)
 
 
 @cache
 def find_missing(name: str) -> str | None:
-    """Why a format cannot be used here, with what to install; torch, which `.pt` needs, is not looked for."""
+    """Why a format cannot be used here, with what to install; torch, which `.pt` needs, is not checked."""
     if name in (MEMORY, "pt"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is known of the memory of each configuration: its forecast beside its measurement."""
+"""What is known of the memory of each configuration: its forecast and its measurement."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.studies.shared.arms import name_configuration
 
 FORECAST = "forecast-"
-"""What the name of a configuration begins with whose memory is only forecast."""
-NO_FORECAST = "the memory of this workload cannot be forecast"
-"""What the reason begins with where fake tensors are not enough."""
+"""Prefix of the configurations whose memory is only forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +35,17 @@ class MemoryRow:
         return _find_highest(self.forecast_result)[0]
 
     @property
+    def forecast_bytes(self) -> int | None:
+        return self.forecast.peak_bytes if self.forecast else None
+
+    @property
     def measured(self) -> MemoryReport | None:
         """Of the rank that took the most."""
         return _find_highest(self.measured_result)[0]
 
     @property
     def report(self) -> MemoryReport | None:
-        """What was measured; what was forecast where nothing was."""
+        """The measurement, or the forecast where there is none."""
         return self.measured or self.forecast
 
     @property
@@ -53,14 +55,14 @@ class MemoryRow:
 
     @property
     def error(self) -> float | None:
-        """By how much the forecast is off, over what was measured."""
+        """How far the forecast is off, relative to the measurement."""
         if self.forecast is None or self.measured is None:
             return None
         return self.forecast.peak_bytes / self.measured.peak_bytes - 1
 
     @property
     def states_bytes(self) -> int | None:
-        """Parameters, gradients and optimizer: what is often taken for all."""
+        """Parameters, gradients and optimizer states: often taken for the whole."""
         if self.report is None:
             return None
         sizes = self.report.by_category
@@ -68,13 +70,13 @@ class MemoryRow:
 
     @property
     def process_bytes(self) -> int | None:
-        """The highest that any rank's process rose to."""
+        """The highest resident memory of any rank."""
         ranks = self.measured_result.ranks if self.measured_result else ()
         return max((rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None), default=None)
 
     @property
     def status(self) -> str:
-        """What stands in the row instead of a measured peak."""
+        """What the row shows instead of a measured peak."""
         if self.measured_result is None:
             return "not measured"
         status = self.measured_result.status
@@ -109,7 +111,7 @@ def collect_rows(results: Sequence[TrialResult]) -> list[MemoryRow]:
 
 
 def find_failures(rows: Iterable[MemoryRow]) -> list[TrialResult]:
-    """What did not complete; a failure that befell forecast and measurement alike is named once."""
+    """What did not complete; the same failure of forecast and measurement is named once."""
     found: list[TrialResult] = []
     for row in rows:
         failed = [

@@ -1,11 +1,10 @@
-"""Memory: what a training step takes on one rank, what for, and whether a device would hold it.
+"""Memory: what a training step takes on one rank, what for, and whether it fits a device.
 
-Every configuration is looked at twice. A forecast goes through a step on tensors that have no memory, so that it can be
-made of a model which no machine at hand could hold; the strategy is put in by rule. Then the step is run and every call
-of the allocator is recorded. Both are split into the same categories at the highest point of the step.
+Every configuration is examined twice. A forecast runs a step on fake tensors, so it works for models that do not fit
+this machine; the strategy's share is added by rule. Then the step is run and every call of the allocator is recorded.
+Both are split into the same categories at the peak of the step.
 
-Memory is a property of the program and not of the machine's mood: the same step takes the same bytes every time. So one
-launch of a few steps is enough, and there are no intervals.
+The same step takes the same bytes every time, so one launch of a few steps is enough and there are no intervals.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Strategy
-from scalelab.studies.memory.answer import FORECAST, NO_FORECAST, MemoryRow, collect_rows
+from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
     draw_categories,
     draw_fit,
@@ -43,7 +41,6 @@ from scalelab.units import format_bytes, parse_bytes
 
 NO_STEPS = StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
 """A forecast times nothing."""
-NOT_HELD = "this machine cannot hold it"
 
 
 def make_short_sampling() -> Sampling:
@@ -53,20 +50,20 @@ def make_short_sampling() -> Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Study):
-    """The bytes of one rank's tensors at the highest point of a step, by category."""
+    """Peak memory of one rank by category, forecast and measured."""
 
     name: ClassVar[str] = "memory"
     title: ClassVar[str] = "Memory"
-    question: ClassVar[str] = "How much memory does a step take, what for, and would it fit?"
+    question: ClassVar[str] = "How much memory does a step take, what for, and does it fit?"
 
     strategies: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full")
-    """How the training is spread; single runs on one rank."""
+    """Strategies to compare; single runs on one rank."""
     ranks: int = 2
     """Ranks of every strategy but single."""
     batches: tuple[int, ...] = (4, 8)
     """Samples per step on each rank."""
     device_memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
-    """A device that it should fit, for example 40GB: by forecast. None: nothing is said of it."""
+    """Memory of a device to fit into, for example 40GB, judged by forecast. None: not judged."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=make_short_sampling)
 
@@ -75,8 +72,8 @@ class Memory(Study):
         check_strategies(self.strategies)
         if "dp" in self.strategies:
             raise UsageError(
-                "--strategies dp has its replicas in threads, whose memory is not watched here: leave it out; what its"
-                " devices hold is in scalelab run strategies"
+                "--strategies dp runs its replicas in threads, whose memory is not recorded here: leave it out, or use"
+                " scalelab run strategies"
             )
         if not self.batches:
             raise UsageError("--batches needs at least one number, for example --batches 4 8")
@@ -130,7 +127,7 @@ class Memory(Study):
         )
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        """A machine that runs out of memory as a whole may kill more than the trial."""
+        """A machine that runs out of memory may kill more than the trial."""
         if trial.is_forecast or trial.device != "cpu":
             return None
         found = [result for result in results if result.trial.configuration == f"{FORECAST}{trial.configuration}"]
@@ -139,22 +136,24 @@ class Memory(Study):
         if forecast is None or forecast.peak_bytes * trial.num_processes <= available:
             return None
         each = f"{trial.num_processes} ranks of " if trial.num_processes > 1 else ""
-        return f"{NOT_HELD}: {each}{format_bytes(forecast.peak_bytes)} by forecast, {format_bytes(available)} are free"
+        needed = f"{each}{format_bytes(forecast.peak_bytes)} by forecast"
+        return f"it does not fit into this machine: {needed}, {format_bytes(available)} is free"
 
     def expects(self, result: TrialResult) -> bool:
-        """What is too large for this machine, or for a forecast, is an answer too."""
-        is_too_large = result.status is Status.NOT_RUN and result.reason.startswith(NOT_HELD)
-        return is_too_large or (result.trial.is_forecast and result.reason.startswith(NO_FORECAST))
+        """A row that this machine cannot hold, or that fake tensors cannot forecast, is part of the answer."""
+        if result.trial.is_forecast:
+            return result.status is Status.INVALID
+        return result.status is Status.NOT_RUN and result.batch is None
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         rows = collect_rows(results)
         sections = [Section(tables=(make_peak_table(rows),), charts=draw_categories(rows))]
         categories = make_category_table(rows)
         if categories.rows:
-            sections.append(Section(heading="What it is made of, at the peak", tables=(categories,)))
-            sections.append(Section(heading="What is often read instead", tables=(make_reading_table(rows),)))
+            sections.append(Section(heading="Categories at the peak", tables=(categories,)))
+            sections.append(Section(heading="Other readings", tables=(make_reading_table(rows),)))
         if self.device_bytes is not None and rows:
-            heading = f"Would it fit into {format_bytes(self.device_bytes)}?"
+            heading = f"Does it fit into {format_bytes(self.device_bytes)}?"
             table = make_fit_table(rows, self.device_bytes)
             sections.append(Section(heading=heading, tables=(table,), charts=draw_fit(table, self.device_bytes)))
         return Document(
@@ -162,8 +161,8 @@ class Memory(Study):
             question=self.question,
             setting=self._describe(rows),
             sections=tuple(sections),
-            findings=as_findings(summarise_memory(rows, self.device_bytes)),
-            cautions=find_memory_cautions(rows, self.device_bytes, self._name_unplanned(rows)),
+            findings=tuple(summarise_memory(rows, self.device_bytes)),
+            cautions=tuple(find_memory_cautions(rows, self.device_bytes, self._name_unplanned(rows))),
         )
 
     def _describe(self, rows: Sequence[MemoryRow]) -> str:

@@ -21,7 +21,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.studies.collectives.report import FAILED, INTERVALS, find_failure, find_status, make_points
+from scalelab.studies.collectives.report import INTERVALS, find_status, make_points
 from scalelab.studies.network.answer import (
     BASE,
     LinkRow,
@@ -33,6 +33,7 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.shared.arms import Arm, describe_failures, join_words
+from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.sweep import (
     CONTROL,
     compare_steps,
@@ -203,15 +204,9 @@ def warn_of_links(answer: NetworkAnswer) -> Iterator[Caution]:
                 "measure again on an idle machine, or emulate a slower link: the CPU carries the traffic",
                 nominal_share=share,
             )
-        failure = find_failure(row.series) if row.series else None
-        if failure and row.series:
-            yield FAILED(
-                name,
-                f"{name}: the all-reduces alone {failure.status.words}: {failure.reason}",
-                "see the last lines of the logs",
-                status=failure.status.value,
-                num_failed=sum(result.status is failure.status for result in row.series.results),
-            )
+        if row.series is not None:
+            label = f"{name}, all-reduces alone"
+            yield from name_failure(label, row.series.results, is_measured=row.series.is_measured)
 
 
 def plot_link_costs(answer: NetworkAnswer) -> tuple[Chart, ...]:

@@ -1,8 +1,6 @@
-"""The figures of studies that count bytes: memory, messages, storage formats."""
+"""The figures of the memory study."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.job import Job
 from tests.report.charts.figures import draw, list_texts, list_values
 from tests.studies.answers import set_machine
-from tests.studies.spreads import conclude, make_messages
-from tests.studies.test_io_formats import measure
-from tests.studies.test_messages import SENT
 
 
 @pytest.fixture(autouse=True)
@@ -60,32 +55,10 @@ def test_memory_is_in_pieces_with_the_forecast_above_the_measurement() -> None:
 
 def test_the_device_is_a_line_beside_the_forecasts() -> None:
     study = make_study()
-    chart = list_charts(study.conclude([play(trial) for trial in study.plan()]))["Beside a device of 12 MB"]
+    chart = list_charts(study.conclude([play(trial) for trial in study.plan()]))["Forecast against a device of 12 MB"]
     assert [value["value"] for value in list_values(chart, "rule")] == [12]
     draw(chart)
 
 
 def test_nothing_known_of_memory_is_no_figure() -> None:
     assert draw_categories(collect_rows([])) == ()
-
-
-def test_messages_are_drawn_beside_theory_and_by_kind(tmp_path: Path) -> None:
-    charts = list_charts(conclude(make_messages(), tmp_path, SENT))
-    payload = charts["Bytes of one step"]
-    assert {value["series"] for value in list_values(payload, "bar")} == {
-        "payload, counted", "payload by theory", "on the wire",
-    }  # fmt: skip
-    kinds = charts["Payload of one step by kind"]
-    assert "all-reduce of gradients" in {value["series"] for value in list_values(kinds, "bar")}
-    draw(payload)
-    draw(kinds)
-
-
-def test_formats_are_drawn_by_epoch_size_and_pass(tmp_path: Path) -> None:
-    _, document = measure(tmp_path, train=True, workers=(0, 1))
-    charts = list_charts(document)
-    epochs = charts["An epoch by format"]
-    assert {value["series"] for value in list_values(epochs, "point")} == {"in memory", "lazily", "eagerly", "naively"}
-    assert {"A batch by order and access", "Samples per second by workers", "A training step by format"} <= set(charts)
-    for chart in charts.values():
-        draw(chart)

@@ -14,13 +14,21 @@ from scalelab.records.environment import Gpu
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
-from scalelab.studies.memory.answer import NO_FORECAST
-from scalelab.studies.memory.study import NOT_HELD, Memory
+from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.cautions import find_cautions
-from tests.studies.answers import JOB, AlteredLauncher, find_row, say_all, set_machine, warn_all
+from tests.studies.answers import (
+    JOB,
+    AlteredLauncher,
+    find_caution,
+    find_finding,
+    find_row,
+    list_kinds,
+    set_machine,
+)
 
 STATES = {"parameters": 100, "optimizer": 200}
 
@@ -83,16 +91,21 @@ def test_forecast_and_measurement_stand_side_by_side(tmp_path: Path, monkeypatch
 
 def test_the_findings_say_peak_share_growth_and_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = answer(tmp_path, monkeypatch, strategies=("single", "ddp"))
-    assert document.summary[0] == (
+    main = document.findings[0]
+    assert main.text == (
         "single, batch 8, peaks at 1.10 kB per rank in backward: 73 % activations, 18 % optimizer, 9.1 % parameters."
     )
-    said = say_all(document)
-    assert "alone are 400 B, 36 % of that peak; activations and the output are 73 % of it" in said
-    assert "After the step 300 B are still allocated, 27 % of the peak" in said
-    assert "off by at most 1.0 % over 4 measured rows" in said
-    assert "ddp × 2, batch 8, takes 100 B more per rank than single, batch 8 (9.1 %)" in said
-    assert "grows by 100 B for every further sample" in said
-    assert "9 kB of it before the model was built" in said
+    assert main.values == {"peak_bytes": 1100, "phase": "backward", "is_measured": True}
+    found = {one.kind: one for one in document.findings}
+    assert found["memory-states"].values == {"states_bytes": 400, "share": pytest.approx(4 / 11)}
+    assert found["memory-after-step"].values == {"current_bytes": 300, "share": pytest.approx(3 / 11)}
+    assert found["forecast-error"].values == {"error": pytest.approx(0.01), "rows": 4}
+    assert found["memory-strategies"].subject == "ddp × 2, batch 8"
+    assert found["memory-strategies"].values["change_bytes"] == 100
+    assert "100 B more per rank than single, batch 8 (9.1 %)" in found["memory-strategies"].text
+    assert found["growth"].values == {"bytes_per_sample": 100}
+    assert found["process-memory"].values == {"process_bytes": 10_000, "start_bytes": 9000}
+    assert [one.kind for one in document.findings if one.weight == MAIN] == ["memory"]
 
 
 def test_a_device_is_said_to_hold_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,22 +115,25 @@ def test_a_device_is_said_to_hold_what_fits(tmp_path: Path, monkeypatch: pytest.
     assert find_row(fits, "single, batch 4")["margin_bytes"].value == 800 - 693
     assert find_row(fits, "single, batch 8")["fits"].value == "no"
     assert find_row(fits, "single, batch 8")["used_share"].value == pytest.approx(1089 / 800)
-    assert document.summary[0] == (
-        "single fits into 800 B with batch 4 per rank, where 107 B (13 %) would be left; batch 8 needs 1.09 kB, 289 B"
-        " too much, by forecast."
+    single = find_finding(document, "fits", "single")
+    assert single.values == {"batch": 4, "margin_bytes": 107}
+    assert single.text == (
+        "single fits into 800 B at batch 4 per rank with 107 B (13 %) to spare; batch 8 needs 1.09 kB, 289 B too much"
+        " (forecast)."
     )
-    assert "no fragmentation, no CUDA context" in warn_all(document)
+    assert "forecast-limits" in list_kinds(document)
 
 
 @pytest.mark.parametrize(
-    ("device", "words"),
-    [("500B", "single does not fit into 500 B: batch 4 needs 693 B"), ("1MB", "with every batch asked for: with 8")],
+    ("device", "batch", "words"),
+    [("500B", None, "single does not fit into 500 B: batch 4 needs 693 B"), ("1MB", 8, "at every batch asked for")],
 )
 def test_nothing_and_everything_may_fit(
-    device: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, batch: int | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = answer(tmp_path, monkeypatch, strategies=("single",), device_memory=device)
-    assert words in document.summary[0]
+    assert document.findings[0].values["batch"] == batch
+    assert words in document.findings[0].text
 
 
 def test_what_the_machine_cannot_hold_is_not_run_and_still_forecast(
@@ -134,7 +150,8 @@ def test_what_the_machine_cannot_hold_is_not_run_and_still_forecast(
     marks = {cells[0].value: cells[0].mark for cells in categories.rows}
     assert marks["ddp × 2, batch 8"] == "°"
     assert marks["single, batch 8"] == ""
-    assert f"{NOT_HELD}: 2 ranks of 1.19 kB by forecast" in warn_all(document)
+    refused = find_caution(document, "not-run", "ddp × 2, batch 8")
+    assert "does not fit into this machine: 2 ranks of 1.19 kB by forecast" in refused.message
     assert find_failed(store, read_study(store)) == []
 
 
@@ -148,14 +165,14 @@ def test_a_failing_row_leaves_the_others_intact(tmp_path: Path, monkeypatch: pyt
     assert row["peak_bytes"].value == "out of memory"
     assert row["forecast_bytes"].value == 1188
     assert find_row(document.tables[0], "ddp × 2, batch 4")["peak_bytes"].value == 800
-    assert "ddp × 2, batch 8 out of memory" in warn_all(document)
+    assert find_caution(document, "failed").subject == "ddp × 2, batch 8"
 
 
 def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(result: TrialResult) -> TrialResult:
         if not result.trial.is_forecast:
             return play_memory(result)
-        return TrialResult(trial=result.trial, status=Status.INVALID, reason=f"{NO_FORECAST}: it asks for values")
+        return TrialResult(trial=result.trial, status=Status.INVALID, reason="it asks for the values of tensors")
 
     set_machine(monkeypatch, 2)
     store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(refuse))
@@ -163,13 +180,13 @@ def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypa
     assert find_row(document.tables[0], "single, batch 8")["peak_bytes"].value == 1100
     assert find_failed(store, read_study(store)) == []
     (caution,) = document.cautions
-    assert caution.message.startswith(NO_FORECAST)
+    assert (caution.kind, caution.message) == ("no-forecast", "it asks for the values of tensors")
 
 
 def test_ranks_that_say_nothing_of_memory_make_empty_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = answer(tmp_path, monkeypatch, FakeLauncher(lambda _: 0.1))
     assert find_row(document.tables[0], "single, batch 4")["peak_bytes"].value == "–"
-    assert document.summary == ("Nothing is known of the memory: no trial completed.",)
+    assert [one.kind for one in document.findings] == ["not-measured"]
 
 
 def test_no_result_at_all_is_a_document_too() -> None:
@@ -187,7 +204,7 @@ def test_a_forecast_that_is_far_off_is_warned_of(tmp_path: Path, monkeypatch: py
         return replace(played, ranks=(replace(played.ranks[0], memory=replace(memory, peak_bytes=900)),))
 
     document = answer(tmp_path, monkeypatch, AlteredLauncher(lower), strategies=("single",))
-    assert "kernels take memory while they run" in warn_all(document)
+    assert find_caution(document, "forecast-off").values["error"] == pytest.approx(900 / 700 - 1)
 
 
 def test_arms_and_cautions_cope_with_a_completed_trial_without_samples() -> None:
@@ -212,7 +229,7 @@ def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch)
     ("fields", "words"),
     [
         ({"strategies": ()}, "--strategies needs at least one name"),
-        ({"strategies": ("dp",)}, "--strategies dp has its replicas in threads"),
+        ({"strategies": ("dp",)}, "--strategies dp runs its replicas in threads"),
         ({"ranks": 0}, "--ranks must be"),
         ({"batches": ()}, "--batches needs at least one number"),
         ({"batches": (4, 4)}, "names a batch twice"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.cli.run import parse_study
@@ -21,13 +22,15 @@ from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.io_formats.study import PUBLISHED, IoFormats, find_missing, parse_shape
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import AlteredLauncher, set_machine
+from tests.report.charts.figures import draw, list_values
+from tests.studies.answers import AlteredLauncher, find_caution, find_finding, list_kinds, set_machine
 
 JOB = Job(workload="transformer", options={"samples": 256, "features": 8, "d_model": 8, "heads": 2}, device="cpu")
 SAMPLING = Sampling(rounds=6, steps=6, phase_steps=2, comm_free_steps=0, control=False)
@@ -61,10 +64,6 @@ def measure(runs_dir: Path, launcher: FakeLauncher | None = None, **fields: Any)
 def read_row(table: Table, label: object) -> dict[str, Any]:
     (row,) = (row for row in table.rows if row[0].value == label)
     return {column.key: cell.value for column, cell in zip(table.columns, row, strict=True)}
-
-
-def warn_all(document: Document) -> str:
-    return "\n".join(f"{caution.message} → {caution.next_step}" for caution in document.cautions)
 
 
 def list_names(study: IoFormats) -> list[str]:
@@ -116,7 +115,7 @@ def test_the_answer_compares_with_the_map_and_with_a_copy(tmp_path: Path) -> Non
 
 def test_passes_have_a_table_for_the_disk_and_one_for_memory(tmp_path: Path) -> None:
     _, document = measure(tmp_path)
-    warm, cold = (table for table in document.tables if table.title.startswith("From the"))
+    warm, cold = (table for table in document.tables if table.title.startswith("From "))
     assert read_row(warm, "npy lazy")["shuffled_item_seconds"] == pytest.approx(2e-3)
     assert read_row(cold, "npy lazy")["sequential_batch_seconds"] == pytest.approx(8e-4)  # the only epoch is the first
     assert read_row(cold, "npy lazy")["resident_share"] == 0.0
@@ -126,11 +125,16 @@ def test_passes_have_a_table_for_the_disk_and_one_for_memory(tmp_path: Path) -> 
 
 def test_the_summary_names_the_cause_and_the_cure(tmp_path: Path) -> None:
     _, document = measure(tmp_path)
-    words = " ".join(document.summary)
-    assert "the quickest file, and 240 ± 0 ms from hdf5-gzip naive, 143 times as long" in words
-    assert "(128, 2, 64), gzip, so that each sample of 672 B inflates 128 times its bytes" in words
-    assert "Read by batches, the same file takes" in words
-    assert "From the disk an epoch takes" in words
+    fastest = find_finding(document, "fastest", "npy lazy")
+    assert (fastest.weight, fastest.values["slowest"]) == (MAIN, "hdf5-gzip naive")
+    assert fastest.values["ratio"] == pytest.approx(3.001e-2 / 2.1e-4)
+    cause = find_finding(document, "chunks", "hdf5-gzip naive")
+    assert cause.values["amplification"] == 128
+    assert "(128, 2, 64), gzip, so reading one sample of 672 B decompresses 128 times its bytes" in cause.text
+    ratio = find_finding(document, "batched-reads", "hdf5-gzip naive").values["ratio"]
+    assert isinstance(ratio, Estimate)
+    assert ratio.value == pytest.approx(3.001e-2 / 3.1e-4)
+    assert find_finding(document, "cold-reads").subject == "npy lazy"
 
 
 def test_sets_that_are_too_large_to_be_kept_have_a_column_and_a_sentence_for_blocks(tmp_path: Path) -> None:
@@ -144,15 +148,15 @@ def test_sets_that_are_too_large_to_be_kept_have_a_column_and_a_sentence_for_blo
         return take(trial, one) / (5 if one.order == "blocks" else 1)
 
     _, usual = measure(tmp_path / "usual")
-    assert "blocks" not in " ".join(usual.summary)
+    assert "block-shuffle" not in list_kinds(usual)
     assert "blocks_batch_seconds" not in [column.key for table in usual.tables for column in table.columns]
     _, document = measure(tmp_path / "large", AlteredLauncher(enlarge, fetch_seconds=take_less))
-    warm = next(table for table in document.tables if table.title == "From the kernel's memory")
+    warm = next(table for table in document.tables if table.title == "From the page cache")
     row = read_row(warm, "hdf5-gzip lazy")
     assert row["blocks_batch_seconds"] == pytest.approx(row["shuffled_batch_seconds"] / 5)
-    (sentence,) = (words for words in document.summary if "by blocks" in words)
-    assert sentence.startswith("In a training hdf5-gzip lazy is shuffled by blocks. An epoch takes")
-    assert "fully shuffled 4.4" in sentence
+    blocks = find_finding(document, "block-shuffle", "hdf5-gzip lazy")
+    assert blocks.text.startswith("In training hdf5-gzip lazy is shuffled by blocks: an epoch takes")
+    assert "a full shuffle takes 4.4" in blocks.text
 
 
 def test_trainings_by_blocks_are_told_and_their_losses_not_compared(tmp_path: Path) -> None:
@@ -165,8 +169,8 @@ def test_trainings_by_blocks_are_told_and_their_losses_not_compared(tmp_path: Pa
 
     launcher = AlteredLauncher(go_by_blocks, step_seconds=lambda _: 0.1, fetch_seconds=take)
     _, document = measure(tmp_path, launcher, train=True)
-    assert "its samples are shuffled by blocks of 2 chunks → if the file is sorted" in warn_all(document)
-    assert "other losses" not in warn_all(document)
+    assert find_caution(document, "partly-shuffled").values == {"shuffle": "shuffled by blocks of 2 chunks"}
+    assert "unequal-losses" not in list_kinds(document)
 
 
 def test_workers_are_compared_with_none(tmp_path: Path) -> None:
@@ -178,7 +182,9 @@ def test_workers_are_compared_with_none(tmp_path: Path) -> None:
     row = read_row(table, "npy lazy")
     assert row["workers_1_rate"] == pytest.approx(row["workers_0_rate"] * 2.1 / 1.1)
     assert "npy eager" not in [row[0].value for row in table.rows]
-    assert "with the best number of workers over those without: memory" in " ".join(document.summary)
+    ratio = find_finding(document, "workers", "npy lazy").values["ratio"]
+    assert isinstance(ratio, Estimate)
+    assert ratio.value == pytest.approx(2.1 / 1.1)
 
 
 def wait_for_input(result: TrialResult) -> TrialResult:
@@ -195,13 +201,13 @@ def wait_for_input(result: TrialResult) -> TrialResult:
 def test_a_training_waits_for_its_input(tmp_path: Path) -> None:
     launcher = AlteredLauncher(wait_for_input, step_seconds=lambda _: 0.1, fetch_seconds=take)
     _, document = measure(tmp_path, launcher, train=True, ranks=(2,))
-    (table,) = (table for one in document.sections if one.heading == "Inside a training" for table in one.tables)
+    (table,) = (table for one in document.sections if one.heading == "In training" for table in one.tables)
     naive, memory = read_row(table, "hdf5-gzip naive"), read_row(table, MEMORY)
     assert naive["input_share"] == pytest.approx(0.51, abs=0.01)
     assert naive["accelerator_utilisation"] == pytest.approx(0.49, abs=0.01)
     assert naive["step_ratio"] == pytest.approx(2)
     assert memory["accelerator_utilisation"] == pytest.approx(0.98)
-    assert "hdf5-gzip naive waits longest" in " ".join(document.summary)
+    assert find_finding(document, "loader-wait").subject == "hdf5-gzip naive"
 
 
 def test_trainings_read_what_is_read_alone_and_memory_reads_nothing() -> None:
@@ -222,7 +228,7 @@ def test_other_losses_than_from_memory_are_warned_of(tmp_path: Path) -> None:
 
     launcher = AlteredLauncher(spoil, step_seconds=lambda _: 0.1, fetch_seconds=take)
     _, document = measure(tmp_path, launcher, train=True)
-    assert "npy lazy gave other losses than the same training from memory" in warn_all(document)
+    assert find_caution(document, "unequal-losses").subject == "npy lazy"
 
 
 def test_what_is_not_installed_is_not_run_and_says_what_to_install(
@@ -233,9 +239,10 @@ def test_what_is_not_installed_is_not_run_and_says_what_to_install(
         "scalelab.studies.io_formats.study.find_missing", lambda name: missing if name == "zarr" else None
     )
     store, document = measure(tmp_path, formats=("npy", "zarr"), modes=("lazy",))
-    assert read_row(document.tables[0], "zarr lazy")["write_seconds"] == "not run"
-    assert "zarr lazy not run: format zarr needs zarr, which is not installed" in warn_all(document)
-    assert "→ pip install 'scalelab[formats]'" in warn_all(document)
+    assert read_row(document.tables[0], "zarr lazy")["file_bytes"] == "not run"
+    refused = find_caution(document, "not-run", "zarr lazy")
+    assert refused.message == f"zarr lazy was not run: {missing}"
+    assert refused.next_step == "pip install 'scalelab[formats]', or leave zarr out of --formats"
     assert find_failed(store, read_study(store)) == []
 
 
@@ -253,20 +260,20 @@ def test_a_file_that_stayed_in_memory_is_named(tmp_path: Path) -> None:
         return replace(result, ranks=tuple(ranks)) if "npy-lazy" in result.trial.configuration else result
 
     _, document = measure(tmp_path, AlteredLauncher(stay, fetch_seconds=take))
-    assert "npy lazy could not be made cold: 25 % of npy lazy still in memory" in warn_all(document)
+    assert find_caution(document, "not-cold", "npy lazy").values == {"share": 0.25}
 
 
 def test_a_failure_is_told_once_for_all_that_share_it(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, fetch_seconds=take, failures={"npy-eager": Status.CRASHED})
     store, document = measure(tmp_path, launcher)
-    assert read_row(document.tables[0], "npy eager")["write_seconds"] == "crashed"
-    assert "npy eager crashed: the fake launcher was told to" in warn_all(document)
+    assert read_row(document.tables[0], "npy eager")["file_bytes"] == "crashed"
+    assert "npy eager crashed: the fake launcher was told to" in find_caution(document, "failed").message
     assert len(find_failed(store, read_study(store))) == 6
 
 
 def test_ranks_that_share_cores_are_marked(tmp_path: Path) -> None:
     _, document = measure(tmp_path, ranks=(4,), job=replace(JOB, threads_per_rank=1))
-    assert "ranks share cores in memory" in warn_all(document)
+    assert "memory" in find_caution(document, "oversubscribed").subject
     assert any("oversubscribed" in note for note in document.tables[0].notes)
 
 
@@ -309,7 +316,7 @@ def test_shapes_are_read_as_they_are_typed() -> None:
     assert (parse_shape("3x32x32:uint8").shape, parse_shape("3x32x32:uint8").num_bytes) == ((3, 32, 32), 3072)
     assert (parse_shape("20x512").dtype, parse_shape("5:bool").num_bytes) == ("float32", 5)
     for wrong in ("3x0", "x3", "3:complex64", "", "3,4"):
-        with pytest.raises(UsageError, match="is no shape: use a form such as 20x512"):
+        with pytest.raises(UsageError, match="is not a shape: use a form such as 20x512"):
             parse_shape(wrong)
 
 
@@ -340,3 +347,13 @@ def test_the_command_line_has_the_options_of_the_workload_but_those_that_are_swe
     assert isinstance(study, IoFormats)
     assert (study.options.samples, study.workers, study.options.workers) == (64, (0, 2), 0)
     assert [one.shape for one in study.fields] == [(1, 512), (20, 512)]
+
+
+def test_formats_are_drawn_by_epoch_size_and_pass(tmp_path: Path) -> None:
+    _, document = measure(tmp_path, train=True, workers=(0, 1))
+    charts = {chart.title: chart for section in document.sections for chart in section.charts}
+    assert {value["name"] for value in list_values(charts["Epoch by format"], "point")} >= {MEMORY, "npy lazy"}
+    titles = {"Size on disk", "Batch by order and access", "Samples per second by workers", "Training step by format"}
+    assert titles <= set(charts)
+    for chart in charts.values():
+        draw(chart)
