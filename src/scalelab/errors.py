@@ -5,6 +5,7 @@ command line prints it after ``error:`` and exits with the code of its class.
 
     ScalelabError                 exit 1
     ├── UsageError                exit 2   a flag or a field has a value that cannot work
+    │   ├── NotSupported                   the backend lacks an operation
     │   ├── RankUnknown                    who launched this process, as which rank, cannot be told
     │   └── UnknownName                    a study, workload, strategy or run that does not exist
     ├── StoreError                         the directory of a run
@@ -13,6 +14,7 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   ├── StorageFull                    no space left
     │   └── NotWritable                    permissions, read-only file system
     ├── LaunchFailed                       ranks could not be started at all
+    │   ├── PeerLeft                       another rank left before all had come
     │   └── JobRejected                    a batch system does not take a job; the message is its own words
     ├── StudyFailed                        a method of the user's own study raised
     ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
@@ -50,6 +52,10 @@ class UnknownName(UsageError):
         super().__init__(f"unknown {what} {name!r}.{guess} Known: {listed}.{' ' + hint if hint else ''}")
 
 
+class NotSupported(UsageError):
+    """The backend lacks an operation."""
+
+
 class RankUnknown(UsageError):
     """Which rank of how many this process is cannot be told, or what launchers say contradicts itself."""
 
@@ -76,6 +82,10 @@ class NotWritable(StoreError):
 
 class LaunchFailed(ScalelabError):
     """Ranks could not be started at all, so no trial of this kind can run."""
+
+
+class PeerLeft(LaunchFailed):
+    """Another rank left before all had come; its log says why."""
 
 
 class JobRejected(LaunchFailed):

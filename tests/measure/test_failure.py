@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from scalelab.errors import UsageError
 from scalelab.measure.failure import Failure, classify, describe, format_own_frames
-from scalelab.records.trial import Status
+from scalelab.records.trial import Cause, Status
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
 SHAPES = "mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)"
@@ -39,7 +39,7 @@ def test_want_of_memory_is_out_of_memory_at_any_time(error: BaseException, num_s
     failure = fail(error, num_steps_done)
     assert failure.status is Status.OUT_OF_MEMORY
     assert failure.reason.startswith("rank 3 ran out of memory")
-    assert not failure.is_lost_peer
+    assert failure.cause is not Cause.LOST_PEER
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_want_of_memory_is_out_of_memory_at_any_time(error: BaseException, num_s
 def test_an_error_of_another_sort_is_never_out_of_memory(error: Exception) -> None:
     assert fail(error, 0).status is Status.INVALID
     assert fail(error, 7).status is Status.CRASHED
-    assert not fail(error, 7).is_lost_peer
+    assert fail(error, 7).cause is not Cause.LOST_PEER
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_error_of_another_sort_is_never_out_of_memory(error: Exception) -> No
 def test_a_lost_peer_is_a_crash_that_another_rank_is_to_blame_for(error: Exception, num_steps_done: int) -> None:
     failure = fail(error, num_steps_done)
     assert failure.status is Status.CRASHED
-    assert failure.is_lost_peer
+    assert failure.cause is Cause.LOST_PEER
     assert failure.reason.startswith("rank 3 lost another rank: ")
 
 
@@ -85,12 +85,13 @@ def test_a_lost_peer_is_a_crash_that_another_rank_is_to_blame_for(error: Excepti
 def test_a_connection_of_the_users_own_that_fails_is_no_lost_peer(error: Exception) -> None:
     failure = fail(error, 0)
     assert failure.status is Status.INVALID
-    assert not failure.is_lost_peer
+    assert failure.cause is not Cause.LOST_PEER
 
 
 def test_an_error_in_the_first_step_would_come_again_and_a_later_one_need_not() -> None:
-    assert fail(ValueError("x"), 0) == Failure(status=Status.INVALID, reason="ValueError: x")
-    later = Failure(status=Status.CRASHED, reason="rank 3 raised an error after 1 steps: ValueError: x")
+    assert fail(ValueError("x"), 0) == Failure(status=Status.INVALID, cause=Cause.RAISED, reason="ValueError: x")
+    reason = "rank 3 raised an error after 1 steps: ValueError: x"
+    later = Failure(status=Status.CRASHED, cause=Cause.RAISED, reason=reason)
     assert fail(ValueError("x"), 1) == later
 
 

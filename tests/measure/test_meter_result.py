@@ -28,7 +28,7 @@ from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, StepKind, StepSample
+from scalelab.records.trial import Cause, Status, StepKind, StepSample
 from scalelab.runs.experiment import execute_run, ignore_event, read_results
 from scalelab.studies.catalogue import derive_document, read_study
 from tests.records import make_record, make_store
@@ -97,8 +97,8 @@ def test_a_rank_without_a_meter_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failures", "reason"),
     [
-        ((fail("lost", is_lost_peer=True), fail("shape")), "shape"),
-        ((fail("lost", is_lost_peer=True), None), "lost"),
+        ((fail("lost", cause=Cause.LOST_PEER), fail("shape")), "shape"),
+        ((fail("lost", cause=Cause.LOST_PEER), None), "lost"),
         ((None, fail("shape")), "shape"),
         ((None, None), ""),
     ],
@@ -114,7 +114,7 @@ def test_an_error_of_a_rank_s_own_is_to_blame_before_a_lost_peer(
 
 def test_a_rank_that_died_is_to_blame_before_one_that_lost_it(tmp_path: Path) -> None:
     store = make_metered(tmp_path)
-    leave_outcome(find_directory(store), make_outcome(0, fail("lost", is_lost_peer=True)))
+    leave_outcome(find_directory(store), make_outcome(0, fail("lost", cause=Cause.LOST_PEER)))
     announce_dead(find_directory(store), 1)
     assert assemble_result(store.trials()[0], find_directory(store)).reason.startswith("rank 1 did not come")
 

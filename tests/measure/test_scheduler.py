@@ -10,7 +10,7 @@ import pytest
 from scalelab.errors import LaunchFailed, StorageFull, StoreError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.runs.experiment import ignore_event
 from scalelab.runs.scheduler import Event, Guidance, TrialEnded, TrialStarted, run_trials
 from tests.records import make_record, make_store
@@ -81,7 +81,7 @@ def test_a_failure_that_would_come_again_is_not_launched_again(tmp_path: Path, s
     assert [name for name in launcher.launched if name.startswith("control")] == ["control-r1"]
     controls = [result for result in results if result.trial.configuration == "control"]
     assert [result.status for result in controls] == [status, Status.NOT_RUN, Status.NOT_RUN]
-    assert controls[1].reason == f"round 1 of it was {status}, and would be again"
+    assert controls[1].cause is Cause.REPEATED
     others = [result for result in results if result.trial.configuration != "control"]
     assert [result.status for result in others] == [Status.COMPLETED] * 3
 

@@ -134,9 +134,9 @@ def test_a_node_that_dies_unnoticed_by_the_launcher_is_a_crash_with_its_name(
     late = judge_silence(tmp_path, sleeper, {"code": None, "is_timed_out": True}, None)
     assert (late.status, late.reason) == (Status.CRASHED, f"{died}; rank 0 waited for 60 s")
     words: dict[str, object] = {"status": "crashed", "reason": "Connection closed by peer", "traceback": ""}
-    lost = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"is_lost_peer": True})
+    lost = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"cause": "lost_peer"})
     assert lost.reason == died
-    own = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"is_lost_peer": False})
+    own = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"cause": "raised"})
     assert own.reason == "Connection closed by peer", "an error of its own comes before a silence"
 
 

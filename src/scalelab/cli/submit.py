@@ -46,7 +46,7 @@ from scalelab.measure.launchers.batch import (
 from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import RUNNING, RunStore, refuse_holder
-from scalelab.records.trial import Trial, not_run
+from scalelab.records.trial import Cause, Trial, not_run
 from scalelab.report.document import Document
 from scalelab.report.renderers.exports import render_json
 from scalelab.runs.experiment import check_something_measured, conclude_run, start_run
@@ -180,7 +180,7 @@ def detach_trials(store: RunStore, study: Study, launcher: JobLauncher, record: 
             try:
                 jobs.append(launcher.submit(trial))
             except JobRejected as rejection:
-                store.save_result(not_run(trial, str(rejection), note_refusal(record)))
+                store.save_result(not_run(trial, str(rejection), note_refusal(record), cause=Cause.JOB))
     if not jobs:
         conclude(store, study)
     return say_next(store, jobs)
@@ -197,7 +197,7 @@ def report_rejection(store: RunStore, study: Study, record: BatchRecord, words: 
     """A job that is not taken makes its trials `not run`, with the batch system's words."""
     for trial in store.trials():
         if not store.has_result(trial.name):
-            store.save_result(not_run(trial, words, note_refusal(record)))
+            store.save_result(not_run(trial, words, note_refusal(record), cause=Cause.JOB))
     return report_run(store, study, conclude(store, study), output)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import LaunchFailed, RankUnknown, ScalelabError
+from scalelab.errors import LaunchFailed, PeerLeft, RankUnknown, ScalelabError
 from scalelab.measure.agreement import (
     end_file,
     kill_group,
@@ -42,7 +42,7 @@ from scalelab.ranks.placement import bind_ranks
 from scalelab.records.environment import count_oom_kills, usable_cores
 from scalelab.records.files import read_json, write_json
 from scalelab.records.observations import RankReport, RankSource
-from scalelab.records.trial import SINGLE_PROCESS, Status, Trial, from_builtins, to_builtins
+from scalelab.records.trial import SINGLE_PROCESS, Cause, Status, Trial, from_builtins, to_builtins
 
 NEIGHBOUR_SECONDS = 30.0
 """How long the ranks of one node may take to appear, one after the other."""
@@ -125,7 +125,8 @@ def take_part(seat: Seat) -> None:
     except Stopped as stop:
         end["signal"] = stop.args[0]
     except LaunchFailed as error:
-        report_failure(seat, str(error))
+        cause = Cause.LOST_PEER if isinstance(error, PeerLeft) else Cause.LAUNCHER
+        report_failure(seat, str(error), cause)
         end["code"] = 1
     ignore_signals()
     has_oom_kill = oom_kills is not None and (count_oom_kills() or 0) > oom_kills
@@ -259,11 +260,11 @@ def run_child(seat: Seat, assignment: dict[str, Any], variables: dict[str, str])
         child.wait()
 
 
-def report_failure(seat: Seat, reason: str) -> None:
+def report_failure(seat: Seat, reason: str, cause: Cause) -> None:
     """What a rank writes that failed; torch was never loaded."""
     with log_file(seat.directory, seat.rank).open("a", encoding="utf-8") as log:
         log.write(f"error: {reason}\n")
-    failure = {"status": Status.CRASHED, "reason": reason, "traceback": "", "is_lost_peer": "left before" in reason}
+    failure = {"status": Status.CRASHED, "cause": cause, "reason": reason, "traceback": ""}
     report = RankReport(rank=seat.rank, host=socket.gethostname())
     write_json(outcome_file(seat.directory, seat.rank), {"report": to_builtins(report), "failure": failure})
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-from scalelab.errors import ScalelabError, UsageError
+from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.measure.memory_limit import has_reached_limit
-from scalelab.records.trial import Status
+from scalelab.records.trial import Cause, Status
 from scalelab.units import format_bytes
 
 MEMORY_WORDS = re.compile(
@@ -45,10 +45,10 @@ class Failure:
     """Why a rank stopped."""
 
     status: Status
+    cause: Cause
     reason: str
     traceback: str = ""
     """The user's own frames only; the whole one is in the rank's log."""
-    is_lost_peer: bool = False
 
 
 def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: str) -> Failure:
@@ -56,17 +56,22 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
     words = describe(error)
     own = format_own_frames(error, workload)
     if is_out_of_memory(error):
-        return Failure(status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory{_say_request(error)}")
+        reason = f"rank {rank} ran out of memory{_say_request(error)}"
+        return Failure(status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     if is_lost_peer(error):
         reason = f"rank {rank} lost another rank: {words}"
-        return Failure(status=Status.CRASHED, reason=reason, is_lost_peer=True)
+        return Failure(status=Status.CRASHED, cause=Cause.LOST_PEER, reason=reason)
     if UNUSED_WORDS in str(error):
         words = "some parameters get no gradient, which ddp cannot train: use them, or freeze them"
-        return Failure(status=Status.INVALID, reason=f"{words} (requires_grad_(False))")
+        reason = f"{words} (requires_grad_(False))"
+        return Failure(status=Status.INVALID, cause=Cause.UNUSED_PARAMETERS, reason=reason)
+    if isinstance(error, NotSupported):
+        return Failure(status=Status.INVALID, cause=Cause.UNSUPPORTED, reason=words, traceback=own)
     if num_steps_done == 0 or isinstance(error, UsageError):
-        return Failure(status=Status.INVALID, reason=words, traceback=own)
+        cause = Cause.UNUSABLE if isinstance(error, ScalelabError) else Cause.RAISED
+        return Failure(status=Status.INVALID, cause=cause, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
-    return Failure(status=Status.CRASHED, reason=reason, traceback=own)
+    return Failure(status=Status.CRASHED, cause=Cause.RAISED, reason=reason, traceback=own)
 
 
 def _say_request(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from scalelab.records.files import read_json, write_json
 from scalelab.records.observations import RankReport
 from scalelab.records.samples import read_partial_samples
 from scalelab.records.store import RunStore, find_holder
-from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, to_builtins
 
 POLL_SECONDS = 0.02
 
@@ -48,7 +48,7 @@ class MeterFailure:
     status: Status
     reason: str
     traceback: str = ""
-    is_lost_peer: bool = False
+    cause: Cause = Cause.RAISED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,7 @@ def assemble_result(trial: Trial, directory: Path) -> TrialResult:
     return TrialResult(
         trial=replace(trial, device="cuda" if is_cuda else "cpu"),
         status=blame.status if blame else Status.COMPLETED,
+        cause=blame.cause if blame else None,
         reason=blame.reason if blame else "",
         traceback=blame.traceback if blame else "",
         samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
@@ -118,7 +119,7 @@ def assemble_result(trial: Trial, directory: Path) -> TrialResult:
 def find_blame(directory: Path, outcomes: Sequence[Outcome | None]) -> MeterFailure | None:
     """An error of a rank's own, else the ranks that left no outcome, else a rank that lost another."""
     failures = [outcome.failure for outcome in outcomes if outcome is not None and outcome.failure is not None]
-    own = [failure for failure in failures if not failure.is_lost_peer]
+    own = [failure for failure in failures if failure.cause is not Cause.LOST_PEER]
     silent = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if own or not silent:
         return next(iter(own or failures), None)
@@ -126,7 +127,7 @@ def find_blame(directory: Path, outcomes: Sequence[Outcome | None]) -> MeterFail
     died = [rank for rank in silent if rank not in absent]
     parts = [f"{name_ranks(died)} did not come to the end of the Meter: killed, or still at work"] if died else []
     parts += [f"{name_ranks(absent)} left nothing: no Meter was made there"] if absent else []
-    return MeterFailure(status=Status.CRASHED, reason="; ".join(parts))
+    return MeterFailure(status=Status.CRASHED, cause=Cause.ENDED, reason="; ".join(parts))
 
 
 def save_and_tidy(store: RunStore, result: TrialResult) -> None:

@@ -26,7 +26,7 @@ from scalelab.measure.agreement import samples_file
 from scalelab.measure.meter_result import MeterFailure
 from scalelab.records.samples import COLUMNS, render_samples
 from scalelab.records.store import RUNS_DIR, find_runs
-from scalelab.records.trial import PHASES, Status, StepKind
+from scalelab.records.trial import PHASES, Cause, Status, StepKind
 
 WRITE_SECONDS = 1.0
 """How long a step may wait to be written."""
@@ -219,12 +219,10 @@ def describe_end(error: BaseException | None, rank: int, log: StepLog) -> MeterF
         return MeterFailure(status=Status.CRASHED, reason=reason)
     from scalelab.measure.failure import format_own_frames, is_lost_peer, is_out_of_memory  # they need torch
 
-    return MeterFailure(
-        status=Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.CRASHED,
-        reason=reason,
-        traceback=format_own_frames(error, f"{find_script()}:main"),
-        is_lost_peer=is_lost_peer(error),
-    )
+    is_full, own = is_out_of_memory(error), format_own_frames(error, f"{find_script()}:main")
+    status = Status.OUT_OF_MEMORY if is_full else Status.CRASHED
+    cause = Cause.ALLOCATION if is_full else Cause.LOST_PEER if is_lost_peer(error) else Cause.RAISED
+    return MeterFailure(status=status, cause=cause, reason=reason, traceback=own)
 
 
 def read_peak_memory(device: str, resident_bytes: int) -> int:

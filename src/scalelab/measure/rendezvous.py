@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from scalelab.errors import DamagedRun, LaunchFailed
+from scalelab.errors import DamagedRun, LaunchFailed, PeerLeft
 from scalelab.ranks.discovery import LOOPBACK
 from scalelab.records.files import read_json, write_json
 
@@ -90,7 +90,7 @@ def join_meeting(directory: Path, launch: str, rank: int, deadline: float) -> Me
         except OSError:
             word = b""
         if not word:
-            raise LaunchFailed(f"rank 0 on {told['node']} left before all ranks had come; its log says why")
+            raise PeerLeft(f"rank 0 on {told['node']} left before all ranks had come; its log says why")
         return Meeting(address=where[0], port=where[1], interface=find_interface(connection.getsockname()[0]))
 
 

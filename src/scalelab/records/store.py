@@ -32,7 +32,15 @@ from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageE
 from scalelab.records.environment import Environment
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
-from scalelab.records.trial import SCHEMA_VERSION, Trial, TrialResult, from_builtins, to_builtins, with_samples
+from scalelab.records.trial import (
+    SCHEMA_VERSION,
+    Trial,
+    TrialResult,
+    from_builtins,
+    infer_cause,
+    to_builtins,
+    with_samples,
+)
 
 RUNS_DIR = Path("runs")
 """Where runs are kept unless told otherwise."""
@@ -180,7 +188,7 @@ class RunStore:
         header.pop("schema_version")
         bare = _convert(directory / "result.json", header, TrialResult)
         raw = {name: read_raw(directory / f"{name}.csv", *known[name]) for name in list_raw(bare)}
-        return with_samples(bare, **raw)
+        return with_samples(bare if "cause" in header else infer_cause(bare), **raw)
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
         """All readable results in the order of the plan, and what could not be read."""

@@ -92,6 +92,35 @@ class Status(StrEnum):
         }.get(self, "look at the last lines of the logs")
 
 
+class Cause(StrEnum):
+    """Why a trial did not complete. The reason says it in words; programs ask for the cause."""
+
+    ALLOCATION = "allocation"
+    """An allocation failed, or the kernel killed a rank for lack of memory."""
+    RAISED = "raised"
+    """The workload raised an error."""
+    UNUSED_PARAMETERS = "unused_parameters"
+    """Some parameters get no gradient, which ddp does not train."""
+    UNUSABLE = "unusable"
+    """The settings do not work together, or something that they need is missing."""
+    UNSUPPORTED = "unsupported"
+    """The backend lacks the operation."""
+    LOST_PEER = "lost_peer"
+    """Another rank went away first."""
+    ENDED = "ended"
+    """A process ended by a signal or an exit code of its own."""
+    TIME_LIMIT = "time_limit"
+    INTERRUPTED = "interrupted"
+    LAUNCHER = "launcher"
+    """The launcher did not start the ranks."""
+    JOB = "job"
+    """The batch system refused, cancelled or ended the job."""
+    REPEATED = "repeated"
+    """An earlier round ended the same way."""
+    ANSWERED = "answered"
+    """Earlier trials had answered what it would show."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One configuration, run once in fresh processes."""
@@ -245,6 +274,8 @@ class TrialResult:
 
     trial: Trial
     status: Status
+    cause: Cause | None = None
+    """Why it did not complete; None where it did, and in results of 0.1."""
     reason: str = ""
     """Why it is not `completed`, in one sentence."""
     traceback: str = ""
@@ -307,9 +338,16 @@ def with_samples(
     return replace(result, samples=tuple(samples), transfers=tuple(transfers), fetches=tuple(fetches))
 
 
-def not_run(trial: Trial, reason: str, batch: BatchNote | None = None) -> TrialResult:
+def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause: Cause | None = None) -> TrialResult:
     """The result of a trial that was never started."""
-    return TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason, batch=batch)
+    return TrialResult(trial=trial, status=Status.NOT_RUN, cause=cause, reason=reason, batch=batch)
+
+
+def infer_cause(result: TrialResult) -> TrialResult:
+    """The same result with its cause, where 0.1 wrote only the sentence; what cannot be inferred stays unknown."""
+    known = {Status.OUT_OF_MEMORY: Cause.ALLOCATION, Status.TIMED_OUT: Cause.TIME_LIMIT}
+    is_lacking = "lacks this operation" in result.reason
+    return replace(result, cause=Cause.UNSUPPORTED if is_lacking else known.get(result.status))
 
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from scalelab.measure.launchers.steps import find_program, is_this_host, tell_ki
 from scalelab.measure.launchers.trial_jobs import JobLauncher
 from scalelab.ranks.allocation import Allocation, Scheduler, find_allocation
 from scalelab.records.settings import LauncherName
-from scalelab.records.trial import Trial, TrialResult, not_run
+from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 
 ON_THIS_MACHINE = ("local", "hosts")
 
@@ -54,7 +54,7 @@ class MixedLauncher:
         try:
             launcher = self._choose(trial, directory)
         except (LaunchFailed, RankUnknown) as error:
-            return not_run(trial, str(error))  # the trials of other launchers can go on
+            return not_run(trial, str(error), cause=Cause.LAUNCHER)  # the trials of other launchers can go on
         try:
             return launcher.launch(trial, directory)
         finally:

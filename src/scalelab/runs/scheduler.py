@@ -9,7 +9,7 @@ from scalelab.errors import DamagedRun
 from scalelab.measure.agreement import remove_stored
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, Trial, TrialResult, not_run
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,14 @@ def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> T
     """The result of a trial that need not be run: what is known already tells it."""
     reason = guidance.refuse(trial, results)
     if reason:
-        return not_run(trial, reason)
+        return not_run(trial, reason, cause=Cause.ANSWERED)
     earlier = [result for result in results if result.trial.configuration == trial.configuration]
     if any(result.status is Status.COMPLETED for result in earlier):
         return None
-    cause = next((result for result in earlier if result.status.is_final), None)
-    if cause is None:
+    first = next((result for result in earlier if result.status.is_final), None)
+    if first is None:
         return None
-    if cause.status is Status.NOT_RUN:
-        return not_run(trial, cause.reason, cause.batch)
-    return not_run(trial, f"round {cause.trial.round} of it was {cause.status}, and would be again")
+    if first.status is Status.NOT_RUN:
+        return not_run(trial, first.reason, first.batch, cause=first.cause)
+    reason = f"round {first.trial.round} was {first.status.words}, and would be again"
+    return not_run(trial, reason, cause=Cause.REPEATED)

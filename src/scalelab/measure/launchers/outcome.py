@@ -31,7 +31,7 @@ from scalelab.records.files import read_json
 from scalelab.records.observations import CurvePoint, Message, RankReport, TracedOperator, TracedStep
 from scalelab.records.quantized import Quantized
 from scalelab.records.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
-from scalelab.records.trial import Status, Trial, TrialResult, from_builtins
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
 from scalelab.trace.matching import find_steps
 from scalelab.trace.operators import OperatorCounter
@@ -141,6 +141,7 @@ class Blame:
 
     weight: int
     status: Status
+    cause: Cause
     reason: str
     traceback: str = ""
 
@@ -166,6 +167,7 @@ def conclude_trial(
     result = TrialResult(
         trial=trial,
         status=blame.status if blame else Status.COMPLETED,
+        cause=blame.cause if blame else None,
         reason=blame.reason if blame else "",
         traceback=blame.traceback if blame else "",
         samples=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.step))),
@@ -189,7 +191,14 @@ def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
         return None
     samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
     reason = f"it was interrupted after step {curve[-1].step}, or is still running"
-    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, samples=tuple(samples), curve=curve)
+    return TrialResult(
+        trial=trial,
+        status=Status.CRASHED,
+        cause=Cause.INTERRUPTED,
+        reason=reason,
+        samples=tuple(samples),
+        curve=curve,
+    )
 
 
 def find_cause(
@@ -205,11 +214,12 @@ def find_cause(
     silent = next((end.words for end in ends if end.code is None and end.node and not end.is_timed_out), "")
     if stuck and silent:  # each node ends its ranks in time and leaves word of it, unless it has died
         reason = f"{silent}; {name_ranks(stuck)} waited for {trial.timeout_seconds:g} s"
-        return Blame(weight=9, status=Status.CRASHED, reason=reason)
+        return Blame(weight=9, status=Status.CRASHED, cause=Cause.ENDED, reason=reason)
     if stuck:
         return Blame(
             weight=9,
             status=Status.TIMED_OUT,
+            cause=Cause.TIME_LIMIT,
             reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {name_ranks(stuck)} are in"
             f" {directory}/rank*.log; --timeout allows more",
         )
@@ -226,26 +236,30 @@ def _blame_rank(
     log = log_file(directory, rank)
     failure = file.get("failure") if file else None
     if failure:
-        weight = 1 if failure["is_lost_peer"] else 4
+        cause = Cause(failure["cause"])
         return Blame(
-            weight=weight,
+            weight=1 if cause is Cause.LOST_PEER else 4,
             status=Status(failure["status"]),
+            cause=cause,
             reason=failure["reason"],
             traceback=failure["traceback"],
         )
     if end.code == 0 and file:
         return None
     if end.was_killed:
-        return Blame(weight=0, status=Status.CRASHED, reason=f"rank {rank} was ended because another rank failed")
+        reason = f"rank {rank} was ended because another rank failed"
+        return Blame(weight=0, status=Status.CRASHED, cause=Cause.LOST_PEER, reason=reason)
     if end.code is None:
-        return Blame(weight=2, status=Status.CRASHED, reason=_describe_silence(rank, end))
+        return Blame(weight=2, status=Status.CRASHED, cause=Cause.ENDED, reason=_describe_silence(rank, end))
     if end.code == -signal.SIGKILL and has_oom_kill:
-        reason = f"rank {rank}{end.where} was killed by the kernel for want of memory"
-        return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=reason)
+        reason = f"rank {rank}{end.where} was killed by the kernel: out of memory"
+        return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     if end.code < 0 and "std::bad_alloc" in _read_tail(log):
-        return Blame(weight=5, status=Status.OUT_OF_MEMORY, reason=f"rank {rank} ran out of memory (bad_alloc)")
+        reason = f"rank {rank} ran out of memory (bad_alloc)"
+        return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"ended with exit code {end.code}"
-    return Blame(weight=5, status=Status.CRASHED, reason=f"rank {rank}{end.where} {how}; its log is {log}")
+    reason = f"rank {rank}{end.where} {how}; its log is {log}"
+    return Blame(weight=5, status=Status.CRASHED, cause=Cause.ENDED, reason=reason)
 
 
 def _describe_silence(rank: int, end: RankEnd) -> str:

@@ -51,7 +51,7 @@ from scalelab.measure.launchers.steps import (
 from scalelab.measure.launchers.utilization import OTHERS
 from scalelab.ranks.allocation import Allocation
 from scalelab.records.observations import DeviceLoad
-from scalelab.records.trial import Trial, TrialResult, from_builtins, not_run
+from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
 
 LOOK_SECONDS = 0.1
 """How often the launcher looks for words of the ranks."""
@@ -134,7 +134,7 @@ class StepLauncher:
             try:
                 command = self.step.make_command(trial, name, (ranks, str(directory.resolve()), launch), scratch)
             except LaunchFailed as error:
-                return not_run(trial, str(error))
+                return not_run(trial, str(error), cause=Cause.LAUNCHER)
             conditions = read_conditions()
             process = start_step(command, directory)
             watch = StepWatch(trial, directory, launch, process)
@@ -146,7 +146,7 @@ class StepLauncher:
         ends = watch.read_ends(describe_end(command, process, directory))
         if ends is None:
             waited = f"no rank had begun after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
-            return not_run(trial, waited + describe_end(command, process, directory))
+            return not_run(trial, waited + describe_end(command, process, directory), cause=Cause.LAUNCHER)
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
         measured["has_oom_kill"] = watch.has_oom_kill()

@@ -28,7 +28,7 @@ from scalelab.measure.launchers.jobscripts import JobRequest
 from scalelab.measure.launchers.stepped import count_cores_per_process
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, Trial, TrialResult, not_run
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run
 
 TIME_WORDS = ("TimeLimit", "walltime", "TERM_RUNLIMIT")
 """What Slurm, PBS and LSF say of a job that has used up its wall time."""
@@ -82,7 +82,7 @@ class JobLauncher:
                 say=self._say,
             )
         except (JobRejected, TimeoutError) as refusal:
-            return not_run(trial, str(refusal), note)
+            return not_run(trial, str(refusal), note, cause=Cause.JOB)
         # What is taken for lost is written over the result that the job has left.
         wait_for_results(self._system, job, state, lambda: [directory])
         store = RunStore.open(self._run)
@@ -132,13 +132,13 @@ def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote)
     """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
     if state.phase is Phase.ENDED and not Path(job.log).exists():
         hint = f"; {describe_log(job)}" if state.words.startswith("failed") else ""
-        return not_run(trial, f"job {job.id} {describe_end(state)} before it began{hint}", note)
+        return not_run(trial, f"job {job.id} {describe_end(state)} before it began{hint}", note, cause=Cause.JOB)
     is_over = dataclasses.replace(note, may_come=False)
     reason = f"job {job.id} {describe_end(state)} without a result; {describe_log(job)}"
     if is_out_of_time(state):
         reason += "; --wall-time allows more"
-        return TrialResult(trial=trial, status=Status.TIMED_OUT, reason=reason, batch=is_over)
-    return TrialResult(trial=trial, status=Status.CRASHED, reason=reason, batch=is_over)
+        return TrialResult(trial=trial, status=Status.TIMED_OUT, cause=Cause.TIME_LIMIT, reason=reason, batch=is_over)
+    return TrialResult(trial=trial, status=Status.CRASHED, cause=Cause.JOB, reason=reason, batch=is_over)
 
 
 def describe_log(job: BatchJob) -> str:
