@@ -103,6 +103,15 @@ def test_fsdp2_releases_its_gradients_with_the_step() -> None:
     assert account("fsdp2").current_bytes == 300
 
 
+def test_fsdp2_holds_what_it_sent_while_the_next_unit_computes_its_gradients() -> None:
+    timeline = account("fsdp2").timeline
+    gradients = [
+        change.alive_bytes for change in timeline if (change.num_bytes, change.category) == (UNIT, "temporary")
+    ]
+    # Unit 2: its parameters, unit 1's arrived. Unit 1: its parameters, what unit 2 sent and its piece.
+    assert gradients == [300 + 3 * UNIT + 2 * 10, 300 + 3 * UNIT + UNIT // 2 + 10]
+
+
 def test_collectives_of_gloo_take_a_unit_more_while_they_run() -> None:
     assert account("fsdp-full", has_scratch=True).phase_peaks["forward"] == 300 + 2 * UNIT + 10
 

@@ -11,8 +11,8 @@ a strategy adds and takes away at these marks, for a unit of U bytes on N ranks:
                 everything but the piece is released
     fsdp-grad-op   the same, but U stays from forward to backward
     fsdp-none   gradients are joined (U) and stay whole
-    fsdp2       as fsdp-full; what arrives (U) is copied out (U), and the arrived is released only when the next unit
-                has been; so is what was sent, in backward
+    fsdp2       as fsdp-full; what arrives (U) is copied out (U), and in forward the arrived is released only when the
+                next unit has been; what was sent is released when the next unit's gradients are there
 
 The last unit to be used in forward, the rest of the model, is needed first in backward and is not given back between.
 Parameters and optimizer are N-ths. FSDP keeps its pieces of gradients until the next forward, whatever `zero_grad`
@@ -242,13 +242,10 @@ class _Replay:
         if ("whole", mark.unit) not in self.held:
             self._receive(mark.unit)
             self._make("whole", mark.unit, self._size(mark.unit))
-        for purpose, unit in list(self.held):
-            if purpose == "sent":
-                self._release("sent", unit)
+        self._release("arrived", mark.unit)
         following = self._find_next(mark.unit)
         if following is not None and ("whole", following) not in self.held:
             self._receive(following)
-        self._release("arrived", mark.unit)
 
     def _receive(self, unit: int) -> None:
         if ("arrived", unit) not in self.held:
@@ -256,9 +253,12 @@ class _Replay:
             self._communicate(unit)
 
     def send(self, mark: UnitMark) -> None:
-        """fsdp2: gradients are copied into what is sent, which is released when the next unit has arrived."""
+        """fsdp2: gradients are copied into what is sent, which is released when the next unit's are there."""
         size = self._size(mark.unit) if mark.gradients else 0
         self._release("whole", mark.unit)
+        for purpose, unit in list(self.held):
+            if purpose == "sent":
+                self._release("sent", unit)
         self._make("sent", mark.unit, size)
         self._release_gradients(mark)
         self._make("piece", mark.unit, -(-size // self.spread.num_shards))
