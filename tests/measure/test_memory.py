@@ -143,6 +143,28 @@ def test_the_forecast_follows_the_shape_of_the_step(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+@pytest.mark.parametrize("enabled", [True, False], ids=["onednn", "plain"])
+def test_the_forecast_takes_the_kernels_that_the_step_takes(
+    enabled: bool, strategy: str, launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With oneDNN switched off, a processor with bfloat16 kernels allocates what one without them does."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)  # the workload sets it here too, and this undoes it
+    layers = f"(nn.Linear({DIM}, {DIM}) for _ in range({DEPTH}))"
+    body = f"""
+        torch.backends.mkldnn.enabled = {enabled}
+        model = nn.Sequential(*{layers})
+        batches = [(torch.ones(batch_size, {DIM}), torch.zeros(batch_size, {DIM}))]
+        loss = nn.L1Loss()
+    """
+    fields = {"workload": write_workload(tmp_path, body), "options": {}, "dtype": "bfloat16", "strategy": strategy}
+    expected = forecast(**fields)
+    memory = max(measure(launcher, tmp_path / "trial", **fields), key=lambda report: report.peak_bytes)
+    assert expected.peak_bytes == pytest.approx(memory.peak_bytes, rel=CLOSE)
+    assert expected.phase_peaks["backward"] == pytest.approx(memory.phase_peaks["backward"], rel=CLOSE)
+
+
+@pytest.mark.ranks
 def test_a_forecast_is_a_trial_of_one_process_without_samples(launcher: LocalLauncher, tmp_path: Path) -> None:
     result = launch(launcher, make_memory_trial(strategy="ddp", instruments=("memory_forecast",)), tmp_path)
     assert result.status is Status.COMPLETED

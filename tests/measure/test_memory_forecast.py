@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.measure.memory_forecast import convert_by_replacing, forecast_memory, list_units, stay_fake
+from scalelab.measure.memory_forecast import (
+    convert_by_replacing,
+    forecast_memory,
+    has_kernels,
+    list_units,
+    measure_scratchpad,
+    shorten_operand,
+    stay_fake,
+)
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.trial import Trial
@@ -44,13 +52,45 @@ def forecast(**fields: Any) -> MemoryReport:
     return report
 
 
-def test_a_model_that_no_machine_here_could_hold_takes_no_memory() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_no_machine_here_could_hold_takes_no_memory(dtype: str) -> None:
     before = psutil.Process().memory_info().rss
-    dim, depth = 32768, 8
-    memory = forecast(options={"dim": dim, "depth": depth})
-    assert memory.by_category["parameters"] == 4 * depth * (dim * dim + dim)
-    assert memory.peak_bytes > 16 * depth * dim * dim
+    dim, depth, size = 32768, 8, getattr(torch, dtype).itemsize
+    memory = forecast(options={"dim": dim, "depth": depth}, dtype=dtype)
+    assert memory.by_category["parameters"] == size * depth * (dim * dim + dim)
+    assert memory.peak_bytes > 4 * size * depth * dim * dim
     assert psutil.Process().memory_info().rss - before < 200e6
+
+
+def test_a_scratchpad_is_what_a_product_takes_beyond_its_result_on_the_threads_of_a_rank() -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        result = torch.empty(len(left), len(right), dtype=torch.uint8)
+        torch.empty(1000, dtype=torch.uint8)
+        return result
+
+    operand = ((64, 64), (64, 1), torch.bfloat16)
+    assert measure_scratchpad(multiply, [operand, operand], before + 1) == 1000
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_a_product_without_onednn_takes_no_more_than_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    operand = ((64, 64), (64, 1), torch.bfloat16)
+    assert not has_kernels(torch.bfloat16)
+    assert measure_scratchpad(torch.ops.aten.mm.default, [operand, operand], 1) == 0
+
+
+def test_a_long_operand_is_measured_short_and_in_its_own_order() -> None:
+    with stay_fake():
+        plain, wide = torch.empty(8, 64), torch.empty(3000, 5000)
+        assert shorten_operand(plain.t()) == ((64, 8), (1, 64), torch.float32)
+        assert shorten_operand(wide) == ((2048, 2048), (2048, 1), torch.float32)
+        assert shorten_operand(wide.t()) == ((2048, 2048), (1, 2048), torch.float32)
+        assert shorten_operand(wide[0]) == ((2048,), (1,), torch.float32)
 
 
 def test_eight_ranks_are_forecast_without_eight_processes() -> None:

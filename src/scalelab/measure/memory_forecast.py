@@ -10,13 +10,19 @@ Batches are taken outside the fake mode, so that a DataLoader can shuffle; what 
 wants to swap the contents of parameters, which torch refuses to fake ones that anything refers to weakly, so within a
 forecast it puts new parameters in their place.
 
-What is not in it: what a kernel needs while it runs (oneDNN's and cuDNN's convolutions), torch.compile's fusions, the
-memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
+On a processor with bfloat16 kernels torch hands matrix products of that type to oneDNN, which takes a scratchpad from
+torch's allocator while it runs. Its size follows from oneDNN's blocking: the processor, the caches, the threads and the
+layout of the matrices. There is no formula to copy and torch does not expose the query, so every distinct product is
+run once, for real, on matrices of at most 2048 rows and columns (8 MB in bfloat16); blocks hardly grow beyond that.
+
+What is not in it: what other kernels need while they run (oneDNN's and cuDNN's convolutions), torch.compile's fusions,
+the memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,13 +39,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark, account_step
 from scalelab.analysis.memory_sharding import Moment, Recording, Spread, UnitMark, spread_recording, spread_standing
 from scalelab.errors import UsageError
-from scalelab.measure.memory import StorageMap, make_report, take_marked_steps
+from scalelab.measure.memory import StorageMap, make_report, read_event_tree, take_marked_steps
 from scalelab.measure.randomness import seed_everything
 from scalelab.measure.training import Training, dress_workload
 from scalelab.records.observations import RankReport
@@ -52,7 +59,21 @@ CUDA_BLOCK_BYTES = 512
 """What CUDA's caching allocator rounds up to."""
 END = object()
 """Instead of a batch: there are no more."""
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+"""The operators that torch may hand to oneDNN's matrix product."""
+MOST_MEASURED = (64, 2048, 2048)
+"""Batch, rows and columns up to which a product is run to see its scratchpad."""
+SCRATCHPAD = 0
+"""The address of a scratchpad: no storage has it, and only one is alive at a time."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and type of a matrix."""
 
 
 def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
@@ -63,7 +84,7 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
     try:
         with stay_fake() as fake_mode:
             training = build_plain(trial, device, fake_mode)
-            recorder = Recorder(training, device)
+            recorder = Recorder(training, device, trial.threads_per_rank)
             recorder.run()
     except NEEDS_VALUES as error:
         raise UsageError(
@@ -122,10 +143,43 @@ def list_units(model: nn.Module) -> list[list[nn.Parameter]]:
     return [[parameter for parameter in model.parameters() if id(parameter) not in inside], *blocks]
 
 
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of this type on this processor: the question that torch's dispatch asks."""
+    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def shorten_operand(tensor: torch.Tensor) -> Operand:
+    """Its layout, or that of a smaller one with its dimensions in the same order."""
+    short = tensor[tuple(slice(most) for most in MOST_MEASURED[3 - tensor.dim() :])]
+    strides = tensor.stride() if short.shape == tensor.shape else torch.empty_like(short).stride()
+    return tuple(short.shape), strides, tensor.dtype
+
+
+def measure_scratchpad(func: Any, operands: Iterable[Operand], num_threads: int) -> int:
+    """What an operator takes beyond its result while it runs, on real operands and as many threads as a rank has."""
+    before = torch.get_num_threads()
+    with _disable_current_modes():
+        real = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in operands]
+        torch.set_num_threads(num_threads)
+        try:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                kept = func(*real)  # not released before the profile ends
+        finally:
+            torch.set_num_threads(before)
+    del kept
+    events, _ = read_event_tree(profiler.profiler.kineto_results.experimental_event_tree())
+    alive = list(itertools.accumulate((event.num_bytes for event in events), initial=0))
+    return max(alive) - alive[-1]
+
+
 class Recorder(TorchDispatchMode):
     """Writes down when storages are made and released in two steps of a fake training."""
 
-    def __init__(self, training: Training, device: torch.device) -> None:
+    def __init__(self, training: Training, device: torch.device, num_threads: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording([], [])
         self.standing: dict[str, int] = {}
@@ -135,6 +189,9 @@ class Recorder(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._known: set[int] = set()
         """What was there before, and this step's batch."""
+        self._num_threads = num_threads
+        self._scratchpads: dict[tuple[Any, ...], int] = {}
+        """Bytes by operator and operands."""
 
     def run(self) -> None:
         """Take the two steps; what is there before the first is known, and is no event."""
@@ -150,7 +207,17 @@ class Recorder(TorchDispatchMode):
         for result in tree_leaves(results):
             if isinstance(result, torch.Tensor) and result.device.type == self._device.type:
                 self._see(result.untyped_storage())
+        if func in PRODUCTS and self._device.type == "cpu" and has_kernels(args[0].dtype):
+            self._see_scratchpad(func, tuple(shorten_operand(operand) for operand in args))
         return results
+
+    def _see_scratchpad(self, func: Any, operands: tuple[Operand, ...]) -> None:
+        if (func, operands) not in self._scratchpads:
+            self._scratchpads[func, operands] = measure_scratchpad(func, operands, self._num_threads)
+        size = self._scratchpads[func, operands]
+        if size:
+            self._add(size, SCRATCHPAD)
+            self._add(-size, SCRATCHPAD)
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         address, size = storage._cdata, storage.nbytes()
