@@ -8,11 +8,11 @@ from pathlib import Path
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart
-from scalelab.studies.batch_size.charts import draw_search
-from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.max_batch.study import draw_probes, draw_search, make_probe_table
 from scalelab.studies.shared.job import Job
-from tests.report.charts.figures import draw, list_layers, list_texts, list_values
+from tests.report.charts.figures import draw, list_layers, list_values
 from tests.studies.sweeps import FEW, run
 
 LIMIT = 300_000_000
@@ -35,33 +35,39 @@ def measure(tmp_path: Path, *batches: int) -> dict[str, Chart]:
     return {chart.title: chart for section in document.sections for chart in section.charts}
 
 
-def test_batches_that_failed_are_shown_as_such_in_every_figure(tmp_path: Path) -> None:
+def list_series(chart: Chart) -> set[str]:
+    return {value["series"] for value in list_values(chart, "line")}
+
+
+def test_batches_that_failed_keep_their_place(tmp_path: Path) -> None:
     charts = measure(tmp_path, 1, 4, 16, 32, 64)
-    wanted = ("Throughput against the batch", "Memory against the batch", "Step against the batch")
-    for title in wanted:
-        chart = charts[title]
-        crosses = [layer for layer in list_layers(chart, "point") if layer["mark"].get("shape") == "cross"]
-        found = [(value["batch"], value["status"]) for layer in crosses for value in layer["data"]["values"]]
-        assert found == [(32, "out of memory"), (64, "not run")]
-        assert "32 (out of memory), 64 (not run)" in chart.caption
-        assert "out of memory" in draw(chart)
+    chart = charts["Throughput by batch"]
+    crosses = [layer for layer in list_layers(chart, "point") if layer["mark"].get("shape") == "cross"]
+    found = [(value["batch"], value["status"]) for layer in crosses for value in layer["data"]["values"]]
+    assert found == [(32, "out of memory"), (64, "not run")]
+    for title in ("Throughput by batch", "Memory by batch"):
+        assert "batch 32 (out of memory), batch 64 (not run)" in charts[title].caption
+        assert "<svg" in draw(charts[title])
 
 
 def test_memory_is_drawn_beside_the_limit_that_counts_it(tmp_path: Path) -> None:
-    chart = measure(tmp_path, 1, 4, 16, 32)["Memory against the batch"]
-    assert "limit 300 MB" in list(list_texts(chart))
-    series = {value["series"] for value in list_values(chart, "point") if "series" in value}
-    assert series == {"peak memory", "counted by the limit"}
+    chart = measure(tmp_path, 1, 4, 16, 32)["Memory by batch"]
+    assert "limit, 300 MB" in chart.caption
+    assert {value["series"] for value in list_values(chart, "bar")} == {"peak memory", "counted by the limit"}
+    assert 300 in [value["value"] for value in list_values(chart, "rule") if "name" not in value]
 
 
 def test_the_fit_and_the_batch_that_saturates_it_are_drawn(tmp_path: Path) -> None:
     charts = measure(tmp_path, 1, 4, 8, 16)
-    throughput = charts["Throughput against the batch"]
-    assert "beyond what is drawn" in throughput.caption
-    lines = {value["series"] for value in list_values(throughput, "line")}
-    assert "batch / (t₀ + c · batch)" in lines
-    start = next(value for value in list_values(charts["Step against the batch"], "line") if value["batch"] == 0)
-    assert round(start["step_seconds"]) == 10
+    assert list_series(charts["Throughput by batch"]) == {"measured", "batch / (t₀ + c · batch)"}
+    saturating = run(
+        BatchSize(batches=(1, 64, 1024), job=MLP, sampling=FEW),
+        tmp_path / "saturating",
+        lambda trial: 0.001 + 0.001 * trial.global_batch,
+    )
+    assert "95 % of the maximum" in list_series(saturating.sections[0].charts[0])
+    line = [value for value in list_values(charts["Step time by batch"], "line") if value["batch"] == 16]
+    assert [round(value["value"]) for value in line] == [26]
 
 
 def test_a_batch_that_failed_once_has_its_point_and_its_cross(tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_a_batch_that_failed_once_has_its_point_and_its_cross(tmp_path: Path) ->
 
     document = run(BatchSize(batches=(1, 2, 4), job=MLP, sampling=FEW), tmp_path, change=change)
     chart = document.sections[0].charts[0]
-    assert "4 (crashed in 1 of 6 launches)" in chart.caption
+    assert "batch 4 (crashed)" in chart.caption
     points = [value["batch"] for value in list_values(chart, "point") if "rate" in value]
     assert points == [1, 2, 4]
 
@@ -83,15 +89,20 @@ def make_probe(batch: int) -> TrialResult:
 
 
 def test_a_search_is_drawn_by_memory_and_in_its_order() -> None:
-    memory, search = draw_search(BatchSearch(results=tuple(map(make_probe, (4, 16, 25, 26)))))
-    assert "26 (out of memory)" in memory.caption
-    assert "limit 300 MB" in list(list_texts(memory))
+    found = BatchSearch(results=tuple(map(make_probe, (4, 16, 25, 26))))
+    memory, search = draw_probes(make_probe_table(found), found), draw_search(found)
+    assert memory is not None
+    assert search is not None
+    assert "limit 300 MB" in list_series(memory)
     assert [value["batch"] for value in list_values(search, "point")] == [4, 16, 25, 26]
-    assert [value["series"] for value in list_values(search, "point")][-1] == "did not fit"
+    assert [value["series"] for value in list_values(search, "point")] == ["ran", "ran", "ran", "out of memory"]
+    assert "largest, 25" in list_series(search)
     draw(memory)
     draw(search)
 
 
 def test_a_search_of_one_probe_has_no_figures() -> None:
-    assert draw_search(BatchSearch(results=(make_probe(4),))) == ()
-    assert draw_search(BatchSearch(results=())) == ()
+    for results in ((make_probe(4),), ()):
+        found = BatchSearch(results=results)
+        assert draw_probes(make_probe_table(found), found) is None
+        assert draw_search(found) is None

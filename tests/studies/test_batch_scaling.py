@@ -15,7 +15,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import covers, find_row, say_all, set_machine
+from tests.studies.answers import covers, find_finding, find_row, list_kinds, set_machine
 from tests.studies.sweeps import plan_names
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
@@ -66,25 +66,26 @@ def test_a_batch_read_as_global_is_strong_scaling_and_per_rank_weak(tmp_path: Pa
         assert find_row(strong, batch)["efficiency"].value == pytest.approx(alone / half / 2)
         assert find_row(weak, batch)["samples_per_second"].value == pytest.approx(2 * batch / whole)
     assert all(row[-1].value == pytest.approx(0, abs=1e-6) for row in model.rows)
-    assert "is off by 0.00 % at most" in say_all(document)
+    assert find_finding(document, "model-error").values["largest"] == pytest.approx(0, abs=1e-6)
+    assert {one.subject for one in document.findings if one.kind == "speedup"} == {"global", "per-rank"}
 
 
 def test_a_job_that_grows_in_proportion_saturates_at_once(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda trial: SLOPE * trial.batch_per_rank)
     _, document = run_study(make(reading="global"), runs_dir=tmp_path, launcher=launcher)
-    assert "Throughput saturates at global batch 32" in say_all(document)
+    assert find_finding(document, "doubling").values["global_batch"] == 32
 
 
 def test_a_job_of_fixed_cost_does_not_saturate(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: FIXED)
     _, document = run_study(make(reading="global"), runs_dir=tmp_path, launcher=launcher)
-    assert "has not saturated at global batch 256" in say_all(document)
+    assert find_finding(document, "doubling").values == {"global_batch": None}
 
 
 def test_batches_none_of_which_is_twice_another_say_nothing_of_doublings(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda trial: SLOPE * trial.batch_per_rank)
     _, document = run_study(make(reading="global", batches=(32, 96)), runs_dir=tmp_path, launcher=launcher)
-    assert "saturate" not in say_all(document)
+    assert "doubling" not in list_kinds(document)
 
 
 def test_a_batch_that_failed_leaves_the_other_rows(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.runs.experiment import find_failed, run_study
-from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
+from tests.studies.answers import covers, find_caution, find_finding, find_row, set_machine, warn_all
 from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
@@ -44,9 +44,14 @@ def test_the_line_that_is_played_is_the_one_that_is_found(tmp_path: Path) -> Non
         assert find_row(line, batch)["distance"].value == pytest.approx(0, abs=1e-6)
     assert find_row(main, "batch 4")["gain"].value == 1.0
     assert covers(find_row(main, "batch 32")["gain"], 32 / 4 * 0.014 / 0.042)
-    assert "half of what it can become at batch 10" in say_all(document)
-    assert "an extrapolation" in say_all(document)
-    assert "No batch was out of memory; the largest that ran is 32" in say_all(document)
+    saturation = find_finding(document, "saturation")
+    assert saturation.values["half_batch"].value == pytest.approx(FIXED / SLOPE)
+    assert saturation.values["reached"] == pytest.approx(32 * SLOPE / (FIXED + 32 * SLOPE))
+    assert "an extrapolation" in saturation.text
+    cost = find_finding(document, "step-cost").values
+    assert (cost["fixed_seconds"].value, cost["sample_seconds"].value) == pytest.approx((FIXED, SLOPE))
+    assert find_finding(document, "memory-limit").values == {"largest": 32, "failed": None}
+    assert (document.findings[0].kind, document.findings[0].subject) == ("highest-throughput", "batch 32")
 
 
 def test_tokens_are_counted_where_samples_have_them(tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ def test_nothing_larger_than_what_was_out_of_memory_is_tried(tmp_path: Path) -> 
     assert find_row(main, "batch 32")["step_seconds"].value == "not run"
     assert find_row(main, "batch 8")["step_seconds"].value == pytest.approx(FIXED + 8 * SLOPE)
     assert "batch 16 was out of memory, and 32 is larger" in warn_all(document)
-    assert "Batch 16 is out of memory, 8 ran" in say_all(document)
+    assert find_finding(document, "memory-limit", "batch 16").values == {"largest": 8, "failed": 16}
     assert len(find_failed(store, read_study(store))) == 2 * FEW.rounds
 
 
@@ -78,7 +83,7 @@ def test_a_failure_that_is_not_memory_stops_no_larger_batch(tmp_path: Path) -> N
 
 def test_a_curve_is_not_called_a_line(tmp_path: Path) -> None:
     document = run(make(), tmp_path, lambda trial: 0.001 * trial.batch_per_rank**1.7)
-    assert "a straight line misses the steps" in warn_all(document)
+    assert find_caution(document, "poor-fit").values["residual"] > 0.1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch
 from scalelab.studies.shared.job import Job
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.answers import find_caution, find_finding, find_row, set_machine
 from tests.studies.memories import MemoryLauncher
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", memory_limit="1GB")
@@ -55,7 +55,11 @@ class TestWithFormulas:
         assert find_row(answer, 100)["fixed_bytes"].value == pytest.approx(1e8)
         assert find_row(answer, 100)["sample_bytes"].value == pytest.approx(9e6)
         assert document.summary[0] == "The largest batch that fits is 100 per rank: it ran, and 101 ran out of memory."
-        assert "100 MB whatever the batch, and 9 MB for every sample" in say_all(document)
+        found = find_finding(document, "largest-batch")
+        assert found.values == {"batch": 100, "global_batch": 100, "is_confirmed": True}
+        line = find_finding(document, "memory-line").values
+        assert (line["fixed_bytes"], line["bytes_per_sample"]) == pytest.approx((1e8, 9e6))
+        assert line["largest_by_line"] == 100
         assert len(BatchSearch.from_results(store.results()[0]).probes) <= 6
         assert not find_failed(store, read_study(store))
 
@@ -63,7 +67,8 @@ class TestWithFormulas:
     def test_the_rank_that_needs_most_decides_for_all(self, tmp_path: Path, strategy: str) -> None:
         _, document = run(make_max(ranks=2, strategy=strategy), tmp_path)
         assert find_row(document.tables[1], 99)["largest_global_batch"].value == 198
-        assert "99 per rank (198 over 2 ranks): it ran on all 2 ranks" in document.summary[0]
+        assert find_finding(document, "largest-batch").values["global_batch"] == 198
+        assert "it ran on all 2 ranks" in document.summary[0]
 
     def test_the_peak_was_predicted_before_it_was_seen(self, tmp_path: Path) -> None:
         _, document = run(make_max(), tmp_path)
@@ -77,9 +82,9 @@ class TestWithFormulas:
         """What libraries take on top of the forecast is seen by the first probe."""
         launcher = MemoryLauncher(need, forecast_of=lambda trial: need(trial, 0) - unseen)
         _, document = run(make_max(), tmp_path, launcher)
-        assert "The largest batch that fits is 100 per rank" in document.summary[0]
+        assert find_finding(document, "largest-batch").values["batch"] == 100
         assert len(launcher.probed) <= 5
-        assert "forecasts told where to begin" in document.summary[-1]
+        assert find_finding(document, "search-cost").values["forecasts"] > 0
         failed = [row for row in document.tables[0].rows if row[1].value == "out of memory"]
         assert len(failed) == 1
 
@@ -87,14 +92,16 @@ class TestWithFormulas:
     def test_a_forecast_that_is_wrong_leaves_the_answer_exact(self, tmp_path: Path, factor: float) -> None:
         launcher = MemoryLauncher(need, forecast_of=lambda trial: factor * need(trial, 0))
         _, document = run(make_max(), tmp_path, launcher)
-        assert "The largest batch that fits is 100 per rank" in document.summary[0]
+        found = find_finding(document, "largest-batch").values
+        assert (found["batch"], found["is_confirmed"]) == (100, True)
 
     def test_dp_has_no_forecast(self) -> None:
         assert [trial.configuration for trial in make_max(ranks=2, strategy="dp").plan()] == ["batch-1"]
 
     def test_most_ends_the_search(self, tmp_path: Path) -> None:
         _, document = run(make_max(most=50), tmp_path)
-        assert "A batch of 50 per rank fits" in document.summary[0]
+        found = find_finding(document, "largest-batch").values
+        assert (found["batch"], found["is_confirmed"]) == (50, False)
         assert all(row[1].value == "ran" for row in document.tables[0].rows)
 
     def test_a_probe_that_cannot_work_ends_the_search_and_is_a_failure(self, tmp_path: Path) -> None:
@@ -103,13 +110,13 @@ class TestWithFormulas:
         assert launcher.probed == ["batch-1-r1", "batch-9-r1"]
         assert [result.trial.name for result in find_failed(store, read_study(store))] == ["batch-9-r1"]
         assert find_row(document.tables[0], 9)["status"].value == "invalid"
-        assert "so far is 1 per rank" in document.summary[0]
-        assert "the search ended early: batch 9 was invalid" in warn_all(document)
+        assert find_finding(document, "largest-batch").values["batch"] == 1
+        assert find_caution(document, "search-ended").values == {"batch": 9}
 
     def test_a_probe_that_crashes_does_not_fit_and_is_named(self, tmp_path: Path) -> None:
         store, document = run(make_max(), tmp_path, MemoryLauncher(need, failures={"batch-101": Status.CRASHED}))
         assert "100 per rank: it ran, and 101 crashed" in document.summary[0]
-        assert "batch 101 crashed and is counted as one that does not fit" in warn_all(document)
+        assert find_caution(document, "crashed-probe").values == {"batch": 101}
         assert len(find_failed(store, read_study(store))) == 1
 
     def test_when_nothing_fits_nothing_was_measured(self, tmp_path: Path) -> None:
@@ -122,16 +129,17 @@ class TestWithFormulas:
         store = start_run(make_max(), tmp_path, ["scalelab"])
         with pytest.raises(KeyboardInterrupt):
             execute_run(store, read_study(store), Interrupted(need, after=3), ignore_event)
-        assert "the search did not end" in derive_document(store).summary[0]
+        assert not find_finding(derive_document(store), "largest-batch").values["is_confirmed"]
         rest = MemoryLauncher(need)
         execute_run(RunStore.open(store.path), read_study(store), rest, ignore_event)
         assert rest.launched == whole.launched[3:]
 
     def test_a_close_call_is_named(self, tmp_path: Path) -> None:
         _, document = run(make_max(), tmp_path)
-        assert "batch 100 fits by 0 B only" in warn_all(document)
+        assert find_caution(document, "close-call", "batch 100").values == {"margin": 0}
         almost = MemoryLauncher(lambda trial, rank: need(trial, rank) - 8.99e6)
-        assert "batch 101 misses the limit by 10 kB only" in warn_all(run(make_max(), tmp_path, almost)[1])
+        close = find_caution(run(make_max(), tmp_path, almost)[1], "close-call", "batch 101")
+        assert close.values["margin"] == pytest.approx(10_000)
 
     def test_without_a_limit_half_of_the_available_memory_is_shared(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,8 +150,8 @@ class TestWithFormulas:
         assert trial.memory_limit_bytes == SHARE_OF_MEMORY * 4e9 / 2
         assert trial.allocator == "pages"
         _, document = run(MaxBatch(ranks=2, job=job), tmp_path)
-        assert "99 per rank" in document.summary[0]
-        assert "no --memory-limit was given: a rank was limited to 1 GB" in warn_all(document)
+        assert find_finding(document, "largest-batch").values["batch"] == 99
+        assert find_caution(document, "no-limit").values == {"limit": 1_000_000_000}
 
     def test_nothing_yet_is_a_document_too(self) -> None:
         document = make_max().conclude([])
@@ -152,7 +160,7 @@ class TestWithFormulas:
 
     def test_memory_that_nobody_sees_is_given_up(self, tmp_path: Path) -> None:
         _, document = run(make_max(), tmp_path, FakeLauncher(lambda _: 0.1))
-        assert "the search was given up" in warn_all(document)
+        assert find_caution(document, "search-given-up").severity == "failure"
 
     @pytest.mark.parametrize(
         ("fields", "words"),

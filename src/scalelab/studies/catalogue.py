@@ -124,7 +124,7 @@ STUDIES: dict[str, Entry] = {
         "How many tokens per second does this training run process, and what would a larger model need?",
     ),
     "batch-size": Entry(
-        "scalelab.studies.batch_size.study:BatchSize",
+        "scalelab.studies.batch_size:BatchSize",
         "Batch size",
         "How do throughput and memory grow with the batch, and where do they end?",
     ),

@@ -24,7 +24,7 @@ from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status
 from scalelab.report.document import Table
-from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm

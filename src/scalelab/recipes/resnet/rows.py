@@ -19,7 +19,7 @@ from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.checks import count_epoch_steps
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Option, Status, StepKind
-from scalelab.studies.batch_size.study import BatchSize
+from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.comm_volume.study import Messages
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers

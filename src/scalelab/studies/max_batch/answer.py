@@ -1,4 +1,4 @@
-"""What the probes of a search for the largest batch say, from their results."""
+"""The search for the largest batch: what the probes so far show."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
 class BatchSearch:
     """The probes in the order in which they ran.
 
-    One that crashed did not fit: libraries that do not check what they are given die so when memory ends. It is named,
-    for it may have another reason. One that could not work, or took too long, is no probe and ends the search.
+    One that crashed did not fit: libraries that do not check their allocations die so when memory ends. A caution names
+    it, for there may be another reason. One that was invalid, or took too long, is not a probe and ends the search.
     """
 
     results: tuple[TrialResult, ...]
     forecasts: tuple[TrialResult, ...] = ()
-    """What told where to begin: no probes, for nothing was allocated."""
+    """What decided where to begin; they allocate nothing, so they are not probes."""
 
     @classmethod
     def from_results(cls, results: Sequence[TrialResult]) -> BatchSearch:
@@ -47,7 +47,7 @@ class BatchSearch:
 
     @cached_property
     def foreseen(self) -> list[Probe]:
-        """What was forecast, by how near it is to the limit."""
+        """The forecasts, nearest to the limit first."""
         known = [
             Probe(batch=result.trial.batch_per_rank, fits=True, peak_bytes=add_waiting(result.trial, rank.memory))
             for result in self.forecasts
@@ -58,14 +58,13 @@ class BatchSearch:
 
     @cached_property
     def forecast(self) -> MemoryLine | None:
-        """The line through the two forecasts that are nearest to the limit; None where there are none."""
+        """The line through the two forecasts nearest to the limit; None without forecasts."""
         return draw_line(self.foreseen[:2])
 
     def choose_forecast(self) -> int | None:
-        """The batch to forecast next: the maximum by the forecasts so far, until one of them has come near the limit.
+        """The batch to forecast next: the maximum by the forecasts so far, until one of them is near the limit.
 
-        The peak of a small batch may lie in another place of the step than that of a large one, so that a line through
-        two small ones leads anywhere.
+        A small batch may peak elsewhere in the step than a large one, so a line through two small ones is not enough.
         """
         if self.probes or self.forecast is None or not self.limit_bytes or len(self.forecasts) >= MOST_FORECASTS:
             return None
@@ -77,7 +76,7 @@ class BatchSearch:
 
     @cached_property
     def broken(self) -> TrialResult | None:
-        """The first that says nothing about memory, if there is one."""
+        """The first result that says nothing about memory."""
         return next((result for result in self.results if result.status not in TELLING), None)
 
     @cached_property
@@ -86,7 +85,7 @@ class BatchSearch:
 
     @cached_property
     def limit_bytes(self) -> int | None:
-        """What the rank with the least may take: as ranks found it, or else as they were told."""
+        """The limit of the rank with the least: as ranks found it, otherwise as it was set."""
         found = [rank.limit_bytes for result in self.results for rank in result.ranks]
         told = self.trial.memory_limit_bytes if self.trial else None
         return min((limit for limit in found if limit is not None), default=told)
@@ -99,6 +98,16 @@ class BatchSearch:
     @cached_property
     def smallest_failed(self) -> int | None:
         return min((probe.batch for probe in self.probes if not probe.fits), default=None)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the largest batch leaves of the limit."""
+        return None if self.limit_bytes is None or self.peak_bytes is None else self.limit_bytes - self.peak_bytes
+
+    @property
+    def owner(self) -> str:
+        """What the limit applies to: the replicas of dp share a process."""
+        return "process" if self.trial is not None and self.trial.strategy == "dp" else "rank"
 
     @property
     def is_confirmed(self) -> bool:
@@ -115,13 +124,13 @@ class BatchSearch:
         return draw_line(self.probes)
 
     def predict(self, number: int) -> float | None:
-        """What the line that was known before a probe said of it."""
+        """What the line known before a probe predicted for it."""
         line = draw_line(self.probes[:number])
         return None if line is None else line.predict_bytes(self.probes[number].batch)
 
 
 def add_waiting(trial: Trial, memory: MemoryReport) -> int:
-    """The forecast peak, and the random batches that wait for their turn where memory is the host's."""
+    """The forecast peak, plus the random batches that wait for their turn on a CPU."""
     if trial.device != "cpu" or trial.workload not in BUILT_IN:
         return memory.peak_bytes
     is_random = getattr(make_options(trial.workload, trial.options), "data", "synthetic") == "synthetic"
@@ -130,7 +139,7 @@ def add_waiting(trial: Trial, memory: MemoryReport) -> int:
 
 
 def make_probe(result: TrialResult) -> Probe:
-    """A result as the search sees it: the peak is that of the rank that took most."""
+    """A result as the search sees it: the peak is the highest of any rank."""
     peaks = [rank.limited_bytes for rank in result.ranks if rank.limited_bytes is not None]
     fits = result.status is Status.COMPLETED
     return Probe(batch=result.trial.batch_per_rank, fits=fits, peak_bytes=max(peaks, default=None) if fits else None)

@@ -338,22 +338,24 @@ class SweepStudy(Study):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         sweep = self.group(results)
-        table = make_sweep_table(
-            sweep.arms.values(),
-            list(self.list_columns(sweep)),
-            name_header=self.row_header,
-            notes=tuple(self.list_notes(sweep)),
-        )
-        main = Section(tables=(table,), charts=keep_charts(*self.draw_charts(table, sweep)))
         settings = (describe_placement(self.strategy, self.ranks), *self.list_settings())
         return Document(
             title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, sweep.arms.values(), *settings),
-            sections=(main, *self.list_sections(sweep)),
+            sections=(self.make_main_section(sweep), *self.list_sections(sweep)),
             findings=tuple(self.list_findings(sweep)),
-            cautions=(*self.list_cautions(sweep), *find_sweep_cautions(self.select_doubtful(sweep), sweep.reference)),
+            cautions=(
+                *self.list_cautions(sweep),
+                *find_sweep_cautions(self.select_doubtful(sweep), sweep.reference),
+            ),
         )
+
+    def make_main_section(self, sweep: Sweep) -> Section:
+        """The main table, a row for every configuration, and its charts."""
+        columns, notes = tuple(self.list_columns(sweep)), tuple(self.list_notes(sweep))
+        table = make_sweep_table(sweep.arms.values(), columns, name_header=self.row_header, notes=notes)
+        return Section(tables=(table,), charts=keep_charts(*self.draw_charts(table, sweep)))
 
 
 def name_fastest(sweep: Sweep, what: str) -> Iterator[Finding]:
