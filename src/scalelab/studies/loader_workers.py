@@ -26,7 +26,8 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial
-from scalelab.report.charts.amounts import make_value_axis, read_columns, read_number
+from scalelab.report.charts.amounts import read_number
+from scalelab.report.charts.columns import make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis, plot_bars
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -229,8 +230,7 @@ def make_epoch_table(arms: Iterable[Arm], steps_per_epoch: int | None) -> Table:
 
 def draw_split(table: Table) -> Chart | None:
     """The two parts of a step on top of each other."""
-    names = [str(cells[0].value) for cells in table.rows]
-    every = read_columns(table, ["load_seconds", "train_seconds"], names, leaving_out=(CONTROL,))
+    every = read_columns(table, ["load_seconds", "train_seconds"], leaving_out=(CONTROL,))
     rows = [row for row in every if read_number(row, "value") is not None]
     known = {row["name"] for row in rows}
     failed = {row["name"]: row for row in every if row["name"] not in known}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.cells import format_columns
-from scalelab.report.charts.amounts import make_value_axis, read_columns
+from scalelab.report.charts.columns import draw_columns, draw_lines, make_value_axis, read_columns
+from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Column, Table, make_row
+from tests.report.charts.figures import draw, list_layers, list_values
 
 TABLE = Table(
     columns=(
@@ -43,11 +47,47 @@ def test_a_word_in_the_place_of_a_number_is_the_status_of_the_whole_row() -> Non
 
 
 def test_rows_that_are_left_out_have_their_say_in_the_decimals() -> None:
-    every = read_columns(TABLE, ["step_seconds"], ["a", "b", "control"])
-    few = read_columns(TABLE, ["step_seconds"], ["a", "b", "control"], leaving_out=("control",))
+    every = read_columns(TABLE, ["step_seconds"])
+    few = read_columns(TABLE, ["step_seconds"], leaving_out=("control",))
     assert few == every[:2]
 
 
 def test_the_axis_takes_quantity_and_header_of_its_column() -> None:
     axis = make_value_axis(TABLE, "peak_bytes")
     assert (axis.title, axis.quantity) == ("peak", "bytes")
+
+
+SIZES = Table(
+    columns=(
+        Column(key="batch", header="batch", quantity="count"),
+        Column(key="measured_seconds", header="measured", quantity="seconds"),
+        Column(key="model_seconds", header="model", quantity="seconds"),
+    ),
+    rows=(
+        make_row(4, Estimate(value=0.04, low=0.03, high=0.05), 0.041),
+        make_row(8, 0.08, 0.079),
+        make_row(16, "out of memory", None),
+        make_row(32, None, None),
+    ),
+)
+OVER = Axis(field="batch", title="batch", quantity="count")
+
+
+def test_lines_over_a_column_have_points_guides_and_crosses_for_what_failed() -> None:
+    chart = draw_lines(SIZES, OVER, ["measured_seconds"], title="t", guides={"model_seconds": "model"})
+    assert chart is not None
+    points = [layer for layer in list_layers(chart, "point") if layer["mark"].get("shape") != "cross"]
+    assert [value["batch"] for layer in points for value in layer["data"]["values"]] == [4, 8]
+    crosses = [layer for layer in list_layers(chart, "point") if layer["mark"].get("shape") == "cross"]
+    found = [(value["batch"], value["status"]) for layer in crosses for value in layer["data"]["values"]]
+    assert found == [(16, "out of memory")]
+    assert "16 (out of memory)" in chart.caption
+    assert "32" not in chart.caption, "what is unknown has not failed"
+    assert {value["series"] for value in list_values(chart, "line")} == {"measured", "model"}
+    assert "<svg" in draw(chart)
+
+
+def test_fewer_than_two_numbers_are_not_drawn() -> None:
+    short = replace(SIZES, rows=SIZES.rows[1:])
+    assert draw_lines(short, OVER, ["measured_seconds"], title="t") is None
+    assert draw_columns(short, ["measured_seconds"], title="t") is None

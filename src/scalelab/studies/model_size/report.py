@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
-from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns, read_number
+from scalelab.report.charts.amounts import plot_amounts, read_number
+from scalelab.report.charts.columns import make_value_axis, read_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Column, Table, make_cell, make_row

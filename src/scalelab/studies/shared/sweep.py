@@ -18,7 +18,10 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.amounts import make_value_axis, plot_amounts, read_columns
+from scalelab.report.charts.columns import CONTROL as CONTROL
+from scalelab.report.charts.columns import INTERVALS as INTERVALS
+from scalelab.report.charts.columns import draw_columns as draw_columns
+from scalelab.report.charts.columns import keep_charts as keep_charts
 from scalelab.report.document import Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE as INTERVAL_NOTE
@@ -32,7 +35,7 @@ from scalelab.studies.shared.sampling import Configuration, Sampling, plan_round
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_interval
 
-CONTROL = "control"
+PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
 
@@ -169,51 +172,8 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     return " · ".join([job.label, *words, cores, launches])
 
 
-INTERVALS = "Thin lines are 95 % confidence intervals."
-PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
-
-
-def draw_columns(
-    table: Table,
-    columns: Mapping[str, str] | Sequence[str],
-    *,
-    title: str,
-    keys: Sequence[str] = (),
-    axis_title: str = "",
-    reference: float | None = None,
-    from_zero: bool = True,
-    caption: str = INTERVALS,
-) -> Chart | None:
-    """Columns of any table by the names of its rows; None where fewer than two numbers are known."""
-    keys = keys or [str(cells[0].value) for cells in table.rows]
-    rows = read_columns(table, columns, keys, leaving_out=(CONTROL,))
-    axis = make_value_axis(table, next(iter(columns)), axis_title, from_zero=from_zero)
-    statuses = dict.fromkeys(f"{row['name']} ({row['status']})" for row in rows if _is_failed(row["status"]))
-    missing = f" Without a number: {', '.join(statuses)}." if statuses else ""
-    hidden = " The control is not drawn." if CONTROL in keys else ""
-    name_title = table.columns[0].header
-    return plot_amounts(
-        title=title,
-        x=axis,
-        rows=rows,
-        caption=f"{caption}{missing}{hidden}".strip(),
-        reference=reference,
-        name_title="" if name_title == "run" else name_title,
-    )
-
-
-def _is_failed(status: object) -> bool:
-    return status not in ("", "–")
-
-
 def list_keys(arms: Iterable[Arm]) -> list[str]:
-    """What the rows of a sweep's table are called in all figures."""
     return [arm.label for arm in arms]
-
-
-def keep_charts(*charts: Chart | None) -> tuple[Chart, ...]:
-    """Those that there are."""
-    return tuple(chart for chart in charts if chart is not None)
 
 
 def choose_strategy(strategy: str | None, num_ranks: int) -> str:
