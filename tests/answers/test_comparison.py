@@ -14,6 +14,7 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.report.document import Document, read_document
+from scalelab.report.findings import select
 from scalelab.report.renderers.exports import render_json
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
@@ -57,8 +58,8 @@ def test_the_second_run_is_judged_by_the_first(factor: float, verdict: str) -> N
     assert row["ratio"].value == pytest.approx(factor, rel=0.02)
     assert row["before_seconds"].value == pytest.approx(0.2, rel=0.02)
     assert row["after_seconds"].value == pytest.approx(0.2 * factor, rel=0.02)
-    words = f"B is {verdict}" if verdict != "no difference" else verdict
-    assert any(sentence.startswith("ddp × 2: B takes") and words in sentence for sentence in document.summary)
+    (finding,) = select(document.findings, "verdict", "ddp × 2")
+    assert finding.values["verdict"] == verdict
 
 
 def test_comparing_the_other_way_round_gives_the_inverse() -> None:
@@ -115,7 +116,7 @@ def test_a_configuration_that_failed_on_one_side_is_a_row_without_verdict() -> N
     assert row["before_seconds"].value == pytest.approx(0.1, rel=0.02)
     assert row["ratio"].value is None
     assert row["verdict"].value == "–"
-    assert any("ddp × 4: there is no verdict" in sentence for sentence in document.summary)
+    assert [finding.subject for finding in select(document.findings, "no-verdict")] == ["ddp × 4"]
 
 
 def move_workload(side: RunSide, workload: str, checksum: str | None) -> RunSide:
@@ -167,7 +168,7 @@ def test_what_else_differs_between_the_trials_is_listed() -> None:
 
 def test_every_comparison_warns_that_the_runs_were_not_interleaved() -> None:
     document = compare_runs(make_side("before"), make_side("after"))
-    assert "the runs were not interleaved" in document.cautions[0].message
+    assert document.cautions[0].kind == "not-interleaved"
     assert document.setting == "A before · B after"
 
 

@@ -123,7 +123,7 @@ def test_a_script_is_listed_shown_and_compared(tmp_path: Path) -> None:
     assert "--rounds" not in compared.stdout
     refused = scalelab("resume", "last", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "was made by a Meter" in refused.stderr
+    assert "was recorded by a Meter" in refused.stderr
 
 
 KILLED = """\

@@ -211,7 +211,7 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
         (["--bucket-cap-mb", "5"], "--bucket-cap-mb means nothing to --strategy single: use it with ddp"),
         (["--strategy", "fspd2"], "fspd2"),
         (["--checkpoints", "a-file"], "--checkpoints a-file is a file: give a directory"),
-        (["--delay", "1s", "--delay-rank", "3"], "--delay-rank 3 does not exist"),
+        (["--delay", "1s", "--delay-rank", "3"], "--delay-rank must be < --ranks (1), got 3"),
         (["--momentum", "0.9"], "--momentum 0.9 needs --optimizer sgd or nesterov"),
         (["--lr-scaling", "batch"], "--lr-base-batch need each other"),
         (["--delay", "fast"], "--delay"),

@@ -1,12 +1,11 @@
-"""`metered`: what a Meter recorded in somebody's own training script.
+"""`metered`: what a Meter recorded in your own training script.
 
-There is one launch, and the script decides how long it is. So intervals cover the steps of this launch and say nothing
-of the next one; warm-up is found as everywhere. The time of a step is the maximum over ranks. In synchronous training
-every rank waits for the slowest, and step times of ranks differ little even where their work differs much: what each
-waits for shows in its phases. The share of input wait is taken from sums, because waiting comes in bursts that a
-median does not see.
+There is one launch, as long as the script makes it. Intervals cover the steps of this launch and say nothing about the
+next one; warm-up is detected as everywhere. The time of a step is the maximum over ranks. In synchronous training every
+rank waits for the slowest, so step times of ranks differ little even if their work differs a lot: the phases show what
+each rank waits for. The share of input wait comes from sums, because waiting comes in bursts that a median misses.
 
-Steps with phases count as step times too: the Meter's phases are clock readings and wait for no device. What happens
+Steps with phases count as step times too: a Meter's phases are clock readings without device synchronisation. Time
 between two loops is in no number here.
 """
 
@@ -14,28 +13,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.quality import find_outliers
 from scalelab.analysis.stats import estimate_median
 from scalelab.errors import UsageError
 from scalelab.measure.meter_result import rescue_result
 from scalelab.records.store import RunStore
 from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, Finding, FindingKind
+from scalelab.report.tables import bytes_column, make_table, rate_column, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.cautions import FEW_LAUNCHES, find_cautions
+from scalelab.studies.shared.cautions import (
+    DRIFT,
+    FAILED,
+    FEW_LAUNCHES,
+    HEAVY_TAILS,
+    LOADED_HOST,
+    NOISY_STEPS,
+    NON_FINITE,
+    NOT_SETTLED,
+    OUTLIERS,
+    STOLEN_TIME,
+    find_cautions,
+)
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_quantity, format_share
+from scalelab.units import format_count, format_known, format_quantity, format_share
+
+STEP = FindingKind("throughput", "Step time and samples per second", MAIN, ("step_seconds", "samples_per_second"))
+STRAGGLER = FindingKind("straggler", "How much the slowest rank lags behind the fastest", REASON, ("rank", "lag"))
+LOADER_WAIT = FindingKind("loader-wait", "Share of the step time spent waiting for input", REASON, ("share", "rank"))
+LOSS = FindingKind("loss", "The loss at the first and the last step", DETAIL, ("first", "last"))
 
 MOST_JUDGED = 2000
 """Warnings look at this many last steps: a trend is sought among all pairs of them."""
 NOTABLE_LAG = 0.02
-"""Medians of ranks that differ by less are those of ranks that keep step."""
-LONGER = "meter more steps on a quiet machine, and launch the script several times"
+"""Ranks whose medians differ by less run at the same speed."""
+ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +63,8 @@ class MeteredRun(Study):
 
     name: ClassVar[str] = "metered"
     title: ClassVar[str] = "Metered run"
-    question: ClassVar[str] = "How long do the steps of my own training take, and what do they wait for?"
     is_recorded: ClassVar[bool] = True
+    question: ClassVar[str] = "How long do the steps of my own script take, and what do they wait for?"
 
     label: str = ""
     """What the script called it."""
@@ -56,9 +75,7 @@ class MeteredRun(Study):
     """Samples per step over all ranks; None: the script did not say."""
 
     def plan(self) -> list[Trial]:
-        raise UsageError(
-            "a metered run is made by your own script: loop there over scalelab.Meter(...).steps(loader) instead"
-        )
+        raise UsageError("a metered run is made by your own script: loop over scalelab.Meter(...).steps(loader) in it")
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recordings = [read_recording(result, self.global_batch) for result in results]
@@ -66,11 +83,9 @@ class MeteredRun(Study):
             title=self.title,
             question=self.question,
             setting=self._describe_setting(recordings),
-            sections=tuple(
-                Section(tables=(make_table(recording),), charts=_draw_loss(recording)) for recording in recordings
-            ),
-            findings=as_findings(words for recording in recordings for words in summarise(recording)),
-            cautions=tuple(caution for recording in recordings for caution in find_doubts(recording)),
+            sections=tuple(Section(tables=(make_ranks_table(one),), charts=_draw_loss(one)) for one in recordings),
+            findings=tuple(finding for one in recordings for finding in summarise(one)),
+            cautions=tuple(caution for one in recordings for caution in find_doubts(one)),
         )
 
     def count_steps(self, result: TrialResult) -> TrialResult:
@@ -80,9 +95,12 @@ class MeteredRun(Study):
         return rescue_result(store)
 
     def _describe_setting(self, recordings: Sequence[Recording]) -> str:
-        parts = [self.label, self.job.workload, f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"]
+        parts = [self.label, self.job.workload, format_count(self.num_ranks, "rank")]
         parts.append("batch unknown" if self.global_batch is None else f"global batch {self.global_batch}")
-        parts += [f"{r.arm.num_clean_steps} steps, the first {r.arm.num_dropped} dropped as found" for r in recordings]
+        parts += [
+            f"{one.arm.num_clean_steps} steps, first {one.arm.num_dropped} dropped as warm-up (auto)"
+            for one in recordings
+        ]
         return " · ".join(parts)
 
 
@@ -106,10 +124,11 @@ class Recording:
 
 
 def read_recording(result: TrialResult, global_batch: int | None) -> Recording:
-    """A launch that failed was measured all the same until it did."""
+    """A launch that failed was measured until then."""
     whole = replace(count_all_steps(result), status=Status.COMPLETED)
     (arm,) = group_arms([whole], None).values()
-    return Recording(result=result, global_batch=global_batch, arm=arm)
+    named = replace(arm, trial=replace(arm.trial, label=arm.configuration))
+    return Recording(result=result, global_batch=global_batch, arm=named)
 
 
 def _draw_loss(recording: Recording) -> tuple[Chart, ...]:
@@ -123,42 +142,48 @@ def count_all_steps(result: TrialResult) -> TrialResult:
     return replace(result, samples=tuple(samples))
 
 
-def make_table(recording: Recording) -> Table:
-    """A row for every rank, and one for the step that is over when all have ended it."""
+def make_ranks_table(recording: Recording) -> Table:
+    """A row per rank, and one for the step of all of them."""
+    ranks = range(recording.result.trial.num_ranks)
+    steps = {str(rank): recording.kept(rank) for rank in ranks}
+    peaks: dict[str, int | None] = {str(one.rank): one.peak_memory_bytes for one in recording.result.ranks}
+    peaks[ALL] = recording.arm.peak_memory_bytes
+    whole = recording.arm.step if recording.arm.is_measured else None
+    rate = _find_rate(recording)
+
+    def find_step(row: str) -> Cell | Estimate | None:
+        if row == ALL:
+            return whole
+        return _find_median([s.step_seconds for s in steps[row]]) or make_cell("nothing recorded")
+
+    def find_phase(name: str, row: str) -> Estimate | None:
+        return _find_median([getattr(s, f"{name}_seconds") for s in steps.get(row, ())])
+
+    def find_rank_rate(row: str) -> Estimate | None:
+        return rate if row == rows[-1] else None
+
     phases = PHASES[1:] if recording.has_phases else ()
-    columns = (
-        Column(key="rank", header="rank", align="left"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
-        Column(key="input_seconds", header="input wait", quantity="seconds"),
-        Column(key="input_share", header="input share", quantity="share"),
-        *(Column(key=f"{phase}_seconds", header=phase, quantity="seconds") for phase in phases),
-        Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
-    )
-    rows = [_make_rank_row(recording, rank, phases) for rank in range(recording.result.trial.num_ranks)]
-    if len(rows) > 1:
-        step = recording.arm.step if recording.arm.is_measured else None
-        empty: list[Cell] = [Cell()] * (2 + len(phases))
-        rows.append(make_row("all", step, _find_rate(recording), *empty, recording.arm.peak_memory_bytes))
-    notes = ["± is a 95 % confidence interval over the steps of this one launch, its longer arm"]
-    notes.append("input share: all input wait over all steps' time, with the bursts that the median does not see")
-    if len(rows) > 1:
-        notes.append("all: a step is over when the last rank ends it; memory is the highest of any rank")
-    return Table(columns=columns, rows=tuple(rows), notes=tuple(notes))
-
-
-def _make_rank_row(recording: Recording, rank: int, phases: Sequence[str]) -> tuple[Cell, ...]:
-    steps = recording.kept(rank)
-    peak = next((r.peak_memory_bytes for r in recording.result.ranks if r.rank == rank), None)
-    is_alone = recording.result.trial.num_ranks == 1
-    return make_row(
-        str(rank),
-        _find_median([s.step_seconds for s in steps]) if steps else make_cell("nothing recorded"),
-        _find_rate(recording) if is_alone else None,
-        _find_median([s.input_seconds for s in steps]),
-        find_input_share(steps),
-        *(_find_median([getattr(s, f"{phase}_seconds") for s in steps]) for phase in phases),
-        peak,
+    rows = [*steps, ALL] if len(ranks) > 1 else list(steps)
+    return make_table(
+        rows,
+        text_column("rank", "rank", lambda row: row),
+        seconds_column("step_seconds", "step", find_step),
+        rate_column(
+            "samples_per_second", "samples/s", lambda row: rate if row == rows[-1] else None, shows_interval=False
+        ),
+        seconds_column("input_seconds", "input wait", partial(find_phase, "input")),
+        share_column("input_share", "input wait / time", lambda row: find_input_share(steps.get(row, ()))),
+        *(seconds_column(f"{phase}_seconds", phase, partial(find_phase, phase)) for phase in phases),
+        bytes_column("peak_memory_bytes", "peak memory", lambda row: peaks.get(row)),
+        notes=(
+            "± is the 95 % CI half-width over the steps of this launch",
+            "input wait / time: from sums over all steps, so it includes bursts that the median misses",
+            *(
+                ("all: a step ends when the last rank ends it; memory is the maximum over ranks",)
+                if len(ranks) > 1
+                else ()
+            ),
+        ),
     )
 
 
@@ -180,60 +205,75 @@ def find_input_share(steps: Sequence[StepSample]) -> float | None:
     return sum(step.input_seconds or 0.0 for step in steps) / total if total else None
 
 
-def summarise(recording: Recording) -> Iterator[str]:
-    """Speed, the slowest rank, input wait and the loss, in words."""
+def summarise(recording: Recording) -> Iterator[Finding]:
+    """Speed, the slowest rank, input wait and the loss."""
     arm, rate = recording.arm, _find_rate(recording)
     if arm.is_measured:
         speed = "" if rate is None else f", {format_quantity('rate', rate.value)} samples/s"
-        yield f"A step takes {format_quantity('seconds', arm.step)}{speed}."
+        text = f"A step takes {format_known('seconds', arm.step)}{speed}."
+        yield STEP(arm.label, text, step_seconds=arm.step, samples_per_second=rate)
     else:
-        yield "No step was completed by all ranks."
+        yield STEP(arm.label, "No step was completed by all ranks.")
     yield from _name_slowest(recording)
     shares = [(find_input_share(recording.kept(rank)), rank) for rank in range(recording.result.trial.num_ranks)]
     known = [(share, rank) for share, rank in shares if share is not None]
     if known:
         share, rank = max(known)
-        where = f" on rank {rank}, where it is most" if len(known) > 1 else ""
-        yield f"Input wait is {format_share(share)} of the time{where}."
+        where = f" (maximum over ranks, on rank {rank})" if len(known) > 1 else ""
+        yield LOADER_WAIT(
+            arm.label, f"Input wait is {format_share(share)} of the step time{where}.", share=share, rank=rank
+        )
     losses = list(recording.result.losses().items())
     if losses:
         (first, before), (last, after) = losses[0], losses[-1]
-        yield f"The loss went from {before:.4f} at step {first} to {after:.4f} at step {last}."
+        text = f"The loss went from {before:.4f} at step {first} to {after:.4f} at step {last}."
+        yield LOSS(arm.label, text, first=before, last=after)
 
 
-def _name_slowest(recording: Recording) -> Iterator[str]:
-    medians = [
-        (median.value, rank, median)
+def _name_slowest(recording: Recording) -> Iterator[Finding]:
+    medians = {
+        rank: median
         for rank in range(recording.result.trial.num_ranks)
         if (median := _find_median([s.step_seconds for s in recording.kept(rank)]))
-    ]
+    }
     if len(medians) < 2:
         return
-    (_, _, fast), (_, rank, slow) = min(medians, key=lambda m: m[:2]), max(medians, key=lambda m: m[:2])
+    rank = max(medians, key=lambda rank: medians[rank].value)
+    slow, fast = medians[rank], min(medians.values(), key=lambda median: median.value)
     lag = slow.value / fast.value - 1
+    is_clear = slow.low is not None and fast.high is not None and slow.low > fast.high
     if lag < NOTABLE_LAG:
-        yield f"The ranks keep step: their medians differ by {format_share(lag)}."
-    elif slow.low is not None and fast.high is not None and slow.low > fast.high:
-        yield f"Rank {rank} is the slowest: its median step is {format_share(lag)} longer than the fastest rank's."
+        text = f"All ranks are equally fast: their median steps differ by {format_share(lag)}."
+    elif is_clear:
+        text = f"Rank {rank} is the slowest: its median step is {format_share(lag)} longer than the fastest rank's."
     else:
-        yield f"No rank is surely the slowest: medians differ by {format_share(lag)}, within their intervals."
+        text = f"No rank is clearly the slowest: median steps differ by {format_share(lag)}, within their intervals."
+    is_named = is_clear and lag >= NOTABLE_LAG
+    yield STRAGGLER(f"rank {rank}" if is_named else "", text, rank=rank if is_named else None, lag=lag)
 
 
 def find_doubts(recording: Recording) -> Iterator[Caution]:
-    """What failed, what makes the numbers uncertain, and what one launch cannot know."""
+    """What failed, what makes the numbers uncertain, and what one launch cannot show."""
     result, arm = recording.result, recording.arm
     if result.status is not Status.COMPLETED:
-        yield Caution(
-            message=f"{result.status.words}: {result.reason}; the numbers are of the steps before",
-            next_step="look at what the script printed: a Meter keeps no logs",
+        yield FAILED(
+            arm.label,
+            f"{result.status.words}: {result.reason}; the numbers are from the steps before",
+            "see the script's own output: a Meter keeps no logs",
+            status=result.status.value,
+            failed=1,
+            rounds=1,
         )
-    yield Caution(
-        message="one launch: intervals cover its steps and not how launches differ",
-        next_step="launch the script several times before calling one version faster than another",
+    yield FEW_LAUNCHES(
+        arm.label,
+        "one launch: intervals cover its steps, not how launches differ",
+        "launch the script several times before calling one version faster than another",
+        launches=1,
     )
-    for caution in find_cautions([_take_last_steps(arm)]):
+    last = _take_last_steps(arm)
+    for caution in find_cautions([last]):
         if caution.kind != FEW_LAUNCHES.name:
-            yield _reword(caution, recording)
+            yield _word(caution, last)
 
 
 def _take_last_steps(arm: Arm) -> Arm:
@@ -241,11 +281,30 @@ def _take_last_steps(arm: Arm) -> Arm:
     return replace(arm, clean=[steps[surplus:] for steps in arm.clean], num_dropped=arm.num_dropped + surplus)
 
 
-def _reword(caution: Caution, recording: Recording) -> Caution:
-    """The warnings of studies in words that fit a script: it has no flags, no rounds, perhaps no known batch."""
-    message = caution.message.replace(" of round 1", "").replace("the first trial", "the launch")
-    message = message.replace(recording.arm.label, recording.arm.configuration)
-    return Caution(
-        message=message if recording.global_batch is not None else message.partition("; with its long steps")[0],
-        next_step=LONGER if "--" in caution.next_step else caution.next_step,
+def _word(caution: Caution, arm: Arm) -> Caution:
+    """A study's warning for a script, which has no flags, no rounds and perhaps no known batch."""
+    numbers = caution.values
+    number = next((one for one in numbers.values() if isinstance(one, float)), 0.0)
+    worst = max(find_outliers(arm.clean), key=lambda one: one.ratio, default=None)
+    words = {
+        NON_FINITE.name: f"the loss is not finite from step {numbers.get('step')} on (rank {numbers.get('rank')})",
+        NOISY_STEPS.name: f"noisy host: steps vary by {format_share(number)} (standard deviation)",
+        DRIFT.name: f"step times drift by {format_share(number)} over the launch",
+        NOT_SETTLED.name: f"step times had not settled at step {numbers.get('step')} of {numbers.get('steps')}",
+        LOADED_HOST.name: f"noisy host: its load was {number:.1f} before the launch",
+        HEAVY_TAILS.name: f"the mean step is {number:.1f} times the median",
+    }
+    if caution.kind == OUTLIERS.name and worst is not None:
+        step = list(arm.results[0].step_seconds(StepKind.CLEAN))[arm.num_dropped + worst.step]
+        words[OUTLIERS.name] = (
+            f"{numbers.get('outliers')} of {numbers.get('steps')} steps took over 1.5 times the median, worst"
+            f" step {step} ({worst.ratio:.1f}×)"
+        )
+    is_noise = caution.kind in (NOISY_STEPS.name, DRIFT.name, NOT_SETTLED.name, STOLEN_TIME.name)
+    return replace(
+        caution,
+        message=words.get(caution.kind, caution.message),
+        next_step="measure more steps on a quiet machine, and launch the script several times"
+        if is_noise
+        else caution.next_step,
     )

@@ -1,7 +1,7 @@
 """`train`: a real training run, kept like every other run.
 
-It has one trial with a course instead of a plan of blocks. The steps are timed like those of a measurement, but there
-is one launch: the interval of the step time covers the steps of this launch and says nothing of the next one.
+It has one trial with a training schedule instead of measured blocks. Its steps are timed like those of a measurement,
+but there is one launch: the interval of the step time covers its steps and says nothing about the next launch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.outcome import read_unfinished
@@ -21,18 +22,40 @@ from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Course
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.document import Cell, Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import (
+    bytes_column,
+    count_column,
+    make_column,
+    make_table,
+    rate_column,
+    seconds_column,
+    text_column,
+)
 from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
-from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.arms import Arm, describe_status, group_arms
+from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.learning_charts import plot_learning
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity
+from scalelab.units import (
+    format_count,
+    format_duration,
+    format_known,
+    format_learning_rate,
+    format_loss,
+    format_quantity,
+)
+
+LOSS = FindingKind("loss", "The loss at the first and the last step", MAIN, ("first", "last"))
+ACCURACY = FindingKind("accuracy", "Loss and accuracy on the test data", MAIN, ("accuracy", "loss", "step"))
+STEP = FindingKind("throughput", "Step time and samples per second", REASON, ("step_seconds", "samples_per_second"))
+COMPLETE = FindingKind("already-complete", "The checkpoints already held every step", DETAIL)
+NOT_LEARNING = CautionKind("not-learning", "The training loss did not decrease", "note", ("first", "last"))
 
 MOST_ROWS = 20
-"""Lines of the curve in the table; all of them are in the run."""
+"""Rows of the curve in the table, of training and of test data each; result.json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +64,12 @@ class Train(Study):
 
     name: ClassVar[str] = "train"
     title: ClassVar[str] = "Training"
-    question: ClassVar[str] = "What does this training learn, and how fast?"
+    question: ClassVar[str] = "What does this model learn, and how fast?"
 
     ranks: int = 1
     """Ranks to train on; under torchrun, as many as it started."""
     strategy: Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")] = None
-    """How the training is spread: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one
-    rank, ddp on more."""
+    """Strategy: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one rank, ddp on more."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
     course: Course = field(default_factory=Course)
@@ -72,7 +94,7 @@ class Train(Study):
             check_gpus(here)
         rank = job.perturbation.delay_rank
         if rank is not None and rank >= self.ranks:
-            raise UsageError(f"--delay-rank {rank} does not exist: the last of {self.ranks} is {self.ranks - 1}")
+            raise UsageError(f"--delay-rank must be < --ranks ({self.ranks}), got {rank}")
         threads = job.threads_per_rank or default_threads_per_rank(here, count_cores())
         trial = Trial(
             configuration="train",
@@ -98,49 +120,40 @@ class Train(Study):
             curve = results[0].curve
             sections.append(Section(tables=(make_curve_table(curve),), charts=plot_learning(curve)))
         sections += [Section(heading="Speed", tables=(make_speed_table(arm),)) for arm in arms.values()]
-        summary = tuple(words for arm in arms.values() for words in summarise(arm))
         return Document(
             title=self.title,
             question=self.question,
             setting=self._describe_setting(),
             sections=tuple(sections),
-            findings=as_findings(summary),
+            findings=tuple(finding for arm in arms.values() for finding in summarise(arm)),
             cautions=(*_warn_of_end(results), *find_cautions(arms.values()), *_warn_of_learning(results)),
         )
 
     def _describe_setting(self) -> str:
         job = self.job
-        ranks = f"{self.found_strategy} on {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        ranks = f"{self.found_strategy} on {format_count(self.ranks, 'rank')}"
         return " · ".join([job.label, ranks, job.dtype, f"global batch {self.global_batch}"])
 
 
 def make_curve_table(curve: Sequence[CurvePoint]) -> Table:
-    """Every evaluation, and of the steps' lines as many as fit, evenly chosen, the first and the last among them."""
+    """Points of the curve, evenly chosen, the first and the last included."""
     chosen = choose_lines(curve)
-    columns = (
-        Column(key="step", header="step", quantity="count"),
-        Column(key="epoch", header="epoch", quantity="epochs"),
-        Column(key="data", header="data", align="left"),
-        Column(key="loss", header="loss", quantity="loss"),
-        Column(key="accuracy", header="accuracy", quantity="accuracy"),
-        Column(key="learning_rate", header="learning rate"),
-        Column(key="seconds", header="time", quantity="seconds"),
-    )
-    rows = tuple(
-        make_row(
-            point.step,
-            point.epoch,
-            "test" if point.is_evaluation else "train",
-            point.loss,
-            point.accuracy,
-            None if point.learning_rate is None else format_learning_rate(point.learning_rate),
-            point.seconds,
-        )
-        for point in chosen
-    )
     hidden = len(curve) - len(chosen)
-    notes = (f"{hidden} more lines are in the run's result.json",) if hidden else ()
-    return Table(columns=columns, rows=rows, notes=notes)
+    return make_table(
+        chosen,
+        count_column("step", "step", lambda point: point.step),
+        make_column("epochs", "epoch", "epoch", lambda point: point.epoch),
+        text_column("data", "data", lambda point: "test" if point.is_evaluation else "train"),
+        make_column("loss", "loss", "loss", lambda point: point.loss),
+        make_column("accuracy", "accuracy", "accuracy", lambda point: point.accuracy),
+        make_column("text", "learning_rate", "learning rate", show_learning_rate),
+        seconds_column("seconds", "time", lambda point: point.seconds),
+        notes=(f"{hidden} more points are in result.json",) if hidden else (),
+    )
+
+
+def show_learning_rate(point: CurvePoint) -> str | None:
+    return None if point.learning_rate is None else format_learning_rate(point.learning_rate)
 
 
 def choose_lines(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
@@ -151,57 +164,61 @@ def choose_lines(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def spread_evenly(points: Sequence[CurvePoint], count: int) -> list[CurvePoint]:
-    """At most so many of them, the first and the last included."""
+    """At most `count` of them, the first and the last included."""
     if len(points) <= count:
         return list(points)
     return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
 def make_speed_table(arm: Arm) -> Table:
-    columns = (
-        Column(key="run", header="run", align="left"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="samples_per_second", header="samples/s", quantity="rate"),
-        Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
-        Column(key="num_parameters", header="parameters", quantity="count"),
-    )
     parameters = next((rank.num_parameters for result in arm.results for rank in result.ranks), None)
-    if arm.is_measured:
-        step = arm.step
-        rate: Cell = make_cell(step.map(lambda seconds: arm.trial.global_batch / seconds))
-        row = make_row(arm.label, step, rate, arm.peak_memory_bytes, parameters)
-    else:
-        words = arm.failure.status.words if arm.failure else "no step"
-        row = make_row(arm.label, words, None, None, parameters)
-    notes = ("± is a 95 % confidence interval over the steps of this one launch",)
-    return Table(columns=columns, rows=(row,), notes=notes)
+    return make_table(
+        [arm],
+        text_column("run", "run", lambda arm: arm.label),
+        seconds_column("step_seconds", "step", lambda arm: arm.step),
+        rate_column("samples_per_second", "samples/s", find_rate),
+        bytes_column("peak_memory_bytes", "peak memory", lambda arm: arm.peak_memory_bytes),
+        count_column("num_parameters", "parameters", lambda _: parameters),
+        status=lambda arm: None if arm.is_measured else describe_status(arm),
+        notes=("± is the 95 % CI half-width over the steps of this launch",),
+    )
 
 
-def summarise(arm: Arm) -> Iterator[str]:
-    """What was learnt, and at what speed."""
+def find_rate(arm: Arm) -> Estimate:
+    return arm.step.map(lambda seconds: arm.trial.global_batch / seconds)
+
+
+def summarise(arm: Arm) -> Iterator[Finding]:
+    """What was learnt, and how fast."""
     curve = [point for result in arm.results for point in result.curve]
     lines = [point for point in curve if not point.is_evaluation]
     tests = [point for point in curve if point.is_evaluation]
     if not curve and arm.completed:
-        yield "Nothing was left to do: the checkpoints had every step of it already."
+        yield COMPLETE(arm.label, "Nothing was left to do: the checkpoints already held every step.", weight=MAIN)
     if lines:
         begin, end = (f"{format_loss(point.loss)} at step {point.step}" for point in (lines[0], lines[-1]))
-        yield f"The training loss went from {begin} to {end}."
+        yield LOSS(arm.label, f"Training loss went from {begin} to {end}.", first=lines[0].loss, last=lines[-1].loss)
     if tests:
         last = tests[-1]
         right = "" if last.accuracy is None else f", accuracy {format_quantity('accuracy', last.accuracy)}"
-        yield f"On the test data after step {last.step}: loss {format_loss(last.loss)}{right}."
+        text = f"Test loss after step {last.step}: {format_loss(last.loss)}{right}."
+        yield ACCURACY(arm.label, text, accuracy=last.accuracy, loss=last.loss, step=last.step)
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
-        yield f"A step took {format_quantity('seconds', arm.step)}; the launch {format_duration(wall)} in all."
+        text = f"A step took {format_known('seconds', arm.step)}; the whole launch took {format_duration(wall)}."
+        yield STEP(arm.label, text, step_seconds=arm.step, samples_per_second=find_rate(arm))
 
 
 def _warn_of_end(results: Sequence[TrialResult]) -> Iterator[Caution]:
     for result in results:
         if result.status is not Status.COMPLETED:
-            yield Caution(
-                message=f"the training did not end ({result.status.words}): {result.reason}",
-                next_step="scalelab resume goes on from its last checkpoint, or from the beginning without one",
+            yield FAILED(
+                result.trial.configuration,
+                f"the training run did not finish ({result.status.words}): {result.reason}",
+                "`scalelab resume` continues from the last checkpoint, or from the start without one",
+                status=result.status.value,
+                failed=1,
+                rounds=1,
             )
 
 
@@ -209,7 +226,10 @@ def _warn_of_learning(results: Sequence[TrialResult]) -> Iterator[Caution]:
     for result in results:
         losses = [point.loss for point in result.curve if not point.is_evaluation]
         if len(losses) > 1 and losses[0] is not None and losses[-1] is not None and losses[-1] >= losses[0]:
-            yield Caution(
-                message=f"the training loss did not fall: {losses[0]:.4f} at first, {losses[-1]:.4f} at last",
-                next_step="random data cannot be learnt; with real data, try a smaller --lr or --lr-warmup",
+            yield NOT_LEARNING(
+                result.trial.configuration,
+                f"the training loss did not decrease: {losses[0]:.4f} first, {losses[-1]:.4f} last",
+                "random data cannot be learnt; with real data, try a smaller --lr or --lr-warmup",
+                first=losses[0],
+                last=losses[-1],
             )

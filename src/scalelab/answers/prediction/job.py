@@ -32,6 +32,7 @@ from scalelab.records.observations import GradientTimes
 from scalelab.records.settings import SHARDED
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.units import format_count
 
 NORMAL_REACH = 1.96
 """Standard deviations in half of a 95 % interval."""
@@ -130,9 +131,9 @@ def find_bases(run: ScalingRun) -> tuple[Arm, Arm]:
     """The arms on one and on two ranks."""
     missing = [count for count in (1, 2) if count not in run.arms]
     if missing:
-        ranks = f"{missing[0]} rank{'s' if missing[0] > 1 else ''}"
         raise NothingMeasured(
-            f"{run.strategy} was not measured on {ranks}; a prediction needs 1 and 2: run it with --ranks 1 2"
+            f"{run.strategy} was not measured on {format_count(missing[0], 'rank')};"
+            " a prediction needs 1 and 2: run it with --ranks 1 2"
         )
     return run.arms[1], run.arms[2]
 

@@ -25,7 +25,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.units import format_quantity, format_seconds, format_share
+from scalelab.units import format_count, format_quantity, format_seconds, format_share
 
 PREDICTION = FindingKind(
     "prediction",
@@ -213,13 +213,10 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
         cause = "communication" if exposed > waited else "waiting for the slowest rank"
         yield SCALING_LIMIT(
             f"{found.job.strategy} × {fastest.num_ranks}",
-            f"Beyond {count_ranks(fastest.num_ranks)} the step gets longer: {cause} grows more than compute shrinks.",
+            f"Beyond {format_count(fastest.num_ranks, 'rank')} the step gets longer: {cause} grows more"
+            " than compute shrinks.",
             num_ranks=fastest.num_ranks,
         )
-
-
-def count_ranks(number: int) -> str:
-    return f"{number} rank{'s' if number != 1 else ''}"
 
 
 def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
@@ -293,7 +290,7 @@ def describe_best(
     )
     return Document(
         title="Prediction",
-        question=f"Which settings would be fastest on {count_ranks(best[0].step.num_ranks)}?",
+        question=f"Which settings would be fastest on {format_count(best[0].step.num_ranks, 'rank')}?",
         setting=f"{source} · {found.job.strategy} · link {found.job.network.inside.words} ({found.link.source})",
         sections=(Section(tables=(table,), charts=(draw_candidates(table),)),),
         findings=tuple(summarise_best(best, num_left_out, measured)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.report import BAND, PREDICTION, PREDICTION_NOTE, count_ranks
+from scalelab.answers.prediction.report import BAND, PREDICTION, PREDICTION_NOTE
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
 from scalelab.predict.tables import ReadSeries, ScalingSeries, find_doubts
 from scalelab.report.charts.axes import Axis
@@ -14,7 +14,7 @@ from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution, CautionKind, Finding
 from scalelab.report.tables import count_column, make_column, make_table, ratio_column, share_column, text_column
-from scalelab.units import format_quantity, format_share
+from scalelab.units import format_count, format_quantity, format_share
 
 IMPOSSIBLE = CautionKind(
     "impossible-series", "A series that cannot be right", "wrong-work", ("ranks", "gain", "utilization")
@@ -92,7 +92,7 @@ def make_sizes_table(series: ScalingSeries, sizes: Sequence[Size], weights: Mapp
         text_column("source", "", lambda row: row.source),
         notes=(
             f"{PREDICTION_NOTE}; measured rows have none",
-            f"speedup and efficiency: relative to {count_ranks(series.ranks[0])}",
+            f"speedup and efficiency: relative to {format_count(series.ranks[0], 'rank')}",
             f"weights of the scaling laws: {laws}",
         ),
     )
@@ -140,7 +140,7 @@ def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Fi
     return PREDICTION(
         series.label,
         f"{series.label}: {middle} {series.unit} on {last.ranks} ranks ({low} to {high}), at"
-        f" {format_share(last.efficiency.value)} efficiency relative to {count_ranks(series.ranks[0])}.",
+        f" {format_share(last.efficiency.value)} efficiency relative to {format_count(series.ranks[0], 'rank')}.",
         num_ranks=last.ranks,
         throughput=last.throughput,
         efficiency=last.efficiency,
