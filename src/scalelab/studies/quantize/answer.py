@@ -1,13 +1,13 @@
-"""What is derived from the record of a model taken to int8: paired differences, speedups, and the layer to blame.
+"""What is derived from the record of a quantized model: paired differences, speedups, and the layer to blame.
 
-**Blame.** A layer's own signal-to-noise ratio does not tell what it does to the answer: a channel with a large range
+**Blame.** A layer's own signal-to-noise ratio does not show what it does to the logits: a channel with a large range
 can drown the rounding of all others in its own signal. So every layer is put into int8 alone, the rest in float, and
-the noise is looked at where it counts, in the logits. Its power over that of all layers together is the layer's share.
+the noise is measured where it counts, in the logits. Its power over that of all layers together is the layer's share.
 Rounding errors of different layers are nearly uncorrelated, so the powers add up to about that of the whole.
 
 One weight that is g times as large as the next of its channel makes the steps of all others g times as wide and their
 noise g² times as large. The test samples need not show that, where the channel means little to them or where the
-outlier itself drowns the rest. So layers are ranked by their share times g², where g is out of the ordinary.
+outlier itself drowns the rest. So layers are ranked by their share times g², where g is unusual.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from scalelab.records.quantized import LayerReport, Quantized, Stage, Timing
 
 FLOAT = "float"
 OUTLIER = 3.0
-"""A weight that is so many times the next of its channel has no place in a trained layer: 1.1 to 1.5 are usual."""
+"""A weight this many times the next of its channel is unusual in a trained layer: 1.1 to 1.5 is normal."""
 INT8, MIXED, RUNTIME, EAGER = "int8", "mixed", "onnxruntime", "eager"
 """Names of stages."""
 FLOAT_RUNTIMES = ("onnxruntime-float32", "eager-float32")
-"""What others are compared with: the first of them that was timed."""
+"""The reference is the first of these that was timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageAnswer:
-    """One way to execute the model beside the float one."""
+    """One way to run the model, compared with float."""
 
     stage: Stage
     counts: PairedCounts | None
-    """None without true classes."""
+    """None without labels."""
     difference: Estimate | None
     """Of accuracies; None for the float model itself."""
     agreement: Estimate | None
@@ -104,13 +104,13 @@ def find_size(quantized: Quantized, ending: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBlame:
-    """What one layer has to do with what int8 costs."""
+    """What one layer contributes to the cost of int8."""
 
     layer: LayerReport
     noise_share: float | None
-    """Of the noise in the logits that all layers make, each alone; None where it makes none, or nobody looked."""
+    """Of the noise in the logits that all layers make, each alone; None where it makes none or was not tried."""
     score: float
-    """What layers are ranked by: the share, times the square of how far an outlier among its weights stands out."""
+    """The ranking: the share times the square of how far a weight outlier stands out."""
     only: float | None
     """Accuracy with only this layer in int8, less that of float, on the samples of the trial."""
     without: float | None
@@ -118,7 +118,7 @@ class LayerBlame:
 
 
 def rank_layers(quantized: Quantized) -> list[LayerBlame]:
-    """The layers that round, the worst for the answer first; those of which nothing is known last, in their order."""
+    """The layers that round, the worst first; layers without a measurement last, in their order."""
     noises = {layer.name: _measure_noise(layer) for layer in quantized.layers}
     total = sum(noise for noise in noises.values() if noise is not None)
     shares = {name: noise / total if noise is not None and total else None for name, noise in noises.items()}
@@ -136,12 +136,12 @@ def rank_layers(quantized: Quantized) -> list[LayerBlame]:
 
 
 def find_outlier(layer: LayerReport) -> float | None:
-    """By what factor one weight stands out in its channel; None where none does."""
+    """The factor by which one weight stands out in its channel; None where none does."""
     return layer.weight_gap if layer.weight_gap is not None and layer.weight_gap >= OUTLIER else None
 
 
 def _measure_noise(layer: LayerReport) -> float | None:
-    """Its noise in the answer as a share of the answer's power."""
+    """Its noise in the logits as a share of their power."""
     return None if layer.output_sqnr is None else float(10 ** (-layer.output_sqnr / 10))
 
 
@@ -155,5 +155,5 @@ def count_multiply_adds(quantized: Quantized) -> int:
 
 
 def find_fallen_back(quantized: Quantized) -> Iterator[LayerReport]:
-    """The layers that were to run in int8 and did not."""
+    """The layers that should have run in int8 and did not."""
     return (layer for layer in quantized.layers if layer.kernel == "float" and not layer.is_float)

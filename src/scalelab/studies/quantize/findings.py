@@ -1,17 +1,16 @@
-"""`quantize` in words: what int8 cost, what it gained, which layer is to blame; and what to be careful about."""
+"""What quantization cost, what it gained, which layer is to blame; and what to be careful about."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import find_chance
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.records.quantized import SMALL_NET, Quantized
 from scalelab.records.settings import Quantization
-from scalelab.records.trial import Status, TrialResult
-from scalelab.report.findings import Caution
+from scalelab.records.trial import TrialResult
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.quantize.answer import (
     EAGER,
     INT8,
@@ -28,47 +27,69 @@ from scalelab.studies.quantize.answer import (
     rank_layers,
 )
 from scalelab.studies.quantize.report import RUNTIME_TITLES, name_reference
-from scalelab.studies.shared.cautions import warn_of_load
-from scalelab.units import format_bytes, format_quantity, format_seconds, format_share
+from scalelab.studies.shared.cautions import name_failure, warn_of_load
+from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 
 STANDS_OUT = 0.5
-"""The share of the noise from which on a layer is to blame, and not merely the worst of many; if it is also twice that
-of the next."""
+"""A layer is to blame if it makes this share of the noise, and twice as much as the next."""
 MUCH_CLIPPED = 0.01
 FEW_SAMPLES = 1000
 LITTLE_LEARNT = 0.5
 FEW_CALIBRATED = 100
 NO_CHANCE = 0.05
 
+ACCURACY = FindingKind(
+    "accuracy", "What int8 does to accuracy", MAIN, ("difference", "lost", "won", "chance", "agreement")
+)
+AGREEMENT = FindingKind("runtime-agreement", "Whether a runtime gives what was simulated", DETAIL, ("differing",))
+SIZE = FindingKind("stored-size", "Size of the stored int8 model", REASON, ("int8_bytes", "float_bytes", "ratio"))
+SPEED = FindingKind("int8-speedup", "Speed of int8 against float32 at one batch size", REASON, ("speedup", "verdict"))
+NO_GAIN = FindingKind("no-speedup", "Why int8 is not faster", REASON)
+BLAME = FindingKind("blame", "The layer with the most quantization noise in the logits", REASON, ("noise_share",))
+OUTLIER = FindingKind("weight-outlier", "One weight far larger than the others of its channel", REASON, ("ratio",))
+CLIPPED = FindingKind("clipped", "Activations outside the chosen range", DETAIL, ("share",))
+KEPT_FLOAT = FindingKind("mixed-precision", "What keeping layers in float brought", REASON, ("before", "after"))
 
-def summarise(quantized: Quantized, answers: Sequence[StageAnswer], latencies: Sequence[Latency]) -> tuple[str, ...]:
+FALLBACK = CautionKind("float-fallback", "A layer runs in float: no int8 kernel took it", "wrong-work")
+NO_LABELS = CautionKind("no-labels", "There are no labelled test samples", "note")
+SMALL_TEST = CautionKind("few-samples", "Few test samples", "noise", ("samples",))
+UNTRAINED = CautionKind("not-trained", "The float model itself is often wrong", "wrong-work", ("accuracy",))
+FEW_RANGES = CautionKind("few-calibrated", "Ranges come from few samples", "noise", ("samples",))
+
+
+def summarise(quantized: Quantized, answers: Sequence[StageAnswer], latencies: Sequence[Latency]) -> Iterator[Finding]:
     """The findings, the main one first."""
-    return tuple(
-        chain(
-            _describe_cost(answers),
-            _describe_runtimes(answers),
-            _describe_size(quantized),
-            _describe_speed(quantized, latencies),
-            _describe_blame(quantized, answers),
-            _describe_mixed(quantized, answers),
-        )
-    )
+    yield from _describe_cost(answers)
+    yield from _describe_mixed(quantized, answers)
+    yield from _describe_size(quantized)
+    yield from _describe_speed(quantized, latencies)
+    yield from _describe_blame(quantized, answers)
+    yield from _describe_runtimes(answers)
 
 
-def _describe_cost(answers: Sequence[StageAnswer]) -> Iterator[str]:
+def _describe_cost(answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     main = find_stage(answers, MIXED, INT8)
     if main is None or main.agreement is None:
         return
+    title, counts, difference = main.stage.title, main.counts, main.difference
     num_samples = len(main.stage.predictions)
-    same = f"{format_quantity('accuracy', main.agreement.value)} of them get the same class as in float"
-    if main.difference is None or main.counts is None:
-        yield f"{main.stage.title}: of {num_samples} samples {same}; accuracy cannot be told without their classes."
+    same = f"{format_quantity('accuracy', main.agreement.value)} get the same class as in float"
+    if difference is None or counts is None:
+        text = f"{title}: of {num_samples} samples, {same}; accuracy is unknown without their classes."
+        yield ACCURACY(title, text, agreement=main.agreement)
         return
-    counts = main.counts
     chance = find_chance(counts)
-    told = "no more than chance makes" if chance >= NO_CHANCE else "more than chance makes"
-    balance = f"{counts.lost} lost and {counts.won} won, {told}" if counts.lost + counts.won else "none lost, none won"
-    yield f"{main.stage.title} {say_change(main.difference)}: of {num_samples} samples {balance}; {same}."
+    verdict = "consistent with chance" if chance >= NO_CHANCE else "more than chance"
+    balance = f"{counts.lost} lost and {counts.won} won, {verdict}" if counts.lost + counts.won else "none lost or won"
+    yield ACCURACY(
+        title,
+        f"{title} {say_change(difference)}: of {num_samples} samples, {balance}; {same}.",
+        difference=difference,
+        lost=counts.lost,
+        won=counts.won,
+        chance=chance,
+        agreement=main.agreement,
+    )
 
 
 def say_change(difference: Estimate) -> str:
@@ -82,7 +103,7 @@ def say_change(difference: Estimate) -> str:
     return f"{verb}{size} ({ends})"
 
 
-def _describe_runtimes(answers: Sequence[StageAnswer]) -> Iterator[str]:
+def _describe_runtimes(answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     """Whether what runs gives what was simulated."""
     main = find_stage(answers, MIXED, INT8)
     for name in (RUNTIME, EAGER):
@@ -91,56 +112,58 @@ def _describe_runtimes(answers: Sequence[StageAnswer]) -> Iterator[str]:
             continue
         pairs = zip(found.stage.predictions, main.stage.predictions, strict=True)
         num_differing = sum(mine != theirs for mine, theirs in pairs)
+        title = found.stage.title
+        text = f"{title} agrees with the simulation on every sample."
         if num_differing:
-            yield f"{found.stage.title} puts {num_differing} samples into another class than the simulation does."
-        else:
-            yield f"{found.stage.title} puts every sample into the class that the simulation says."
+            text = f"{title} classifies {format_count(num_differing, 'sample')} differently from the simulation."
+        yield AGREEMENT(title, text, differing=num_differing)
 
 
-def _describe_size(quantized: Quantized) -> Iterator[str]:
+def _describe_size(quantized: Quantized) -> Iterator[Finding]:
     before, after = find_size(quantized, "float32.onnx"), find_size(quantized, "int8.onnx")
     if before and after:
         sizes = f"{format_bytes(after)} instead of {format_bytes(before)}"
-        if after < before:
-            yield f"The stored model is {before / after:.2f} times smaller: {sizes}."
-        else:
-            yield f"The stored model is not smaller: {sizes}. So few weights are less than what describes the graph."
+        text = f"The stored model is {before / after:.2f} times smaller: {sizes}."
+        if after >= before:
+            text = f"The stored model is not smaller: {sizes}; the graph takes more than so few weights."
+        yield SIZE("", text, int8_bytes=after, float_bytes=before, ratio=before / after)
 
 
-def _describe_speed(quantized: Quantized, latencies: Sequence[Latency]) -> Iterator[str]:
+def _describe_speed(quantized: Quantized, latencies: Sequence[Latency]) -> Iterator[Finding]:
     found = [one for one in latencies if one.runtime == "onnxruntime-int8" and one.speedup]
     found = found or [one for one in latencies if one.runtime == "eager-int8" and one.speedup]
-    if not found:
-        return
-    parts = []
-    is_gain = False
+    verdicts = []
     for one in found:
         assert one.speedup is not None
         verdict = judge(one.speedup.map(lambda ratio: 1 / ratio))
-        is_gain = is_gain or verdict is Verdict.FASTER
-        parts.append(f"{format_quantity('ratio', one.speedup)} times as fast at batch {one.batch} ({verdict})")
-    what = RUNTIME_TITLES[found[0].runtime]
-    yield f"{what} against {name_reference(latencies)}: {', '.join(parts)}."
-    if not is_gain:
-        yield f"No gain in speed: {explain_no_gain(quantized)}."
+        verdicts.append(verdict)
+        yield SPEED(
+            f"batch {one.batch}",
+            f"{RUNTIME_TITLES[one.runtime]} is {format_quantity('ratio', one.speedup)} times as fast as"
+            f" {name_reference(latencies)} at batch {one.batch} ({verdict}).",
+            speedup=one.speedup,
+            verdict=str(verdict),
+        )
+    if found and Verdict.FASTER not in verdicts:
+        yield NO_GAIN("", f"int8 is not faster: {explain_no_gain(quantized)}.")
 
 
 def explain_no_gain(quantized: Quantized) -> str:
-    """Why int8 is not faster, from what is known of the net and of its kernels."""
+    """Why int8 is not faster, from what is known of the network and its kernels."""
     fallen_back = [layer.name for layer in find_fallen_back(quantized)]
     if fallen_back:
-        return f"{', '.join(fallen_back[:3])} fell back to float, with numbers turned into int8 and back around it"
+        return f"{', '.join(fallen_back[:3])} fell back to float, with conversions to int8 and back around it"
     num_operations = count_multiply_adds(quantized)
     if num_operations < SMALL_NET:
         return (
-            f"the net is small. A sample is {num_operations / 1e6:.2g} million multiply-adds, and calling kernels,"
-            f" pooling and turning numbers into int8 and back take more than those save{_name_slowest(quantized)}"
+            f"the network is small. A sample takes {num_operations / 1e6:.2g} million multiply-adds; launching kernels,"
+            f" pooling and converting to int8 and back cost more than they save{_name_slowest(quantized)}"
         )
-    return "no kernel fell back to float; this processor may lack instructions for int8 (AVX512 VNNI, AVX-VNNI, AMX)"
+    return "no kernel fell back to float; this CPU may lack int8 instructions (AVX512 VNNI, AVX-VNNI, AMX)"
 
 
 def _name_slowest(quantized: Quantized) -> str:
-    """The layer that takes longer in int8 than in float32, by most."""
+    """The layer that int8 slows down most."""
     timed = [(layer.name, layer.seconds, layer.float_seconds) for layer in quantized.layers]
     slower = [(now - before, name, now, before) for name, now, before in timed if now and before and now > before]
     if not slower:
@@ -149,96 +172,106 @@ def _name_slowest(quantized: Quantized) -> str:
     return f"; {name} takes {format_seconds(now)} in int8 and {format_seconds(before)} in float32"
 
 
-def _describe_blame(quantized: Quantized, answers: Sequence[StageAnswer]) -> Iterator[str]:
+def _describe_blame(quantized: Quantized, answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     blames = [blame for blame in rank_layers(quantized) if blame.noise_share is not None]
     if not blames:
         return
     worst = blames[0]
     name, share = worst.layer.name, format_share(worst.noise_share)
-    outlier = find_outlier(worst.layer)
+    outlier, clipped = find_outlier(worst.layer), worst.layer.clipped_share
     others = blames[1].noise_share or 0.0 if len(blames) > 1 else 0.0
     if outlier is not None or (worst.noise_share or 0.0) >= max(STANDS_OUT, 2 * others):
         main = find_stage(answers, INT8)
         is_lost = main is not None and main.counts is not None and main.counts.lost > main.counts.won
-        blamed = "is to blame" if is_lost or outlier is not None else "makes most of the noise, and costs nothing"
-        yield f"{name} {blamed}: {share} of the noise in the logits is its own{_say_trials(worst)}."
+        blamed = "is to blame" if is_lost or outlier is not None else "makes most of the noise, at no cost"
+        text = f"{name} {blamed}: it makes {share} of the noise in the logits{_describe_trials(worst)}."
+        yield BLAME(name, text, noise_share=worst.noise_share)
     elif len(blames) > 1:
-        second = f"{blames[1].layer.name}'s, {format_share(blames[1].noise_share)}"
-        yield f"No layer stands out: the most noise in the logits is {name}'s, {share}, then {second}."
+        second = f"{blames[1].layer.name} {format_share(blames[1].noise_share)}"
+        text = f"No layer stands out: the most noise in the logits comes from {name}, {share}, then {second}."
+        yield BLAME("", text, noise_share=worst.noise_share)
     if outlier is not None:
-        yield (
+        yield OUTLIER(
+            name,
             f"One weight of {name} is {outlier:.0f} times as large as the next of its channel, which leaves the others"
-            f" {outlier:.0f} times as few integers: look at that weight, or keep the layer in float with --mixed."
+            f" {outlier:.0f} times fewer integers: check that weight, or keep the layer in float with --mixed.",
+            ratio=outlier,
         )
-    clipped = worst.layer.clipped_share
     if clipped is not None and clipped > MUCH_CLIPPED:
-        yield (
-            f"{format_share(clipped)} of {name}'s results lie outside of its range: --calibration minmax clips nothing"
-            " of what it sees, and more --samples see more."
+        yield CLIPPED(
+            name,
+            f"{format_share(clipped)} of {name}'s activations lie outside its range: use --calibration minmax, or more"
+            " --samples.",
+            share=clipped,
         )
 
 
-def _say_trials(blame: LayerBlame) -> str:
+def _describe_trials(blame: LayerBlame) -> str:
     if blame.only is None or blame.without is None:
         return ""
     only, without = (f"{100 * change:+.2f}".replace("-", "−") for change in (blame.only, blame.without))
     return f"; alone in int8 it changes accuracy by {only} points, all others without it by {without}"
 
 
-def _describe_mixed(quantized: Quantized, answers: Sequence[StageAnswer]) -> Iterator[str]:
+def _describe_mixed(quantized: Quantized, answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     before, after = find_stage(answers, INT8), find_stage(answers, MIXED)
-    if not quantized.kept_float or before is None or after is None:
-        return
-    names = ", ".join(quantized.kept_float)
-    if before.difference and after.difference:
-        yield f"Kept in float: {names}. All in int8 {say_change(before.difference)}, so {say_change(after.difference)}."
+    if quantized.kept_float and before and after and before.difference and after.difference:
+        names = ", ".join(quantized.kept_float)
+        yield KEPT_FLOAT(
+            names,
+            f"Kept in float: {names}. All in int8 {say_change(before.difference)}; mixed"
+            f" {say_change(after.difference)}.",
+            before=before.difference,
+            after=after.difference,
+        )
 
 
 def find_cautions(
     results: Sequence[TrialResult], quantized: Quantized | None, settings: Quantization
 ) -> Iterator[Caution]:
+    yield from name_failure("the trial", results, is_measured=False)
     yield from warn_of_load(results)
-    for result in results:
-        if result.status is not Status.COMPLETED:
-            advice = "scalelab resume runs it again" if result.status is Status.CRASHED else result.status.advice
-            yield Caution(
-                message=f"the trial did not end ({result.status.words}): {result.reason}",
-                next_step=f"{advice}; its logs are in trials/{result.trial.name}",
-            )
     if quantized is None or not quantized.stages:
         return
-    yield from _look_at_samples(quantized, settings)
+    yield from _judge_samples(quantized, settings)
     for layer in find_fallen_back(quantized):
-        yield Caution(
-            message=f"{layer.name} runs in float: no int8 kernel took it",
-            next_step="look at its kernel, and whether its shape or groups are unusual",
+        yield FALLBACK(
+            layer.name,
+            f"{layer.name} runs in float: no int8 kernel took it",
+            "check its kernel, and whether its shape or groups are unusual",
         )
 
 
-def _look_at_samples(quantized: Quantized, settings: Quantization) -> Iterator[Caution]:
+def _judge_samples(quantized: Quantized, settings: Quantization) -> Iterator[Caution]:
     num_samples = len(quantized.stages[0].predictions)
     if not quantized.labels:
-        yield Caution(
-            message="there are no test samples with classes, so that only agreement with float is told"
-            + (f", on {quantized.tested_on}" if quantized.tested_on else ""),
-            next_step="let build() return test_batches of pairs: inputs and classes",
+        where = f", on {quantized.tested_on}" if quantized.tested_on else ""
+        yield NO_LABELS(
+            "",
+            f"no labelled test samples: only agreement with float is known{where}",
+            "let build() return test_batches of pairs: inputs and classes",
         )
-    elif num_samples < FEW_SAMPLES:
-        yield Caution(
-            message=f"{num_samples} test samples: one of them is worth {100 / num_samples:.2f} points",
-            next_step="use a larger test set, such as --data cifar10, before small differences are believed",
-        )
-    if quantized.labels:
+    else:
         right = zip(quantized.stages[0].predictions, quantized.labels, strict=True)
         accuracy = sum(found == true for found, true in right) / num_samples
+        if num_samples < FEW_SAMPLES:
+            yield SMALL_TEST(
+                "",
+                f"{num_samples} test samples: one of them is worth {100 / num_samples:.2f} points",
+                "use a larger test set, such as --data cifar10, to resolve small differences",
+                samples=num_samples,
+            )
         if accuracy < LITTLE_LEARNT:
-            yield Caution(
-                message=f"the float model itself is right on {format_share(accuracy)} only: what is not learnt cannot"
-                " be lost",
-                next_step="train for more --epochs, with another --lr, or give trained --weights",
+            yield UNTRAINED(
+                "",
+                f"the float model reaches only {format_share(accuracy)} accuracy: there is little to lose",
+                "train for more --epochs, with another --lr, or give trained --weights",
+                accuracy=accuracy,
             )
     if quantized.num_calibrated < min(FEW_CALIBRATED, settings.num_samples):
-        yield Caution(
-            message=f"ranges come from {quantized.num_calibrated} samples only",
-            next_step="give more training batches, and --samples",
+        yield FEW_RANGES(
+            "",
+            f"ranges come from only {format_count(quantized.num_calibrated, 'sample')}",
+            "give more training batches, and --samples",
+            samples=quantized.num_calibrated,
         )

@@ -1,10 +1,8 @@
-"""Quantize: a trained convolutional network is taken to int8; what that costs, what it gains, which layer is to blame.
+"""Quantize: post-training int8 quantization of a convolutional network: its cost, its gain, the layer to blame.
 
 One trial trains the workload, unless it comes trained, and quantizes it in the same process (`quantize/pipeline.py`):
-ranges from training samples, integers, a simulation that is exact, an ONNX model that is run, torch's own integer
-kernels beside it. The rank leaves predictions and times as they are; everything that is said of them is derived here.
-
-Nothing is trained again after rounding: this is post-training quantization.
+ranges from training samples, integers, an exact simulation, an ONNX model that is run, and torch's own integer
+kernels. The rank stores raw predictions and times; everything else is derived here. Nothing is retrained.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from scalelab.records.settings import (
 )
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.report.findings import as_findings
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
 from scalelab.studies.quantize.findings import find_cautions, summarise
-from scalelab.studies.quantize.report import add_charts, make_sections
+from scalelab.studies.quantize.report import make_sections
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.real_images import name_images, put_on_images
 from scalelab.studies.shared.study import Study
+from scalelab.units import format_count
 
 LAB = "lab"
 ONLY_WITH_LAB = ("lab_peak", "lab_bias", "lab_range")
@@ -46,42 +44,40 @@ ONLY_WITHOUT_LAB = ("mixed", "profile", "per_tensor", "round_logits", "tested")
 DEFAULT_EPOCHS = 10
 LENET_LR = 0.01
 LENET_OWN_BATCH = 8
-"""lenet's own learning rate is for batches of 4: with larger ones than these it learns nothing in a few epochs."""
+"""lenet's default learning rate is for batches of 4: with larger ones than this it learns nothing in a few epochs."""
 LINES = 100
-"""Steps between two lines of the training."""
+"""Steps between two lines of the training log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Study):
-    """Takes a trained network to int8: trains lenet on the digits first, or takes trained weights with --weights."""
+    """Quantize a network to int8: train lenet on the digits first, or use trained --weights."""
 
     name: ClassVar[str] = "quantize"
     title: ClassVar[str] = "Quantization"
     question: ClassVar[str] = "What does int8 cost in accuracy and gain in size and speed, and which layer is to blame?"
 
     epochs: MaybeInt = None
-    """Passes over the training data before. 0: the model is quantized as build() gives it. None: 10, or 0 with
-    --weights."""
+    """Epochs of training before. 0: quantize the model as build() returns it. None: 10, or 0 with --weights."""
     global_batch: int = 32
-    """Samples of a training step."""
+    """Samples per training step."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Trained weights: a state_dict that torch.save wrote."""
+    """Trained weights: a state_dict saved by torch.save."""
     calibration: CalibrationMethod = "mse"
-    """How the range of every layer's result is found: the largest number seen, so many deviations, a percentile, the
-    least squared error, the least entropy lost; lab: the chained scales of the laboratory, rounded without a zero
-    point."""
+    """How the range of every layer's output is chosen: the largest value seen, a number of deviations, a percentile,
+    least squared error, least entropy; lab: the chained scales of the laboratory, without a zero point."""
     samples: int = 512
-    """Training samples that ranges are found on."""
+    """Training samples that ranges are chosen from."""
     per_tensor: bool = False
-    """One scale for all weights of a layer. Otherwise each output channel has its own."""
+    """One scale for all weights of a layer instead of one per output channel."""
     round_logits: bool = False
-    """Round the logits to a byte as well, as other tools do: now and then two classes then have the same."""
+    """Also round the logits to int8, as other tools do; two classes may then tie."""
     profile: KernelProfile = "onnxruntime"
-    """Whose kernels are simulated: they round in different ways."""
+    """Whose kernels are simulated: they round differently."""
     mixed: MaybeFloat = None
-    """Keep the worst layers in float until at most so many points of accuracy are lost, for example 0.2."""
+    """Keep the worst layers in float until at most this many points of accuracy are lost, for example 0.2."""
     tested: MaybeInt = None
-    """Test samples that every layer is tried alone on. None: as many as take about a minute."""
+    """Test samples for trying every layer alone. None: as many as take about a minute."""
     lab_peak: int = 127
     """Only with --calibration lab: what the largest activation becomes, 127, or 255 as published, which saturates."""
     lab_bias: LabBias = "scaled"
@@ -101,7 +97,7 @@ class Quantize(Study):
         self._check_lab()
 
     def _check_lab(self) -> None:
-        """Refuse what is not read with the chosen calibration."""
+        """Refuse flags that the chosen calibration does not read."""
         is_lab = self.calibration == LAB
         unread = ONLY_WITHOUT_LAB if is_lab else ONLY_WITH_LAB
         with_or_not = "with" if is_lab else "without"
@@ -142,7 +138,7 @@ class Quantize(Study):
     def plan(self) -> list[Trial]:
         job = self.trained_job
         if self.weights and not Path(self.weights).expanduser().is_file():
-            raise UsageError(f"--weights {self.weights} is no file: give a state_dict that torch.save wrote")
+            raise UsageError(f"--weights {self.weights} is not a file: give a state_dict saved by torch.save")
         if job.found_device == "cuda" and not job.is_elsewhere:
             check_gpus(1)
         epochs = self.num_epochs
@@ -170,14 +166,14 @@ class Quantize(Study):
         answers, latencies = compare_stages(quantized), find_latencies(quantized)
         return replace(
             document,
-            sections=tuple(add_charts(make_sections(quantized, answers, latencies), quantized, answers, latencies)),
-            findings=as_findings(summarise(quantized, answers, latencies)),
+            sections=tuple(make_sections(quantized, answers, latencies)),
+            findings=tuple(summarise(quantized, answers, latencies)),
         )
 
     def _describe_setting(self) -> str:
         job = self.trained_job
         epochs = self.num_epochs
-        trained = f"{epochs} epoch{'s'[: epochs > 1]}" if epochs else "as given"
+        trained = format_count(epochs, "epoch") if epochs else "as given"
         scales = "per tensor" if self.per_tensor or self.calibration == LAB else "per channel"
         ranges = f"int8 by {self.calibration} of {self.samples} samples, weights {scales}"
         return " · ".join([job.label, name_images(job), trained, ranges])

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from scalelab import Job
+from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.records.quantized import LayerReport, Quantized, Stage, Timing
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
+from scalelab.report.findings import MAIN
 from scalelab.studies.quantize.answer import compare_stages, find_latencies, rank_layers
 from scalelab.studies.quantize.study import Quantize
+from tests.studies.answers import find_caution, find_finding, list_kinds
 
 LABELS = tuple(number % 10 for number in range(2000))
 
@@ -82,47 +85,57 @@ def test_accuracy_is_told_with_what_was_won_and_lost() -> None:
     assert row["change"] == pytest.approx(-4 / 2000)
     assert row["agreement"] == pytest.approx(1996 / 2000)
     assert find_row(document, "", "float")["change"] is None
-    first = document.summary[0]
-    assert first.startswith("int8 loses 0.20 points of accuracy (")
-    assert "of 2000 samples 4 lost and 0 won, no more than chance makes" in first
-    assert "99.80 % of them get the same class as in float" in first
+    first = document.findings[0]
+    assert (first.kind, first.subject, first.weight) == ("accuracy", "int8", MAIN)
+    assert (first.values["lost"], first.values["won"]) == (4, 0)
+    assert first.text.startswith("int8 loses 0.20 points of accuracy (")
+    assert "of 2000 samples, 4 lost and 0 won, consistent with chance" in first.text
+    assert "99.80 % get the same class as in float" in first.text
 
 
 def test_many_lost_and_none_won_is_more_than_chance() -> None:
     stages = (*make_record().stages[:1], Stage(name="int8", title="int8", predictions=spoil(LABELS, 220)))
-    assert "20 lost and 0 won, more than chance makes" in conclude(make_record(stages=stages)).summary[0]
+    found = find_finding(conclude(make_record(stages=stages)), "accuracy")
+    assert isinstance(found.values["chance"], float)
+    assert found.values["chance"] < 0.001
+    assert "20 lost and 0 won, more than chance" in found.text
 
 
 def test_a_runtime_that_gives_other_classes_than_the_simulation_is_named() -> None:
     record = make_record()
-    assert "int8 by onnxruntime puts every sample into the class that the simulation says." in conclude(record).summary
+    same = find_finding(conclude(record), "runtime-agreement", "int8 by onnxruntime")
+    assert same.values == {"differing": 0}
     other = replace(record.stages[2], predictions=spoil(LABELS, 207))
-    words = conclude(replace(record, stages=(*record.stages[:2], other))).summary
-    assert "int8 by onnxruntime puts 3 samples into another class than the simulation does." in words
+    found = find_finding(conclude(replace(record, stages=(*record.stages[:2], other))), "runtime-agreement")
+    assert found.values == {"differing": 3}
 
 
 def test_a_small_net_has_no_gain_and_the_reason_is_told() -> None:
-    words = " ".join(conclude(make_record()).summary)
-    assert "The stored model is 4.00 times smaller: 62 kB instead of 248 kB." in words
-    assert "onnxruntime, int8 against onnxruntime, float32: 0.6" in words
-    assert "No gain in speed: the net is small. A sample is 0.4 million multiply-adds" in words
-    assert "conv1 takes 50.0 µs in int8 and 20.0 µs in float32" in words
+    document = conclude(make_record())
+    assert find_finding(document, "stored-size").values == {"int8_bytes": 62_000, "float_bytes": 248_000, "ratio": 4.0}
+    speed = find_finding(document, "int8-speedup", "batch 1")
+    assert speed.values["verdict"] == "slower"
+    assert "onnxruntime, int8 is 0.6" in speed.text
+    reason = find_finding(document, "no-speedup").text
+    assert "the network is small. A sample takes 0.4 million multiply-adds" in reason
+    assert "conv1 takes 50.0 µs in int8 and 20.0 µs in float32" in reason
 
 
 def test_a_layer_that_fell_back_to_float_is_the_reason_and_a_warning() -> None:
     document = conclude(make_record(layers=make_layers(kernel="float")))
-    assert any("fc1 fell back to float" in words for words in document.summary)
-    assert any(caution.message == "fc1 runs in float: no int8 kernel took it" for caution in document.cautions)
+    assert "fc1 fell back to float" in find_finding(document, "no-speedup").text
+    assert find_caution(document, "float-fallback").subject == "fc1"
 
 
 def test_a_net_that_gains_says_so_and_gives_no_excuse() -> None:
     record = make_record()
     swapped = {"onnxruntime-float32": "onnxruntime-int8", "onnxruntime-int8": "onnxruntime-float32"}
     timings = tuple(replace(timing, runtime=swapped[timing.runtime]) for timing in record.timings)
-    words = " ".join(conclude(replace(record, timings=timings)).summary)
-    assert "1.50" in words
-    assert "(faster)" in words
-    assert "No gain" not in words
+    document = conclude(replace(record, timings=timings))
+    speedup = find_finding(document, "int8-speedup", "batch 1").values["speedup"]
+    assert isinstance(speedup, Estimate)
+    assert speedup.value == pytest.approx(1.5)
+    assert "no-speedup" not in list_kinds(document)
 
 
 def test_latencies_are_compared_round_by_round() -> None:
@@ -143,29 +156,31 @@ def test_layers_are_ranked_by_their_noise_in_the_answer() -> None:
 
 
 def test_a_layer_with_most_of_the_noise_is_to_blame_where_something_is_lost() -> None:
-    words = " ".join(conclude(make_record(layers=make_layers(output_sqnr=20.0, clipped_share=0.2))).summary)
-    assert "fc1 is to blame: 100 % of the noise in the logits is its own" in words
+    document = conclude(make_record(layers=make_layers(output_sqnr=20.0, clipped_share=0.2)))
+    words = find_finding(document, "blame", "fc1").text
+    assert "fc1 is to blame: it makes 100 % of the noise in the logits" in words
     assert "alone in int8 it changes accuracy by −0.50 points, all others without it by −1.50" in words
-    assert "20 % of fc1's results lie outside of its range" in words
+    assert find_finding(document, "clipped", "fc1").values == {"share": 0.2}
 
 
 def test_an_outlier_among_weights_ranks_first_however_little_noise_it_makes() -> None:
     layers = make_layers()
     record = make_record(layers=(replace(layers[0], output_sqnr=62.0, weight_gap=40.0), layers[1]))
     assert rank_layers(record)[0].layer.name == "conv1"
-    assert any("One weight of conv1 is 40 times as large as the next" in words for words in conclude(record).summary)
+    assert find_finding(conclude(record), "weight-outlier", "conv1").values == {"ratio": 40.0}
 
 
 def test_layers_that_are_alike_are_not_blamed() -> None:
-    words = " ".join(conclude(make_record(layers=make_layers(output_sqnr=50.0))).summary)
-    assert "No layer stands out" in words
+    found = find_finding(conclude(make_record(layers=make_layers(output_sqnr=50.0))), "blame")
+    assert found.subject == ""
+    assert "No layer stands out" in found.text
 
 
 def test_without_classes_there_is_agreement_and_a_warning() -> None:
     document = conclude(make_record(labels=(), correct_float=None))
     assert find_row(document, "", "int8")["accuracy"] is None
     assert find_row(document, "", "int8")["agreement"] == pytest.approx(1996 / 2000)
-    assert any("only agreement with float is told" in caution.message for caution in document.cautions)
+    assert "no-labels" in list_kinds(document)
 
 
 def test_training_samples_that_stand_in_for_test_samples_are_told() -> None:
@@ -176,29 +191,30 @@ def test_training_samples_that_stand_in_for_test_samples_are_told() -> None:
 
 
 def test_a_file_that_is_not_smaller_is_not_called_smaller() -> None:
-    words = " ".join(conclude(make_record(sizes=(("float32.onnx", 1390), ("int8.onnx", 1480)))).summary)
-    assert "The stored model is not smaller: 1.48 kB instead of 1.39 kB." in words
+    found = find_finding(conclude(make_record(sizes=(("float32.onnx", 1390), ("int8.onnx", 1480)))), "stored-size")
+    assert "The stored model is not smaller: 1.48 kB instead of 1.39 kB" in found.text
 
 
 def test_layers_kept_in_float_are_named_with_what_that_brought() -> None:
     record = make_record(kept_float=("fc1",))
     mixed = Stage(name="mixed", title="int8, mixed", predictions=spoil(LABELS, 200))
     document = conclude(replace(record, stages=(*record.stages, mixed)))
-    assert document.summary[0].startswith("int8, mixed keeps the accuracy")
-    assert any(words.startswith("Kept in float: fc1. All in int8 loses 0.20 points") for words in document.summary)
+    assert find_finding(document, "accuracy").text.startswith("int8, mixed keeps the accuracy")
+    kept = find_finding(document, "mixed-precision", "fc1")
+    assert kept.text.startswith("Kept in float: fc1. All in int8 loses 0.20 points")
 
 
 def test_what_a_crashed_rank_has_left_is_still_told() -> None:
     record = make_record(layers=(), timings=(), sizes=())
     document = conclude(record, status=Status.CRASHED, reason="rank 0 was killed by SIGSEGV")
     assert find_row(document, "", "int8")["lost"] == 4
-    assert any("SIGSEGV" in caution.message for caution in document.cautions)
+    assert "SIGSEGV" in find_caution(document, "failed").message
 
 
 def test_a_trial_that_left_nothing_is_a_warning_and_no_table() -> None:
     document = conclude(None, status=Status.INVALID, reason="act is nn.SiLU, which has no int8 kernel here")
     assert document.sections == ()
-    assert any("act is nn.SiLU" in caution.message for caution in document.cautions)
+    assert "act is nn.SiLU" in find_caution(document, "failed").message
 
 
 def test_remarks_are_a_section_of_their_own() -> None:
@@ -207,22 +223,19 @@ def test_remarks_are_a_section_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"labels": LABELS[:200]}, "200 test samples: one of them is worth 0.50 points"),
-        ({"num_calibrated": 3}, "ranges come from 3 samples only"),
-    ],
+    ("fields", "kind", "samples"),
+    [({"labels": LABELS[:200]}, "few-samples", 200), ({"num_calibrated": 3}, "few-calibrated", 3)],
 )
-def test_measurements_to_be_careful_with_are_warned_of(fields: dict[str, Any], words: str) -> None:
+def test_measurements_to_be_careful_with_are_warned_of(fields: dict[str, Any], kind: str, samples: int) -> None:
     record = make_record(**fields)
     stages = tuple(replace(stage, predictions=stage.predictions[: len(record.labels)]) for stage in record.stages)
-    assert any(words in caution.message for caution in conclude(replace(record, stages=stages)).cautions)
+    assert find_caution(conclude(replace(record, stages=stages)), kind).values == {"samples": samples}
 
 
 def test_a_model_that_learnt_nothing_is_warned_of() -> None:
     stage = Stage(name="float", title="float", predictions=spoil(LABELS, 1500))
     document = conclude(make_record(stages=(stage, replace(stage, name="int8", title="int8"))))
-    assert any("the float model itself is right on 25 % only" in caution.message for caution in document.cautions)
+    assert find_caution(document, "not-trained").values == {"accuracy": 0.25}
 
 
 def test_a_record_without_a_stage_can_be_compared() -> None:
@@ -256,14 +269,14 @@ def test_trained_weights_need_no_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"weights": "gone.pt"}, "--weights gone.pt is no file"),
+        ({"weights": "gone.pt"}, "--weights gone.pt is not a file"),
         ({"epochs": -1}, "--epochs must be at least"),
         ({"samples": 0}, "--samples must be at least"),
         ({"mixed": -0.1}, "--mixed must be a finite number ≥ 0, got -0.1"),
         ({"tested": 0}, "--tested must be at least"),
         ({"lab_peak": 255}, "--lab-peak is not read without --calibration lab"),
         ({"calibration": "lab", "mixed": 0.1}, "--mixed is not read with --calibration lab"),
-        ({"calibration": "lab", "lab_peak": 100}, "--lab-peak '100' is not known"),
+        ({"calibration": "lab", "lab_peak": 100}, "--lab-peak must be one of 127, 255"),
         ({"job": Job(workload="lenet", dtype="bfloat16")}, "--dtype bfloat16 cannot be quantized"),
         ({"job": Job(workload="gpt2")}, "--workload gpt2 has no images"),
     ],
