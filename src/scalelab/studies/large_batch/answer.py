@@ -1,4 +1,4 @@
-"""The trainings of one way to train, seed by seed: what `large-batch` compares."""
+"""The training runs of one way to train, seed by seed: what large-batch compares."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LABELS = {
 }
 """How tables call each way to train."""
 BLOWN_UP = 10.0
-"""A loss of so many times the first is not noise."""
+"""A loss this many times the first is not noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningArm:
-    """All seeds of one way to train; those that did not complete say nothing about learning."""
+    """All seeds of one way to train; those that did not complete are left out."""
 
     trial: Trial
     """The first seed's; the others differ in seed and round."""
@@ -54,7 +54,7 @@ class LearningArm:
 
     @property
     def diverged(self) -> set[int]:
-        """Seeds whose loss blew up on the way, whatever became of it: a dead network may end with a finite one."""
+        """Seeds whose loss blew up on the way: a dead network may still end with a finite loss."""
         return {seed for seed, result in self.completed.items() if has_diverged(result)}
 
     @property
@@ -93,7 +93,7 @@ class LearningArm:
         return found
 
     def is_whole(self, values: Mapping[int, float]) -> bool:
-        """Whether every completed seed has one: the mean of those that did not diverge would flatter."""
+        """Whether every completed seed has a value: a mean without the diverged ones would flatter."""
         return bool(values) and len(values) == len(self.completed)
 
     def _read(self, epoch: int, read: Callable[[CurvePoint], float | None]) -> dict[int, float]:

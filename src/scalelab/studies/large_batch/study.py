@@ -1,12 +1,12 @@
 """Large batch: the same epochs with a batch that is many times as large, and what wins the accuracy back.
 
 Four ways to train, each from the same seeds: the small batch; the large batch at the same learning rate; the large
-batch at a rate that has grown as the batch has (linear scaling); and that with a warm-up (Goyal et al. 2017, "Accurate,
-Large Minibatch SGD"). All see every sample equally often, so the large batch makes as many times fewer updates. That
-is the point of it, and the reason for what it loses.
+batch at a learning rate scaled with the batch (linear scaling); and that with a warm-up (Goyal et al. 2017, "Accurate,
+Large Minibatch SGD"). All see every sample equally often, so the large batch makes fewer updates. That is the point of
+it, and the reason for what it loses.
 
-A fifth training, the small batch cut into passes, reads how noisy the gradients are, which predicts from which batch
-on a larger one is wasted. It is a training of its own, on one rank, so that the others carry no instrument.
+A fifth training run, the small batch cut into micro-batches, measures how noisy the gradients are, which predicts from
+which batch on a larger one is wasted. It runs separately, on one rank, so that the others carry no instrument.
 """
 
 from __future__ import annotations
@@ -20,45 +20,54 @@ from scalelab.errors import UsageError
 from scalelab.records.settings import Course, Optimization
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.large_batch.answer import LABELS, LARGE, NOISE, SCALED, SMALL, WARMED, group_learning
-from scalelab.studies.large_batch.report import conclude_large_batch
+from scalelab.studies.large_batch.answer import (
+    LABELS,
+    LARGE,
+    NOISE,
+    SCALED,
+    SMALL,
+    WARMED,
+    find_noise_scales,
+    group_learning,
+)
+from scalelab.studies.large_batch.report import find_learning_cautions, make_sections, summarise_large_batch
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import name_images, put_on_images
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import MaybeStrategy, choose_strategy, describe_placement
+from scalelab.units import format_count
 
 LENET_LR = 0.01
-"""lenet's own rate is for a batch of 4: with larger ones it learns nothing in a few epochs."""
+"""lenet's default learning rate is for a batch of 4: with larger ones it learns nothing in a few epochs."""
 NOISE_PASSES = 4
-"""Into how many passes the small batch is cut, if it can be: the more, the better noise is told from gradient."""
+"""Micro-batches that the small batch is cut into, if possible: more separate noise from gradient better."""
 NO_LINES = 10**9
-"""Steps between two lines of a training whose lines nobody reads."""
+"""Steps between two lines of the training log: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch(Study):
-    """Trains on real images: lenet on the digits, or CIFAR-10 with --data cifar10, and repeats it over seeds."""
+    """Train on real images (lenet on the digits, or --data cifar10) with a small and a large batch, over seeds."""
 
     name: ClassVar[str] = "large-batch"
     title: ClassVar[str] = "Large batch"
     question: ClassVar[str] = "What does a large batch cost in accuracy, and what wins it back?"
 
     small_batch: int = 32
-    """Samples per step, over all ranks, that the learning rate is meant for."""
+    """Global batch size that the learning rate is meant for."""
     large_batch: int = 512
-    """Samples per step, over all ranks, of the others."""
+    """Global batch size of the other runs."""
     epochs: int = 5
-    """Passes over the training data, the same for all."""
+    """Epochs, the same for all."""
     warmup_epochs: float = 2.0
-    """Epochs over which the scaled learning rate rises. 0: nothing is trained with a warm-up."""
+    """Epochs over which the scaled learning rate rises. 0: no run with warm-up."""
     seeds: int = 3
-    """Trainings of each: with --seed, with the one after it, and so on."""
+    """Training runs of each, with seeds from --seed on."""
     ranks: int = 1
     """Ranks to train on."""
     strategy: MaybeStrategy = None
-    """How the training is spread: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one
-    rank, ddp on more."""
+    """single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one rank, ddp on more."""
     job: Job = field(default_factory=lambda: Job(workload="lenet", timeout="6h"))
 
     def __post_init__(self) -> None:
@@ -67,7 +76,7 @@ class LargeBatch(Study):
         check_not_negative("warmup_epochs", self.warmup_epochs)
         if self.large_batch <= self.small_batch:
             raise UsageError(
-                f"--large-batch {self.large_batch} is not larger than --small-batch {self.small_batch}: use more"
+                f"--large-batch {self.large_batch} is not larger than --small-batch {self.small_batch}: raise it"
             )
         if self.warmup_epochs > self.epochs:
             raise UsageError(
@@ -83,7 +92,7 @@ class LargeBatch(Study):
     @property
     def trained_job(self) -> Job:
         """The job on real images, with a learning rate that moves."""
-        job = put_on_images(self.job, "has no test images, so that accuracy cannot be told")
+        job = put_on_images(self.job, "has no test images, so there is no accuracy")
         wanted = job.optimization
         if job.workload == "lenet" and wanted.lr is None and wanted.optimizer is None:
             return replace(job, optimization=replace(wanted, lr=LENET_LR))
@@ -91,7 +100,7 @@ class LargeBatch(Study):
 
     @property
     def noise_batch(self) -> int | None:
-        """Samples of one pass of the training that looks at noise; None: the small batch cannot be cut."""
+        """Micro-batch of the run that measures noise; None: the small batch cannot be cut."""
         most = self.small_batch // NOISE_PASSES or 1
         found = next(size for size in range(most, 0, -1) if self.small_batch % size == 0)
         return found if found < self.small_batch else None
@@ -134,30 +143,33 @@ class LargeBatch(Study):
         return found
 
     def _make_training(self, trial: Trial, seed: int) -> Trial:
-        """A training from its own seed instead of a measurement."""
+        """A training run with its own seed instead of a measurement."""
         is_noise = trial.configuration == NOISE
         course = Course(epochs=self.epochs, log_every=1 if is_noise else NO_LINES, keep=0)
         return replace(trial, seed=seed, course=course, instruments=("gradient_noise",) if is_noise else ())
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        return conclude_large_batch(
-            group_learning(results),
+        arms = group_learning(results)
+        scales = find_noise_scales(arms.get(NOISE), self.epochs)
+        return Document(
+            title=self.title,
             question=self.question,
             setting=self._describe_setting(),
-            num_epochs=self.epochs,
+            sections=tuple(make_sections(arms, scales, self.epochs)),
+            findings=tuple(summarise_large_batch(arms, scales, self.epochs)),
+            cautions=tuple(find_learning_cautions(arms, scales, self.epochs)),
         )
 
     def _describe_setting(self) -> str:
         job = self.trained_job
-        seeds = f"{self.seeds} seed{'s'[: self.seeds > 1]}"
-        epochs = f"{self.epochs} epoch{'s'[: self.epochs > 1]}"
         batches = f"batch {self.small_batch} against {self.large_batch}"
+        lengths = [format_count(self.epochs, "epoch"), format_count(self.seeds, "seed")]
         place = describe_placement(self.strategy, self.ranks)
-        return " · ".join([job.label, name_images(job), place, job.dtype, batches, epochs, seeds])
+        return " · ".join([job.label, name_images(job), place, job.dtype, batches, *lengths])
 
 
 def _fit_passes(job: Job, batch_per_rank: int) -> Job:
-    """A --micro-batch is for the batches that do not fit at once: the others stay whole."""
+    """--micro-batch is for batches that do not fit at once: the others stay whole."""
     micro = job.shape.micro_batch
     if micro is None or micro < batch_per_rank:
         return job
@@ -170,5 +182,5 @@ def _check_optimization(optimization: Optimization) -> None:
         value = getattr(optimization, name)
         if value != getattr(Optimization(), name):
             raise UsageError(
-                f"{flag(name)} {value} cannot be given here: this study trains with and without it; use --warmup-epochs"
+                f"{flag(name)} {value} is set by this study, which trains with and without it: use --warmup-epochs"
             )

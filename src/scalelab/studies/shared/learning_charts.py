@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.curves import plot_curves
 from scalelab.report.document import Chart
-from scalelab.studies.large_batch.answer import LearningArm, centre, find_tests
-from scalelab.studies.shared.arms import describe_failures, join_words
+from scalelab.studies.shared.arms import join_words
 
 MOST_POINTS = 400
 """Of one line; of a longer one they are evenly chosen."""
@@ -66,36 +65,3 @@ def _thin(pairs: Sequence[tuple[int, float]], most: int) -> list[tuple[int, floa
     if len(pairs) <= most:
         return list(pairs)
     return [pairs[round(place * (len(pairs) - 1) / (most - 1))] for place in range(most)]
-
-
-def plot_epochs(
-    title: str,
-    key: Literal["accuracy", "loss"],
-    arms: Mapping[str, LearningArm],
-    read: Callable[[LearningArm, int], Mapping[int, float]],
-) -> Chart | None:
-    """Every way to train by epoch: the centre over seeds with its interval, every seed as a faint line."""
-    rows: list[Made] = []
-    singles: list[Made] = []
-    for arm in arms.values():
-        for epoch in arm.epochs:
-            found = centre(arm, read(arm, epoch))
-            rows += [{"series": arm.label, "epoch": epoch, key: found, "key": arm.label}] if found else []
-        singles += [
-            {"series": arm.label, "epoch": epoch, key: value, "training": f"{arm.label} {seed}"}
-            for seed, result in arm.completed.items()
-            for epoch, point in find_tests(result).items()
-            if (value := getattr(point, key)) is not None and len(arm.completed) > 1
-        ]
-    if len(rows) < 2:
-        return None
-    failed = [(arm.label, arm.failure.status.words) for arm in arms.values() if arm.failure and not arm.completed]
-    gone = [arm.label for arm in arms.values() if arm.diverged]
-    said = join_words(
-        "Bands are 95 % confidence intervals over seeds, faint lines single seeds.",
-        f"Diverged in some seed: {', '.join(gone)}." if gone else "",
-        *describe_failures(failed),
-    )
-    x = Axis(field="epoch", title="epoch", quantity="count", from_zero=False)
-    y = ACCURACY if key == "accuracy" else LOSS
-    return plot_curves(title=title, x=x, y=y, rows=rows, singles=singles, caption=said)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.settings import Optimization, StepShape
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.large_batch.answer import group_learning
@@ -22,10 +24,10 @@ from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.shared.expectation import Expectation, render_plan
 from scalelab.studies.shared.job import Job
 from tests.records import make_result
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.answers import find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.trainings import LearningLauncher
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = Job(workload="lenet", device="cpu", threads_per_rank=1)
 REACHED = {"small": 0.95, "large": 0.60, "scaled": 0.90, "warmed": 0.95, "noise": 0.95}
 
@@ -99,13 +101,18 @@ def test_what_was_lost_and_won_back_is_said_with_numbers(tmp_path: Path) -> None
     assert row["accuracy"].low != row["accuracy"].high
     assert row["over_large"].value is None
     assert find_row(main, "+ warm-up")["over_large"].value == pytest.approx(0.35)
-    first, scaling, warmup, *_ = document.summary
-    assert "the large batch lost 35.00" in first
-    assert "batch 32, 96 updates" in first
-    assert "batch 512, 6 updates" in first
-    assert "won 30.00" in scaling
-    assert "5.00 ± 0.00 points below the small batch; the loss is recovered in part" in scaling
-    assert "no different from the small batch; the loss is recovered" in warmup
+    first = find_finding(document, "accuracy", "large batch")
+    assert (first.weight, first.values["verdict"]) == (MAIN, "lost")
+    assert "the large batch lost 35.00" in first.text
+    assert "batch 32, 96 updates" in first.text
+    assert "batch 512, 6 updates" in first.text
+    scaling = find_finding(document, "remedy", "+ linear scaling")
+    assert scaling.values["is_recovered"] == "recovered in part"
+    assert "won 30.00" in scaling.text
+    assert "5.00 ± 0.00 points below the small batch; the loss is recovered in part" in scaling.text
+    warmup = find_finding(document, "remedy", "+ warm-up")
+    assert warmup.values["is_recovered"] == "recovered"
+    assert "no different from the small batch; the loss is recovered" in warmup.text
 
 
 def test_accuracy_and_loss_stand_by_epoch(tmp_path: Path) -> None:
@@ -122,24 +129,26 @@ def test_a_known_noise_scale_is_recovered_in_every_epoch(tmp_path: Path) -> None
     assert [row[0].value for row in noise.rows] == [1, 2, 3, "all"]
     for row in noise.rows:
         assert [cell.value for cell in row[1:]] == pytest.approx([0.5, 40.0, 80.0])
-    words = say_all(document)
+    words = find_finding(document, "noise-scale").text
     assert "The gradient noise scale is 80 (80 to 80) samples" in words
-    assert "batch 32 lies below it" in words
-    assert "batch 512 lies above it" in words
-    assert "would need 5.286" in words, "(80 + 512) / (80 + 32)"
+    assert "batch 32 is below it" in words
+    assert "batch 512 is above it" in words
+    samples = find_finding(document, "prediction", "batch 512").values["samples_ratio"]
+    assert isinstance(samples, Estimate)
+    assert samples.value == pytest.approx((80 + 512) / (80 + 32))
 
 
 def test_a_gradient_lost_in_noise_is_a_warning(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path, LearningLauncher(learn, gradient_square=-0.1))
     assert {row[3].value for row in document.tables[-1].rows} == {None}
-    assert "the noise scale has no upper end" in warn_all(document)
-    assert "noise scale is" not in say_all(document)
+    assert "no-noise-scale" in list_kinds(document)
+    assert "noise-scale" not in list_kinds(document)
 
 
 def test_divergence_is_a_finding(tmp_path: Path) -> None:
     launcher = LearningLauncher(learn, diverges=lambda trial: trial.configuration == "scaled" and trial.seed > 1)
     document = answer(make_study(), tmp_path, launcher)
-    assert "+ linear scaling diverged in 2 of 4 trainings" in say_all(document)
+    assert find_finding(document, "diverged", "+ linear scaling").values == {"diverged": 2, "runs": 4}
     row = find_row(document.tables[0], "+ linear scaling")
     assert row["run"].mark == "‡"
     assert row["accuracy"].value is not None
@@ -161,27 +170,29 @@ def test_luck_is_not_called_a_loss(tmp_path: Path) -> None:
         return 0.9 + 0.03 * (trial.seed % 2 if trial.global_batch > 32 else trial.seed // 2)
 
     document = answer(make_study(), tmp_path, LearningLauncher(guess))
-    assert "whether that is a loss is unresolved" in document.summary[0]
+    assert find_finding(document, "accuracy").values["verdict"] == "unresolved"
 
 
 def test_equal_trainings_do_not_differ(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path, LearningLauncher(lambda *_: 0.9))
-    assert "no difference" in document.summary[0]
-    assert "recovered" not in say_all(document)
+    assert find_finding(document, "accuracy").values["verdict"] == "no difference"
+    assert not [one for one in document.findings if one.values.get("is_recovered")]
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
     document = answer(make_study(seeds=1), tmp_path)
     assert find_row(document.tables[0], "large batch")["over_small"].low is None
-    assert "unresolved" in document.summary[0]
-    assert "one seed" in warn_all(document)
+    assert find_finding(document, "accuracy").values["verdict"] == "unresolved"
+    assert find_caution(document, "few-seeds").values == {"seeds": 1}
 
 
 def test_trainings_that_still_learn_are_compared_in_speed_and_not_in_where_they_end(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path, LearningLauncher(lambda _, epoch: 0.1 * epoch))
-    assert "accuracy still rose in the last epoch: small batch by 10 %" in warn_all(document)
-    assert "the small batch itself learnt little" in warn_all(document)
-    assert "accuracy still rose" not in warn_all(answer(make_study(), tmp_path))
+    rising = find_caution(document, "not-converged")
+    assert rising.values["rise"] == pytest.approx(0.1)
+    assert "small batch by 10 %" in rising.message
+    assert "not-trained" in list_kinds(document)
+    assert "not-converged" not in list_kinds(answer(make_study(), tmp_path))
 
 
 @pytest.mark.parametrize("status", [Status.INVALID, Status.OUT_OF_MEMORY, Status.CRASHED])
@@ -190,7 +201,7 @@ def test_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path, name: st
     store, document = run_study(
         make_study(), runs_dir=tmp_path, launcher=LearningLauncher(learn, failures={name: status})
     )
-    assert status.words in warn_all(document)
+    assert find_caution(document, "failed").values["status"] == status.value
     labels = {"small": "small batch", "large": "large batch", "warmed": "+ warm-up"}
     for configuration, label in labels.items():
         value = find_row(document.tables[0], label)["accuracy"].value
@@ -217,7 +228,7 @@ def test_a_launcher_that_plays_no_curve_leaves_cells_empty(tmp_path: Path) -> No
         ({"warmup_epochs": -1.0}, "--warmup-epochs"),
         ({"ranks": 3}, "--small-batch 32 cannot be divided over 3 ranks"),
         ({"seeds": 0}, "--seeds must be at least"),
-        ({"job": Job(workload="lenet", optimization=Optimization(lr_warmup=5))}, "--lr-warmup 5 cannot be given here"),
+        ({"job": Job(workload="lenet", optimization=Optimization(lr_warmup=5))}, "--lr-warmup 5 is set by this study"),
     ],
 )
 def test_fields_that_cannot_work_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
@@ -262,5 +273,5 @@ def test_real_digits_are_learnt_by_the_small_batch_first(
     assert small > large + 0.1
     assert find_row(document.tables[1], "large batch")["num_updates"].value == 2
     assert find_row(document.tables[1], "+ warm-up")["learning_rate"].value == "4.50e-01"
-    assert "The gradient noise scale is" in say_all(document)
+    assert "noise-scale" in list_kinds(document)
     assert not list(tmp_path.rglob("checkpoints"))
