@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scalelab.cli.app import VERBS, run_verb
-from scalelab.cli.data import VERBS as DATA_VERBS
+from scalelab.cli.data.command import VERBS as DATA_VERBS
 from scalelab.cli.trace import DIFF
 from scalelab.studies.catalogue import STUDIES
 

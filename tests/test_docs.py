@@ -29,10 +29,10 @@ from scalelab.answers.train import Train
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
 from scalelab.cli.completion import Completion
-from scalelab.cli.data import FLAGS as DATA_FLAGS
-from scalelab.cli.data import VERBS as DATA_VERBS
-from scalelab.cli.data import Tokenize
-from scalelab.cli.doctor import Doctor
+from scalelab.cli.data.command import FLAGS as DATA_FLAGS
+from scalelab.cli.data.command import VERBS as DATA_VERBS
+from scalelab.cli.data.command import Tokenize
+from scalelab.cli.doctor.command import Doctor
 from scalelab.cli.export import Export
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.list_runs import ListRuns
@@ -41,9 +41,10 @@ from scalelab.cli.predict import Predict
 from scalelab.cli.report import Report
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
-from scalelab.cli.run import parse_kind, parse_study, print_studies
+from scalelab.cli.run import print_studies
 from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
+from scalelab.cli.study_flags import parse_kind, parse_study
 from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
 from scalelab.measure.launchers.local import LocalLauncher

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli.run import parse_study
+from scalelab.cli.study_flags import parse_study
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial

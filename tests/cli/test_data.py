@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli.data import main, read_escapes
+from scalelab.cli.data.command import main, read_escapes
 from scalelab.data.shards import open_shard
 from scalelab.errors import UnknownName, UsageError
 from tests.data.shared import SHARED_DATA, needs
@@ -90,7 +90,7 @@ def test_escapes_are_read_as_a_shell_passes_them_on() -> None:
 MEMORY = """
 import sys
 from pathlib import Path
-from scalelab.cli.data import main
+from scalelab.cli.data.command import main
 main(["tokenize", sys.argv[1], "--out", sys.argv[2]])
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli import data_fetch
-from scalelab.cli.data import main
+from scalelab.cli.data import fetch as data_fetch
+from scalelab.cli.data.command import main
 from scalelab.errors import DataUnreadable, UsageError
 from tests.cli.commands import make_environment, wait_until
 from tests.data.fetching.sites import FILES, Site, make_toy, pack, put_program, serving

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scalelab.cli import doctor_ranks, doctor_trials
-from scalelab.cli.doctor import look_at_memory
-from scalelab.cli.doctor_checks import Grade
-from scalelab.cli.doctor_host import ask_mpi, look_at_network, look_at_rank, look_at_threads
-from scalelab.cli.doctor_ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
-from scalelab.cli.doctor_trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
+from scalelab.cli.doctor import ranks as doctor_ranks
+from scalelab.cli.doctor import trials as doctor_trials
+from scalelab.cli.doctor.checks import Grade
+from scalelab.cli.doctor.command import look_at_memory
+from scalelab.cli.doctor.host import ask_mpi, look_at_network, look_at_rank, look_at_threads
+from scalelab.cli.doctor.ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
+from scalelab.cli.doctor.trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
 from scalelab.measure import nccl_check
 from scalelab.measure.nccl_check import try_backend
 from scalelab.measure.roofs import list_backends
@@ -164,7 +165,7 @@ def test_a_host_without_any_network_is_not_ready(monkeypatch: pytest.MonkeyPatch
 
 def test_mpi_that_disagrees_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Membership(launcher="mpi4py", rank=0, num_ranks=1, local_rank=0)
-    monkeypatch.setattr("scalelab.cli.doctor_host.find_by_mpi", lambda: alone)
+    monkeypatch.setattr("scalelab.cli.doctor.host.find_by_mpi", lambda: alone)
     assert ask_mpi(None)[0].grade is Grade.OK
     check, by_mpi = ask_mpi(Membership(launcher="PMI", rank=0, num_ranks=4))
     assert by_mpi == alone
@@ -227,7 +228,7 @@ def test_a_launch_without_a_name_is_named_by_mpi_where_that_is_asked(
         return Membership(launcher="mpi4py", rank=rank, num_ranks=2, local_rank=rank, launch="mpi.abc")
 
     for rank in (1, 0):
-        monkeypatch.setattr("scalelab.cli.doctor_host.find_by_mpi", lambda rank=rank: find(rank))
+        monkeypatch.setattr("scalelab.cli.doctor.host.find_by_mpi", lambda rank=rank: find(rank))
         code, text = examine(make_member(rank, None), tmp_path, asks_mpi=True)
         assert code == 0
     assert [line[:11] for line in text.splitlines()[:2]] == ["rank 0 of 2", "rank 1 of 2"]
@@ -329,9 +330,9 @@ def test_the_words_of_a_process_that_failed_are_told_and_the_others_ended(monkey
 
 def test_a_control_group_that_allows_less_memory_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = read_environment("1")
-    monkeypatch.setattr("scalelab.cli.doctor.read_memory_limit", lambda: None)
+    monkeypatch.setattr("scalelab.cli.doctor.command.read_memory_limit", lambda: None)
     assert look_at_memory(environment).grade is Grade.OK
-    monkeypatch.setattr("scalelab.cli.doctor.read_memory_limit", lambda: 1_000_000)
+    monkeypatch.setattr("scalelab.cli.doctor.command.read_memory_limit", lambda: 1_000_000)
     check = look_at_memory(environment)
     assert check.grade is Grade.WARNING
     assert "a control group allows 1 MB" in check.detail

@@ -11,7 +11,7 @@ import pytest
 
 from scalelab import FakeLauncher, Job, RunStore, Sampling, Status, StrongScaling, run_study
 from scalelab.cli.app import VERBS, main
-from scalelab.cli.doctor import Doctor, Grade, examine
+from scalelab.cli.doctor.command import Doctor, Grade, examine
 from tests.cli.commands import make_environment, scalelab
 
 
@@ -82,12 +82,12 @@ def test_comparing_a_slower_run_says_slower(tmp_path: Path, capsys: pytest.Captu
     before, after = make_run(tmp_path), make_run(tmp_path, factor=1.3)
     out = call(capsys, "compare", before.name, after.name, "--runs-dir", tmp_path, "--json", "-")
     document = json.loads(out)
-    assert all("B is slower" in sentence for sentence in document["summary"])
-    assert "not interleaved" in document["cautions"][0]["message"]
+    assert {one["values"]["verdict"] for one in document["findings"] if one["kind"] == "verdict"} == {"slower"}
+    assert "not-interleaved" in {one["kind"] for one in document["cautions"]}
     same = json.loads(
         call(capsys, "compare", before.name, make_run(tmp_path).name, "--runs-dir", tmp_path, "--json", "-")
     )
-    assert all("no difference" in sentence for sentence in same["summary"])
+    assert {one["values"]["verdict"] for one in same["findings"] if one["kind"] == "verdict"} == {"no difference"}
 
 
 def test_a_failed_configuration_appears_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,5 +186,5 @@ def test_runs_of_different_work_get_no_verdict(tmp_path: Path, capsys: pytest.Ca
     after, _ = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.2 / trial.num_ranks))
     out = call(capsys, "compare", before.name, after.name, "--runs-dir", tmp_path, "--json", "-")
     document = json.loads(out)
-    assert all("there is no verdict" in sentence for sentence in document["summary"])
-    assert "does not do the work" in document["cautions"][0]["message"]
+    assert not [one for one in document["findings"] if one["kind"] == "verdict" and one["values"].get("verdict")]
+    assert "other-work" in {one["kind"] for one in document["cautions"]}

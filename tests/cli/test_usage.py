@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.checks import FLAGS, flag
 from scalelab.cli.app import main
+from scalelab.cli.flags import rename_flags
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -117,7 +119,7 @@ def test_a_read_only_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_dry_run_lists_the_trials_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main((*STRONG, "--rounds", "2", "--dry-run", "--runs-dir", str(tmp_path / "runs")))
+        main((*STRONG, "--rounds", "2", "--dry-run", "--full", "--runs-dir", str(tmp_path / "runs")))
     assert ended.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:8]] == [
@@ -134,3 +136,28 @@ def test_an_option_of_build_that_is_a_flag_of_the_study_is_refused(
     (tmp_path / "mine.py").write_text("def build(batch_size, steps=5): ...\n")
     line = fail(capsys, "run", "weak-scaling", "--workload", f"{tmp_path}/mine.py")
     assert "its parameter 'steps' would be --steps" in line
+
+
+def test_a_dry_run_is_one_screen_of_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main((*STRONG, "--dry-run"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[:4]] == ["single-1", "control", "ddp-1", "ddp-2"]
+    assert lines[0].endswith("12 rounds")
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("field", FLAGS)
+def test_an_old_flag_works_and_says_what_it_is_called_now(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    old = f"--{field.replace('_', '-')}"
+    assert rename_flags([old, "8", "--steps", "3"]) == [old, "8", "--steps", "3"]
+    assert capsys.readouterr().err == f"note: {old} is now called {flag(field)}\n"
+    assert rename_flags([f"{flag(field)}=8"]) == [f"{old}=8"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_old_name_of_a_study_says_what_it_is_called_now(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(("run", "imbalance", "--workload", "mlp", "--dry-run"))
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == "note: imbalance is now called straggler\n"

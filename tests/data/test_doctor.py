@@ -8,7 +8,7 @@ import h5py  # type: ignore[import-untyped, unused-ignore]
 import numpy as np
 import pytest
 
-from scalelab.cli.data_doctor import summarise
+from scalelab.cli.data.doctor import summarise
 from scalelab.data import reading_model
 from scalelab.data.chunk_cache import count_in_order, count_shuffled
 from scalelab.data.doctor import BY_BLOCKS, Diagnosis, choose_cache, examine, find_prime

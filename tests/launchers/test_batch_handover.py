@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.submission import Submission, check_unused
-from scalelab.cli.submit import SUBMITTING, check_no_job, check_trials_free
+from scalelab.cli.batch.submission import Submission, check_unused
+from scalelab.cli.batch.submit import SUBMITTING, check_no_job, check_trials_free
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
 from scalelab.measure.launchers import batch
 from scalelab.measure.launchers.batch import (

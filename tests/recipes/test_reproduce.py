@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.cli import reproduce as command
 from scalelab.cli import resume
-from scalelab.cli.finish import measure_and_report
+from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher

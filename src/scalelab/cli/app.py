@@ -1,6 +1,6 @@
 """`scalelab`: choose the verb, run it, turn errors into one line and an exit code.
 
-The codes:
+Exit codes:
 
     0  ok                        3    some trials failed; the rest is kept and reported
     1  an error with a name      124  a time limit passed
@@ -22,40 +22,36 @@ from scalelab.errors import ScalelabError, UnknownName
 
 VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
-    "reproduce": ("scalelab.cli.reproduce", "A published assignment: its experiments here, beside its numbers."),
-    "train": ("scalelab.cli.train", "Train for real: lines, evaluation, checkpoints; alone or under torchrun."),
-    "collectives": (
-        "scalelab.cli.collectives",
-        "Communication alone: latency and bandwidth by size. A study, shorter.",
+    "reproduce": (
+        "scalelab.cli.reproduce",
+        "Run a published assignment and compare with its numbers.",
     ),
-    "quantize": (
-        "scalelab.cli.quantize",
-        "Take a trained network to int8: accuracy, size, speed, the layer to blame. A study, shorter.",
-    ),
-    "list": ("scalelab.cli.list_runs", "The runs there are, newest last."),
-    "show": ("scalelab.cli.show", "A run's answer again, in any format."),
-    "report": ("scalelab.cli.report", "A report for others: HTML, PDF, Markdown with pictures, a bundle."),
-    "compare": (
-        "scalelab.cli.compare",
-        "Two runs side by side: faster, slower, no difference or unresolved.",
-    ),
-    "export": ("scalelab.cli.export", "A run where people already look: TensorBoard, MLflow."),
-    "serve": ("scalelab.cli.serve", "A local page over the runs: browse, search, compare, watch."),
-    "resume": ("scalelab.cli.resume", "Go on with a run that was interrupted, without repeating a trial."),
-    "predict": ("scalelab.cli.predict", "What sizes that nobody has run would give, with intervals."),
-    "plan": ("scalelab.cli.plan", "How a training would be laid over devices: memory, days, cost."),
-    "trace": ("scalelab.cli.trace", "Read profiler traces: what communication costs, who waits, what ran."),
-    "data": ("scalelab.cli.data", "Prepare data: fetch sets, look into files, convert them, text to tokens."),
-    "doctor": ("scalelab.cli.doctor", "What this machine can measure, and what would disturb it."),
+    "train": ("scalelab.cli.train", "Train a model, with evaluation and checkpoints, alone or under torchrun."),
+    "collectives": ("scalelab.cli.run", "Latency and bandwidth of collectives by size (short for run collectives)."),
+    "quantize": ("scalelab.cli.run", "Accuracy, size and speed of a trained model in int8 (short for run quantize)."),
+    "list": ("scalelab.cli.list_runs", "List the runs, newest last."),
+    "show": ("scalelab.cli.show", "Print the answer of a run again, in any format."),
+    "report": ("scalelab.cli.report", "Write a report to share: HTML, PDF, Markdown with pictures, a bundle."),
+    "compare": ("scalelab.cli.compare", "Compare two runs: faster, slower, no difference or unresolved."),
+    "export": ("scalelab.cli.export", "Export a run to TensorBoard or MLflow."),
+    "serve": ("scalelab.cli.serve", "Browse, search, compare and watch runs on a local web page."),
+    "resume": ("scalelab.cli.resume", "Continue an interrupted run without repeating a trial."),
+    "predict": ("scalelab.cli.predict", "Extrapolate a 1- and 2-rank run to larger rank counts, with intervals."),
+    "plan": ("scalelab.cli.plan", "Estimate memory, step time, days and cost of a run you have not launched."),
+    "trace": ("scalelab.cli.trace", "Read profiler traces: exposed communication, waiting ranks, operators."),
+    "data": ("scalelab.cli.data.command", "Fetch data sets, diagnose and convert files, tokenize text."),
+    "doctor": ("scalelab.cli.doctor.command", "Check what this machine can measure and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }
+STUDY_VERBS = ("collectives", "quantize")
+"""Studies that are verbs too."""
 
 EPILOGUE = """\
 First steps:
   scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch-size 64 --ranks 1 2
   scalelab run weak-scaling --workload my_model.py:build --ranks 1 2
   scalelab report last --html report.html
-Every verb, and every study behind run, has its own --help."""
+scalelab COMMAND --help and scalelab run STUDY --help list their options."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -78,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> None:
             code = leave_quietly()
         elif error.errno == errno.ENOSPC:
             leave_quietly()
-            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)  # noqa: T201
             code = 1
         else:
             raise
@@ -86,14 +82,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def leave_quietly() -> int:
-    """Nobody reads our output any more (`| head`): what is left of it goes nowhere."""
+    """The reader closed the pipe (`| head`): drop the rest of the output."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def run_verb(arguments: list[str]) -> int:
-    """Load the verb's file and call it; gives the exit code."""
+    """Import the verb's module and call it; gives the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print_help()
         return 0 if arguments else 2
@@ -104,24 +100,24 @@ def run_verb(arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UnknownName("command", verb, VERBS, "See scalelab --help.")
     module = importlib.import_module(VERBS[verb][0])
-    return int(module.main(rest))
+    return int(module.main(arguments if verb in STUDY_VERBS else rest))
 
 
 def print_help() -> None:
-    """The verbs, each with its sentence: nothing of them is loaded for this."""
+    """The verbs, each with its sentence; none of them is imported."""
     lines = ["usage: scalelab COMMAND [OPTIONS]", ""]
     lines += [
         "How does my PyTorch training scale, why, and what would it take to go further?",
         "",
         "Commands:",
     ]
-    lines += [f"  {verb:<12}{sentence}" for verb, (_, sentence) in VERBS.items()]
-    lines += ["", "  -h, --help    this text", "  -V, --version", "", EPILOGUE]
+    lines += [f"  {verb:<13}{sentence}" for verb, (_, sentence) in VERBS.items()]
+    lines += ["", "  -h, --help    print this text", "  -V, --version print the version", "", EPILOGUE]
     print("\n".join(lines))  # noqa: T201
 
 
 def report_error(error: ScalelabError) -> None:
-    """The user's own traceback first, where there is one, then the sentence."""
+    """The user's own traceback, if there is one, then the error in one line."""
     for note in getattr(error, "__notes__", ()):
         print(f"{note}\n", file=sys.stderr)  # noqa: T201
     print(f"error: {error}", file=sys.stderr)  # noqa: T201

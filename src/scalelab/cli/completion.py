@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,23 +15,21 @@ import tyro
 from scalelab.answers.train import Train
 from scalelab.cli.app import VERBS
 from scalelab.cli.compare import Compare
-from scalelab.cli.data import FLAGS as DATA_FLAGS
-from scalelab.cli.doctor import Doctor
+from scalelab.cli.data.command import FLAGS as DATA_FLAGS
+from scalelab.cli.doctor.command import Doctor
 from scalelab.cli.export import Export
-from scalelab.cli.flags import parse_flags
+from scalelab.cli.flags import FIELD_FLAGS, parse_flags
 from scalelab.cli.list_runs import ListRuns
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
 from scalelab.cli.report import Report
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
-from scalelab.cli.run import is_training, make_command_class
 from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
+from scalelab.cli.study_flags import is_training, make_command_class
 from scalelab.cli.trace import Trace
 from scalelab.studies.catalogue import STUDIES, load_study
-from scalelab.studies.collectives.study import Collectives
-from scalelab.studies.quantize.study import Quantize
 from scalelab.workloads.catalogue import BUILT_IN
 
 
@@ -57,7 +56,10 @@ def make_script(shell: str) -> str:
             prog="scalelab",
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         )
-    return text.getvalue()
+    script = text.getvalue()
+    for new, field_flag in FIELD_FLAGS.items():
+        script = re.sub(rf"{field_flag}(?![\w-])", new, script)
+    return script
 
 
 def make_full_parser() -> Any:
@@ -72,8 +74,8 @@ def make_full_parser() -> Any:
     verbs = {
         "run": run,
         "train": make_command_class(Train, make_all_options(), "…"),
-        "collectives": make_command_class(Collectives, None, ""),
-        "quantize": make_command_class(Quantize, make_all_options(), "…"),
+        "collectives": make_command_class(load_study("collectives"), None, ""),
+        "quantize": make_command_class(load_study("quantize"), make_all_options(), "…"),
         "reproduce": Command,
         "list": ListRuns,
         "show": Show,

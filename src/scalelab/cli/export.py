@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import RunsDir
+from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.errors import UsageError
 from scalelab.export.mlflow import check_uri, write_run
 from scalelab.export.tensorboard import load_writers, write_events

@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
 
 from scalelab.checks import FLAGS, flag
 from scalelab.errors import UsageError
 
 T = TypeVar("T")
+RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Directory of the runs.")]
 
 FIELD_FLAGS = {f"--{new}": f"--{field.replace('_', '-')}" for field, new in FLAGS.items()}
 """From a flag with torch's name to the one that tyro makes from the field."""
@@ -33,7 +37,6 @@ def parse_known_flags(
 
         print_help(kind, verb, description or inspect.getdoc(kind) or "", shows_all="--help-all" in args)
         raise SystemExit(0)
-    import tyro
     from tyro._errors import on_parse_error  # events instead of text; see ParseErrorEvent there
 
     def refuse(event: Any) -> None:

@@ -66,6 +66,8 @@ class Flag:
     group: str = ""
     """The title of its group; empty: it is the command's own."""
     is_positional: bool = False
+    is_common: bool = True
+    """Whether `--help` shows it."""
 
 
 def print_help(kind: type[Any], verb: str, description: str, *, shows_all: bool) -> None:
@@ -78,7 +80,7 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     width = min(MOST_COLUMNS, shutil.get_terminal_size((MOST_COLUMNS, 40)).columns)
     flags = list_flags(kind)
     positional = [one for one in flags if one.is_positional]
-    shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if is_common(one)]
+    shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if one.is_common]
     usage = " ".join(["usage: scalelab", verb, *(one.invocation for one in positional), "[OPTIONS]"])
     lines = [usage, "", *(line for part in description.split("\n\n") for line in wrap(part, width))]
     groups = dict.fromkeys(one.group for one in shown if not one.is_positional)
@@ -90,10 +92,6 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     if num_hidden:
         lines += ["", f"{num_hidden} more options: scalelab {verb} --help-all"]
     return "\n".join(lines)
-
-
-def is_common(one: Flag) -> bool:
-    return not one.group or one.group.startswith("Options of ") or one.field in COMMON
 
 
 def render_flag(one: Flag, width: int) -> list[str]:
@@ -121,7 +119,9 @@ def list_flags(kind: type[Any], group: str = "", default: Any = None) -> list[Fl
         if tyro.conf.Suppress in marks:
             continue
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            nested += list_flags(hint, read_title(hint, marks, group), None if value is MISSING else value)
+            some = list_flags(hint, read_title(hint, marks, group), None if value is MISSING else value)
+            is_own = one.name == "options"  # the workload's, which is why it was chosen
+            nested += [dataclasses.replace(few, is_common=few.is_common or is_own) for few in some]
         else:
             own.append(make_flag(one.name, hint, marks, value, texts.get(one.name, ""), group))
     return [*own, *nested]
@@ -163,6 +163,7 @@ def make_flag(name: str, hint: Any, marks: Sequence[Any], value: Any, text: str,
     given = read_setting(marks, "name")
     spelled = f"--{given}" if given else flag(name)
     is_positional = tyro.conf.Positional in marks
+    is_common = not group or name in COMMON
     metavar = read_setting(marks, "metavar") or (name.upper() if is_positional else describe_type(hint))
     told = " ".join((read_setting(marks, "help") or text).split()).replace("None: ", "Default: ")
     if is_positional:
@@ -170,11 +171,11 @@ def make_flag(name: str, hint: Any, marks: Sequence[Any], value: Any, text: str,
         return Flag(field=name, invocation=words, text=told, is_positional=True)
     if value is True:
         text = WITHOUT.get(name, f"Turn off: {told}")
-        return Flag(field=name, invocation=f"--no-{spelled[2:]}", text=text, group=group)
+        return Flag(field=name, invocation=f"--no-{spelled[2:]}", text=text, group=group, is_common=is_common)
     if len(metavar) > LONGEST_CHOICES:
         told, metavar = f"{told} One of {metavar.strip('{}').replace(',', ', ')}.".strip(), name_value(name)
     told = " ".join(part for part in (told, describe_default(value)) if part)
-    return Flag(field=name, invocation=f"{spelled} {metavar}".strip(), text=told, group=group)
+    return Flag(field=name, invocation=f"{spelled} {metavar}".strip(), text=told, group=group, is_common=is_common)
 
 
 def name_value(name: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalelab.checks import check_at_least
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import RunsDir
+from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.records.store import RUNS_DIR, find_runs
 from scalelab.report.text import clean_text, measure_text, pad_text
 from scalelab.serve.listing import RunLine, describe_run

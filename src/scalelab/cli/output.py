@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import tyro
+from rich.console import Console
 
-from scalelab.cli.console import OutputConsole
 from scalelab.errors import NotWritable, UsageError
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.report.document import Document
@@ -21,8 +21,7 @@ from scalelab.report.renderers.exports import render_csv, render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 
-Target = Annotated[str | None, tyro.conf.arg(metavar="PATH|-")]
-RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Where runs are kept.")]
+Target = Annotated[Optional[str], tyro.conf.arg(metavar="PATH|-")]  # noqa: UP045 - tyro imports typeguard for str | None
 Renderer = Callable[[Document, Sequence[Path]], str | bytes]
 """From a document, and the directories of the runs that it is about, to a file."""
 NEEDED = {"--html": ("vl_convert",), "--pdf": ("vl_convert", "typst")}
@@ -74,6 +73,16 @@ class Output:
                 raise UsageError(f"{flag} {target} is a directory: give the name of a file in it")
             if target != "-":
                 check_writable(Path(target), flag)
+
+
+class OutputConsole(Console):
+    """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def check_installed(flag: str) -> None:

@@ -17,8 +17,8 @@ import tyro
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.prediction.job import FoundLink, MeasuredJob, ScalingRun, find_measured_link, read_job, says_link
 from scalelab.checks import check_at_least, read_flag
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import DamagedRun, ScalelabError, UsageError
 from scalelab.predict.communication import read_link
 from scalelab.predict.job import scale_out

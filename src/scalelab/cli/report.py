@@ -16,8 +16,8 @@ import tyro
 
 from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import Output, RunsDir, check_installed, make_page, make_pdf, write_formats, write_target
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_target
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scalelab.cli.finish import measure_and_report
+from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
-from scalelab.cli.options import find_flag_value
-from scalelab.cli.run import Execution, refuse_ranks
-from scalelab.cli.submission import check_unused_by_rows, make_submitter
+from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
+from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.assignments import RECIPES
@@ -20,7 +19,6 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
-from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 
 
@@ -53,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     trials = reproduce.plan()
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:
-        sys.stdout.write(render_plan(trials, expect_seconds(trials, find_runs(execution.runs_dir))))
+        print_plan(trials, execution)
         sys.stdout.writelines(f"{row} not run, or not whole: {reason}\n" for row, reason in reproduce.reasons.items())
         return 0
     execution.output.check()

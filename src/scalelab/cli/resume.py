@@ -13,11 +13,11 @@ import tyro
 
 from scalelab import __version__
 from scalelab.answers.train import Train
-from scalelab.cli.finish import measure_and_report, report_run
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import Output, RunsDir
-from scalelab.cli.submission import Submission, check_unused, check_unused_by_rows, make_submitter
-from scalelab.cli.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
+from scalelab.cli.batch.submission import Submission, check_unused, check_unused_by_rows, make_submitter
+from scalelab.cli.batch.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.measuring import measure_and_report, report_run
+from scalelab.cli.output import Output
 from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
 from scalelab.measure.launchers.batch import BatchSystem, find_own_job, name_job, read_record
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member

@@ -7,8 +7,8 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import RunsDir, check_installed, make_page
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.output import check_installed, make_page
 from scalelab.cli.report import describe_runs
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR

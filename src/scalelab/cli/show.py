@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import Output, RunsDir, write_outputs
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import DamagedRun
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document, read_document

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.answers.train import Train
-from scalelab.cli.finish import measure_and_report
+from scalelab.cli.batch.submission import prepare, show_scripts
+from scalelab.cli.batch.submit import start_and_submit
+from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.resume import reopen_training
-from scalelab.cli.run import parse_kind
-from scalelab.cli.submission import prepare, show_scripts
-from scalelab.cli.submit import start_and_submit
+from scalelab.cli.study_flags import parse_kind
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
 from scalelab.ranks.discovery import Membership

@@ -44,6 +44,8 @@ from scalelab.records.trial import (
 
 RUNS_DIR = Path("runs")
 """Where runs are kept unless told otherwise."""
+JOBS_FILE = "job.json"
+"""The batch jobs of the run, if it has any."""
 RUNNING = "running.json"
 """Who executes the run: process, host, and the batch job that it is in."""
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from scalelab import __version__
 from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
-from scalelab.measure.launchers.batch import JOBS_FILE, find_own_job
+from scalelab.measure.launchers.batch import find_own_job
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.records.environment import Environment, read_environment
-from scalelab.records.store import RUNS_DIR, RunStore
+from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins
 from scalelab.report.document import Document
 from scalelab.report.findings import Caution, CautionKind

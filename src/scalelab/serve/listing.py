@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalelab.errors import ScalelabError, StoreError
-from scalelab.measure.launchers.batch import find_living, name_job, read_record
-from scalelab.records.store import RUNNING, RunStore, find_holder, find_runs, glance_at_status
+from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, find_holder, find_runs, glance_at_status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,10 @@ def describe_run(path: Path) -> RunLine:
 
 def describe_jobs(store: RunStore) -> str:
     """How far the jobs of a run are that has trials left; empty: it has none, or others execute it meanwhile."""
+    if not (store.path / JOBS_FILE).is_file():
+        return ""
+    from scalelab.measure.launchers.batch import find_living, name_job, read_record  # loads PSI/J
+
     try:
         record = read_record(store.path)
         if record is None or not record.jobs:

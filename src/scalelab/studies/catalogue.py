@@ -78,9 +78,7 @@ STUDIES: dict[str, Entry] = {
         "What latency and bandwidth does each collective reach?",
     ),
     "memory": Entry(
-        "scalelab.studies.memory.study:Memory",
-        "Memory",
-        "How much memory does a step take, what for, and does it fit?",
+        "scalelab.studies.memory.study:Memory", "Memory", "How much memory does a step take, what for, and does it fit?"
     ),
     "large-batch": Entry(
         "scalelab.studies.large_batch.study:LargeBatch",

@@ -31,9 +31,9 @@ from scalelab.measure.launchers.jobscripts import JobRequest, make_executor, mak
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.store import JOBS_FILE
 from scalelab.records.trial import from_builtins, to_builtins
 
-JOBS_FILE = "job.json"
 BATCH_DIRECTORY = "batch"
 """In the run: job scripts, their logs, and PSI/J's own files."""
 ASK_SECONDS = 60.0

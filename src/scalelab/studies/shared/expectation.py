@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ DEFLATED_BYTES_PER_SECOND = 2e7
 ITEM_FACTOR, NAIVE_FACTOR = 4, 128
 """Times as long, sample by sample; and where every sample inflates a chunk that h5py has chosen."""
 RUNS_LOOKED_AT = 20
+MOST_PLANNED = 30
+"""Configurations of a plan on one screen."""
 MATRIX_SIZE = 512
 
 
@@ -159,13 +162,23 @@ def measure_matmul_speed() -> float:
     return 2.0 * MATRIX_SIZE**3 / best / count_cores()
 
 
-def render_plan(trials: Sequence[Trial], expected: Expectation) -> str:
-    """The trials, one per line, and the time they should take."""
-    width = max(len(trial.name) for trial in trials)
+def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool = True) -> str:
+    """The trials, one per line, and the time they should take; not full: one line per configuration, one screen."""
+    rounds = Counter(trial.configuration for trial in trials)
+    firsts: dict[str, Trial] = {}
+    for trial in trials:
+        firsts.setdefault(trial.configuration, trial)
+    listed = list(trials if is_full else firsts.values())
+    shown = listed if is_full else listed[:MOST_PLANNED]
+    names = {trial.name: trial.name if is_full else trial.configuration for trial in shown}
+    width = max(map(len, names.values()))
     lines = []
-    for number, trial in enumerate(trials, start=1):
+    for number, trial in enumerate(shown, start=1):
         crowded = ", oversubscribed" if trial.is_oversubscribed else ""
-        lines.append(f"{number:4}  {trial.name:<{width}}  {_describe_trial(trial)}{crowded}")
+        times = "" if is_full or rounds[trial.configuration] == 1 else f", {rounds[trial.configuration]} rounds"
+        lines.append(f"{number:4}  {names[trial.name]:<{width}}  {_describe_trial(trial)}{times}{crowded}")
+    if len(shown) < len(listed):
+        lines.append(f"      … and {len(listed) - len(shown)} more: --full lists every trial")
     lines += [
         "",
         f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",

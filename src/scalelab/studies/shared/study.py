@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,13 @@ class Study:
     """Options of the workload that the study sets itself: they have no flag."""
     is_recorded: ClassVar[bool] = False
     """Whether the user's own script records its runs: they cannot be started or resumed."""
+
+    def __init_subclass__(cls) -> None:
+        """Name a study of the user's own after its class where it has no name, title or question."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", cls.__name__)
+        for name, value in (("name", words.lower().replace(" ", "-")), ("title", words.capitalize()), ("question", "")):
+            if not hasattr(cls, name):
+                setattr(cls, name, value)
 
     if TYPE_CHECKING:  # fields or properties of subclasses: a property here would stand in the way of a field
         __dataclass_fields__: ClassVar[dict[str, Any]]

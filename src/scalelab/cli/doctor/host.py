@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import psutil
 
-from scalelab.cli.doctor_checks import Check, Grade
+from scalelab.cli.doctor.checks import Check, Grade
 from scalelab.errors import RankUnknown
 from scalelab.ranks.allocation import find_allocation
 from scalelab.ranks.discovery import Membership, find_membership

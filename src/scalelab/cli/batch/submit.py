@@ -14,7 +14,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scalelab.cli.finish import (
+from scalelab.cli.batch.submission import Submission, list_requests, say
+from scalelab.cli.measuring import (
     Terminated,
     make_reporter,
     measure_and_report,
@@ -22,13 +23,10 @@ from scalelab.cli.finish import (
     refer_to,
     report_run,
 )
-from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output
-from scalelab.cli.progress import ProgressReporter
-from scalelab.cli.submission import Submission, list_requests, say
+from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
 from scalelab.measure.launchers.batch import (
-    JOBS_FILE,
     BatchJob,
     BatchRecord,
     BatchSystem,
@@ -45,7 +43,7 @@ from scalelab.measure.launchers.batch import (
 )
 from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
 from scalelab.records.observations import BatchNote
-from scalelab.records.store import RUNNING, RunStore, refuse_holder
+from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, refuse_holder
 from scalelab.records.trial import Cause, Trial, not_run
 from scalelab.report.document import Document
 from scalelab.report.renderers.exports import render_json

@@ -14,13 +14,12 @@ from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
-from scalelab.cli.console import OutputConsole
-from scalelab.cli.doctor_checks import Check, Grade, print_check
-from scalelab.cli.doctor_host import ask_mpi, look_at_cores, look_at_network, look_at_rank, look_at_threads
-from scalelab.cli.doctor_ranks import examine_rank
-from scalelab.cli.doctor_trials import look_at_nccl, look_at_roofs
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.output import RunsDir
+from scalelab.cli.doctor.checks import Check, Grade, print_check
+from scalelab.cli.doctor.host import ask_mpi, look_at_cores, look_at_network, look_at_rank, look_at_threads
+from scalelab.cli.doctor.ranks import examine_rank
+from scalelab.cli.doctor.trials import look_at_nccl, look_at_roofs
+from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.output import OutputConsole
 from scalelab.errors import RankUnknown, ScalelabError
 from scalelab.measure.launchers.joined import find_member
 from scalelab.measure.launchers.launcher import Launcher

@@ -19,9 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from scalelab.cli.doctor_checks import Check, Grade, print_check
-from scalelab.cli.doctor_host import ask_mpi, describe_device, describe_member, describe_nodes
-from scalelab.cli.doctor_trials import describe_copy, look_at_nccl, measure_roofs
+from scalelab.cli.doctor.checks import Check, Grade, print_check
+from scalelab.cli.doctor.host import ask_mpi, describe_device, describe_member, describe_nodes
+from scalelab.cli.doctor.trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun
 from scalelab.ranks.discovery import Membership
 from scalelab.ranks.placement import Placement, find_mistakes, read_placement

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from collections.abc import Sequence
 
 from scalelab.answers.train import Train
-from scalelab.cli.lines import LineReporter
 from scalelab.cli.output import Output, write_outputs
-from scalelab.cli.progress import ProgressReporter
+from scalelab.cli.progress import LineReporter, ProgressReporter
+from scalelab.cli.study_flags import Execution
+from scalelab.errors import UsageError
+from scalelab.measure.launchers.joined import find_member
 from scalelab.measure.launchers.launcher import Launcher
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
+from scalelab.records.trial import Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import execute_run, find_failed, find_waiting
+from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 
 
@@ -67,3 +73,23 @@ def report_run(store: RunStore, study: Study, document: Document, output: Output
     stream = sys.stderr if output.takes_stdout else sys.stdout
     print(f"\nSaved to {store.path}  ·  scalelab report {refer_to(store)} --html report.html", file=stream)
     return 3 if failed else 0
+
+
+def refuse_ranks() -> None:
+    """A study that a launcher starts once per rank would be measured as often at once, each beside the others."""
+    # WORLD_SIZE without RANK, as scripts export it, makes nobody a rank, and the study tells its ranks theirs.
+    is_half = "RANK" not in os.environ
+    member = find_member({name: own for name, own in os.environ.items() if not (is_half and name == "WORLD_SIZE")})
+    if member is not None and member.num_ranks > 1:
+        is_typed = member.launcher == "Slurm" and os.environ.get("SLURM_PTY_PORT")
+        shell = ". A shell of srun --pty must have one task (-n 1 --cpus-per-task N)" if is_typed else ""
+        raise UsageError(
+            f"{member.launcher} has started this as rank {member.rank} of {member.num_ranks}: start it once, and let"
+            f" --launcher start its ranks; only train, resume and doctor may be started by rank{shell}"
+        )
+
+
+def print_plan(trials: Sequence[Trial], execution: Execution) -> None:
+    """What a run would do, and how long it would take."""
+    expected = expect_seconds(trials, find_runs(execution.runs_dir))
+    sys.stdout.write(render_plan(trials, expected, is_full=execution.output.full))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scalelab.cli.doctor_checks import Check, Grade
+from scalelab.cli.doctor.checks import Check, Grade
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.units import format_bytes, format_quantity
 

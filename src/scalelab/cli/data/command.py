@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from scalelab.checks import check_at_least, check_share
-from scalelab.cli import data_convert, data_doctor
-from scalelab.cli.data_fetch import Fetch, fetch
+from scalelab.cli.data import convert as data_convert
+from scalelab.cli.data import doctor as data_doctor
+from scalelab.cli.data.fetch import Fetch, fetch
 from scalelab.cli.flags import parse_flags
 from scalelab.data.encoders import ByteEncoder, Encoder, load_pair_encoder
 from scalelab.data.shards import ShardKind

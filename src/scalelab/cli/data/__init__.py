@@ -1,0 +1,1 @@
+"""`scalelab data`: make the data that workloads train on."""

@@ -1,0 +1,1 @@
+"""`scalelab doctor`: what this machine can measure."""

@@ -1,0 +1,214 @@
+"""The flags of a study: its fields, the options of its workload, and how it is executed.
+
+Built-in workloads declare their options; those of your own are the parameters of `build`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from scalelab.checks import FLAGS, flag
+from scalelab.cli.batch.submission import Submission
+from scalelab.cli.flags import RunsDir, parse_known_flags
+from scalelab.cli.output import Output
+from scalelab.errors import UsageError
+from scalelab.records.store import RUNS_DIR
+from scalelab.records.trial import Option
+from scalelab.studies.catalogue import find_name, load_study
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
+from scalelab.workloads.catalogue import find_workload
+from scalelab.workloads.source import OwnWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How the study is executed."""
+
+    runs_dir: RunsDir = RUNS_DIR
+    dry_run: bool = False
+    """List the trials, the expected time and any job scripts; run nothing."""
+    submission: Submission = field(default_factory=Submission)
+    output: Output = field(default_factory=Output)
+
+
+def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
+    """A study from the flags of `scalelab run`."""
+    if find_name(name) != name:
+        print(f"note: {name} is now called {find_name(name)}", file=sys.stderr)  # noqa: T201
+    return parse_kind(load_study(name), args, f"run {find_name(name)}")
+
+
+def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
+    """The study with its workload's options, and how to execute it, from the flags."""
+    if not is_training(kind):
+        return parse_plain(kind, args, verb)
+    workload = find_flag_value(args, "--workload") or find_default_job(kind).workload
+    options_class, takes_any_option = make_options_class(workload)
+    swept = kind.swept_options
+    options_class = hide_options(options_class, swept)
+    taken = [name for name in (*list_fields(kind), *list_fields(Execution)) if name not in swept]
+    check_names(options_class, taken, workload)
+    routed = [field.name for field in dataclasses.fields(options_class) if field.name in ROUTED]
+    command = make_command_class(kind, hide_options(options_class, routed), workload)
+    answer, extra = parse_known_flags(command, args, verb, describe_study(kind))
+    if extra and not takes_any_option:
+        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --workload {workload} --help"))
+    options = read_options(answer.options, extra)
+    job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
+    return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
+    """A study that trains nothing, and how to execute it."""
+    command = make_command_class(kind, None, "")
+    answer, extra = parse_known_flags(command, args, verb, describe_study(kind))
+    if extra:
+        raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --help"))
+    return answer.study, answer.execution
+
+
+def describe_study(kind: type[Study]) -> str:
+    """What the study asks, and what its class says about itself."""
+    is_written = kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")  # dataclasses make one up
+    return "\n\n".join(part for part in (kind.question, kind.__doc__ if is_written else "") if part)
+
+
+def find_default_job(kind: type[Study]) -> Job:
+    """The job of a study that was given no flags."""
+    one = next(one for one in dataclasses.fields(kind) if one.name == "job")
+    job = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    return job if isinstance(job, Job) else Job()
+
+
+def is_training(kind: type[Any]) -> bool:
+    """Whether a study has a workload, and so the options of one."""
+    return any(one.name == "job" for one in dataclasses.fields(kind))
+
+
+def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
+    """The same options, but for some that a flag of the study sets: they keep their value and have no flag."""
+    hidden = [
+        (one.name, Annotated[Any, tyro.conf.Suppress, tyro.conf.Fixed], None if is_required(one) else one.default)
+        for one in dataclasses.fields(options_class)
+        if one.name in names
+    ]
+    if not hidden:
+        return options_class
+    made = dataclasses.make_dataclass("Options", hidden, bases=(options_class,), frozen=True, kw_only=True)
+    made.__doc__ = options_class.__doc__
+    return made
+
+
+def is_required(one: dataclasses.Field[Any]) -> bool:
+    return one.default is dataclasses.MISSING
+
+
+def route_options(job: Job, names: Sequence[str]) -> Job:
+    """Hand the values of flags that `build` takes itself to `build`."""
+    given: dict[str, Any] = {name: getattr(job.optimization, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    nothing: dict[str, Any] = dict.fromkeys(given)
+    optimization = dataclasses.replace(job.optimization, **nothing)
+    return dataclasses.replace(job, options={**job.options, **given}, optimization=optimization)
+
+
+def make_command_class(kind: type[Any], options_class: type[Any] | None, workload: str) -> type[Any]:
+    """The flags of one command: the study's, its workload's if it has one, and those of the execution."""
+    options_help = f"Options of {Path(workload).name}"
+    fields: list[tuple[str, Any]] = [("study", Annotated[kind, tyro.conf.arg(name="", help="")])]
+    if options_class is not None:
+        fields.append(("options", Annotated[options_class, tyro.conf.arg(name="workload", help=options_help)]))
+    fields.append(("execution", Annotated[Execution, tyro.conf.arg(name="")]))
+    return dataclasses.make_dataclass("Command", fields, frozen=True, kw_only=True)
+
+
+def find_flag_value(args: Sequence[str], wanted: str) -> str | None:
+    """The value of a flag before the flags are parsed: which others there are depends on it."""
+    value = None
+    for index, argument in enumerate(args):
+        if argument == wanted and index + 1 < len(args):
+            value = args[index + 1]
+        elif argument.startswith(f"{wanted}="):
+            value = argument.partition("=")[2]
+    return value
+
+
+def make_options_class(workload: str) -> tuple[type[Any], bool]:
+    """A dataclass whose fields are the workload's options, and whether it takes any others too."""
+    found = find_workload(workload)
+    if not isinstance(found, OwnWorkload):
+        return found, False
+    fields: list[Any] = []
+    for option in found.options:
+        if option.is_required:
+            fields.append((option.name, option.kind))
+        elif option.default is None:
+            fields.append((option.name, option.kind | None, None))
+        else:
+            fields.append((option.name, option.kind, option.default))
+    made = dataclasses.make_dataclass("OwnOptions", fields, frozen=True, kw_only=True)
+    made.__doc__ = f"Parameters of {found.label}."
+    return made, found.takes_any_option
+
+
+ROUTED = ("lr", "weight_decay")
+"""Flags of every study that a parameter of `build` may be called too: then the value is that parameter's."""
+
+
+def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -> None:
+    """Refuse a parameter of `build` that a flag of the study is called by."""
+    for one in dataclasses.fields(options_class):
+        if (one.name in taken and one.name not in ROUTED) or one.name.replace("_", "-") in FLAGS.values():
+            clash = f"its parameter {one.name!r} would be {flag(one.name)}, which is a flag of the study"
+            raise UsageError(f"--workload {workload}: {clash}: rename it")
+
+
+def explain_unknown_flag(unknown: str, command: type[Any], help_command: str) -> str:
+    """What is wrong with a flag that nothing takes, and which one may have been meant."""
+    known = [flag(name) for name in list_fields(command)]
+    close = difflib.get_close_matches(unknown, known, n=1)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    return f"unknown option {unknown}.{guess} See {help_command}"
+
+
+def list_fields(kind: Any) -> list[str]:
+    """The names of all fields of a dataclass and of the dataclasses in it."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is not typing.ClassVar:
+            names += list_fields(hint) if dataclasses.is_dataclass(hint) else [name]
+    return names
+
+
+def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:
+    """The options that a trial carries: what was parsed, and free `--name value` pairs for `**options`."""
+    options = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(parsed)}
+    options = {name: value for name, value in options.items() if value is not None}
+    rest = list(extra)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if not name.startswith("--") or not (equals or rest):
+            raise UsageError(f"{argument} is not a flag with a value: options of your build() are --name value")
+        options[name.removeprefix("--").replace("-", "_")] = _read_literal(value if equals else rest.pop(0))
+    return options
+
+
+def _read_literal(text: str) -> Option:
+    """A number or a truth where the text is one; otherwise the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
