@@ -102,16 +102,16 @@ def test_what_was_lost_and_won_back_is_said_with_numbers(tmp_path: Path) -> None
     assert row["over_large"].value is None
     assert find_row(main, "+ warm-up")["over_large"].value == pytest.approx(0.35)
     first = find_finding(document, "accuracy", "large batch")
-    assert (first.weight, first.values["verdict"]) == (MAIN, "lost")
+    assert (first.weight, first.values["verdict"]) == (MAIN, "lost accuracy")
     assert "the large batch lost 35.00" in first.text
     assert "batch 32, 96 updates" in first.text
     assert "batch 512, 6 updates" in first.text
     scaling = find_finding(document, "remedy", "+ linear scaling")
-    assert scaling.values["is_recovered"] == "recovered in part"
+    assert scaling.values["recovery"] == "recovered in part"
     assert "won 30.00" in scaling.text
     assert "5.00 ± 0.00 points below the small batch; the loss is recovered in part" in scaling.text
     warmup = find_finding(document, "remedy", "+ warm-up")
-    assert warmup.values["is_recovered"] == "recovered"
+    assert warmup.values["recovery"] == "recovered"
     assert "no different from the small batch; the loss is recovered" in warmup.text
 
 
@@ -123,7 +123,7 @@ def test_accuracy_and_loss_stand_by_epoch(tmp_path: Path) -> None:
     assert find_row(loss, 2)["small_loss"].value == pytest.approx(0.5)
 
 
-def test_a_known_noise_scale_is_recovered_in_every_epoch(tmp_path: Path) -> None:
+def test_a_known_noise_scale_recovery_in_every_epoch(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path)
     noise = document.tables[-1]
     assert [row[0].value for row in noise.rows] == [1, 2, 3, "all"]
@@ -176,7 +176,7 @@ def test_luck_is_not_called_a_loss(tmp_path: Path) -> None:
 def test_equal_trainings_do_not_differ(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path, LearningLauncher(lambda *_: 0.9))
     assert find_finding(document, "accuracy").values["verdict"] == "no difference"
-    assert not [one for one in document.findings if one.values.get("is_recovered")]
+    assert not [one for one in document.findings if one.values.get("recovery")]
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The answer of large-batch: what the large batch lost, what wins it back, and from where larger batches stop paying."""
+"""The answer of large-batch: what the large batch lost, what wins it back, and where larger batches stop paying."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.curves import plot_curves
 from scalelab.report.document import Chart, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
-from scalelab.report.tables import (
-    Field,
-    count_column,
-    make_column,
-    make_table,
-    seconds_column,
-    text_column,
-)
+from scalelab.report.tables import Field, count_column, make_column, make_table, seconds_column, text_column
 from scalelab.studies.large_batch.answer import (
     LABELS,
     LARGE,
@@ -57,7 +50,7 @@ REMEDY = FindingKind(
     "remedy",
     "What linear scaling or warm-up wins back",
     REASON,
-    ("gain", "over_small", "learning_rate", "is_recovered"),
+    ("gain", "over_small", "learning_rate", "recovery"),
 )
 DIVERGED = FindingKind("diverged", "Training runs whose loss diverged", REASON, ("diverged", "runs"))
 NOISE_SCALE = FindingKind("noise-scale", "Gradient noise scale, in samples", REASON, ("noise_batch",))
@@ -246,9 +239,8 @@ def _describe_remedy(arms: Arms, name: str, remedy: str, before: str, num_epochs
         Change.NO_DIFFERENCE: "no different from the small batch",
         Change.UNRESOLVED: f"not resolved from the small batch ({_format_change(left)})",
     }[judge_change(left)]
-    recovery = _judge_recovery(
-        compare_accuracy(large, small, num_epochs), compare_accuracy(arm, large, num_epochs), left
-    )
+    lost, over_large = compare_accuracy(large, small, num_epochs), compare_accuracy(arm, large, num_epochs)
+    recovery = _judge_recovery(lost, over_large, left)
     rate = arm.learning_rate
     said = "" if rate is None else f" (learning rate {format_learning_rate(rate)})"
     tail = f"; the loss is {recovery}" if recovery else ""
@@ -258,7 +250,7 @@ def _describe_remedy(arms: Arms, name: str, remedy: str, before: str, num_epochs
         gain=gain,
         over_small=left,
         learning_rate=rate,
-        is_recovered=recovery or None,
+        recovery=recovery or None,
     )
 
 
