@@ -20,7 +20,6 @@ from scalelab.measure.launchers import batch
 from scalelab.measure.launchers.batch import (
     JOB_VARIABLES,
     MOST_UNREADABLE,
-    UNREADABLE,
     BatchJob,
     BatchRecord,
     BatchSystem,
@@ -79,7 +78,7 @@ def test_a_job_that_lsf_killed_has_ended_with_its_reason(programs: Path, tmp_pat
     record = '{"JOBID": "7", "STAT": "EXIT", "EXIT_REASON": "TERM_RUNLIMIT", "KILL_REASON": "", "SUSPEND_REASON": ""}'
     play_program(programs, "bjobs", f'{{"RECORDS": [{record}]}}')
     state = BatchSystem("lsf", tmp_path).ask(["7"])["7"]
-    assert state == JobState(phase=Phase.ENDED, words="failed, TERM_RUNLIMIT")
+    assert state == JobState(phase=Phase.ENDED, words="failed, TERM_RUNLIMIT", has_failed=True)
 
 
 def test_a_cancellation_that_nobody_confirms_is_no_success(programs: Path, tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_answers_that_nobody_can_read_are_given_up_after_several(programs: Path,
         say=said.append,
         look=lambda: asked.append(1),
     )
-    assert state == JobState(phase=Phase.UNKNOWN, words=UNREADABLE)
+    assert (state.phase, state.is_readable) == (Phase.UNKNOWN, False)
     assert len(asked) == MOST_UNREADABLE
     assert said == ["job 7.host (pbs) is unknown (its answer cannot be read)"]
 

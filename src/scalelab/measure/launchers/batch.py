@@ -46,10 +46,8 @@ SHOW_SECONDS = 60.0
 """How long a shared file system may take to show what a job wrote that has ended."""
 CANCEL_SECONDS = 60.0
 """How long we wait for a cancelled job to be gone."""
-UNREADABLE = "its answer cannot be read"
-"""What is known of a job whose batch system answers, and nobody can make anything of it."""
 MOST_UNREADABLE = 10
-"""How many such answers in a row end the waiting."""
+"""How many answers in a row that cannot be read end the waiting."""
 JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 """Where a process finds the number of the job that it is in."""
 
@@ -71,6 +69,10 @@ class JobState:
     phase: Phase
     words: str = ""
     """Why it waits or has failed, in the batch system's words."""
+    has_failed: bool = False
+    """Whether it ended without completing."""
+    is_readable: bool = True
+    """Whether the batch system's answer could be read."""
 
     def __str__(self) -> str:
         return f"{self.phase} ({self.words})" if self.words else self.phase.value
@@ -143,11 +145,11 @@ class BatchSystem:
         try:
             done = run_question(self._executor.get_status_command(ids))
         except (OSError, subprocess.TimeoutExpired):
-            return self._guess(ids, "")
+            return self._guess(ids)
         if done.returncode and all(word in done.stderr for word in ids) and UNKNOWN_JOB.search(done.stderr):
             return dict.fromkeys(ids, JobState(phase=Phase.ENDED))
         if done.returncode:
-            return self._guess(ids, "")
+            return self._guess(ids)
         try:
             found: dict[str, Any] = dict(self._executor.parse_status_output(done.returncode, done.stdout))
         except Exception:  # noqa: BLE001 - whatever PSI/J makes of an answer that it does not expect
@@ -158,7 +160,7 @@ class BatchSystem:
         """The same in plain text, where the batch system has such a form."""
         from scalelab.measure.launchers.jobscripts import Pbs
 
-        states = self._guess(ids, UNREADABLE)
+        states = self._guess(ids, is_readable=False)
         if not isinstance(self._executor, Pbs):
             return states
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -169,9 +171,11 @@ class BatchSystem:
             states |= {number: self._read_state(number, told[number.partition(".")[0]]) for number in known}
         return states
 
-    def _guess(self, ids: Collection[str], words: str) -> dict[str, JobState]:
+    def _guess(self, ids: Collection[str], *, is_readable: bool = True) -> dict[str, JobState]:
         """What is known without the batch system: whether the job's script has come to its last line."""
-        unknown, ended = JobState(phase=Phase.UNKNOWN, words=words), JobState(phase=Phase.ENDED)
+        words = "" if is_readable else "its answer cannot be read"
+        unknown = JobState(phase=Phase.UNKNOWN, words=words, is_readable=is_readable)
+        ended = JobState(phase=Phase.ENDED)
         return {number: ended if self.has_ended(number) else unknown for number in ids}
 
     def _read_state(self, number: str, status: Any) -> JobState:
@@ -181,7 +185,8 @@ class BatchSystem:
         if not status.state.final:
             return JobState(phase=Phase.RUNNING if name == "ACTIVE" else Phase.QUEUED, words=words)
         how = "" if name == "COMPLETED" else name.lower()
-        return JobState(phase=Phase.ENDED, words=", ".join(filter(None, (how, words))))
+        words = ", ".join(filter(None, (how, words)))
+        return JobState(phase=Phase.ENDED, words=words, has_failed=name == "FAILED")
 
     def has_ended(self, number: str) -> bool:
         """Whether the job's script has come to its last line."""
@@ -234,7 +239,7 @@ def follow_job(
                 said = str(state)
                 say(f"job {job.id} ({system.scheduler}) is {said}")
             look()
-            num_unreadable = num_unreadable + 1 if state.words == UNREADABLE else 0
+            num_unreadable = 0 if state.is_readable else num_unreadable + 1
             if state.phase is Phase.ENDED or num_unreadable >= MOST_UNREADABLE:
                 return state
             if state.phase is Phase.QUEUED and queue_seconds is not None and time.monotonic() - began > queue_seconds:

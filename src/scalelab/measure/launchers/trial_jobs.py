@@ -131,7 +131,7 @@ def is_out_of_time(state: JobState) -> bool:
 def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote) -> TrialResult:
     """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
     if state.phase is Phase.ENDED and not Path(job.log).exists():
-        hint = f"; {describe_log(job)}" if state.words.startswith("failed") else ""
+        hint = f"; {describe_log(job)}" if state.has_failed else ""
         return not_run(trial, f"job {job.id} {describe_end(state)} before it began{hint}", note, cause=Cause.JOB)
     is_over = dataclasses.replace(note, may_come=False)
     reason = f"job {job.id} {describe_end(state)} without a result; {describe_log(job)}"
