@@ -15,8 +15,9 @@ from scalelab.records.settings import StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
-from scalelab.studies.dtypes import EXPLANATION, LOSSES, Dtypes
+from scalelab.studies.dtypes import EXPLANATION, Dtypes
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.sweep import VERDICT
 from tests.studies.answers import find_kinds, find_row, set_machine
@@ -99,7 +100,7 @@ def test_losses_are_held_against_float32_within_the_types_tolerance(tmp_path: Pa
     assert [row["trains"].value for row in rows.values()] == ["as float32", "as float32", "differently", "not finite"]
     assert rows["bfloat16 cast"]["loss_difference"].value == pytest.approx(0.01)
     assert rows["float16 cast"]["last_loss"].value is None
-    equal = {label: found.values["is_equal"] for label, found in find_kinds(document, LOSSES).items()}
+    equal = {label: found.values["is_equal"] for label, found in find_kinds(document, LOSSES_EQUAL).items()}
     assert equal == {
         "bfloat16 cast": True, "bfloat16 autocast": False, "float16 cast": False, "float16 autocast": True,
     }  # fmt: skip

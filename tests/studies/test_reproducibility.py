@@ -13,13 +13,13 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import WARMUP_FACTORS
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, TrialResult
+from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
-from scalelab.studies.reproducibility.report import Repeats, summarise_repeats
-from scalelab.studies.reproducibility.study import Reproducibility
+from scalelab.studies.reproducibility import Repeats, Reproducibility, describe_mean
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.units import format_quantity
-from tests.studies.answers import find_row, say_all, set_machine
+from tests.studies.answers import find_finding, find_row, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", seed=7)
@@ -59,19 +59,19 @@ def test_the_same_seed_is_bit_equal_and_another_is_not(tmp_path: Path) -> None:
     assert find_row(main, "seed 7")["repeats"].value == "bit-equal"
     assert find_row(main, "control")["against_first"].value == "bit-equal"
     assert find_row(main, "seed 8")["against_first"].value == "differ from step 0 on"
-    assert document.summary[0].endswith("the losses of 12 launches are bit-equal in all 16 steps.")
-    assert document.summary[1] == "Another seed gives another training: losses differ from step 0 on."
+    same = document.findings[0]
+    assert (same.kind, same.weight, same.values) == ("losses-equal", MAIN, {"is_equal": True, "first_step": None})
+    assert find_finding(document, "seed-effect", "seed 8").values == {"step": 0}
 
 
 def test_a_single_bit_is_found_with_its_step(tmp_path: Path) -> None:
     document = run(make(), tmp_path, change=lose_a_bit)
     assert find_row(document.tables[0], "seed 7")["repeats"].value == "differ from step 3 on"
-    assert "The same seed does not give the same training" in document.summary[0]
-    assert "from step 3 on" in document.summary[0]
+    assert find_finding(document, "losses-equal").values == {"is_equal": False, "first_step": 3}
 
 
 def test_a_seed_that_reaches_nothing_is_named(tmp_path: Path) -> None:
-    assert "Seed 8 gave the very same losses" in say_all(run(make(), tmp_path))
+    assert find_finding(run(make(), tmp_path), "seed-effect", "seed 8").values == {"step": None}
 
 
 def test_the_first_steps_are_held_against_the_rest(tmp_path: Path) -> None:
@@ -81,14 +81,16 @@ def test_the_first_steps_are_held_against_the_rest(tmp_path: Path) -> None:
         assert find_row(steps, str(number))["rest_ratio"].value == pytest.approx(factor)
     first = statistics.median((*WARMUP_FACTORS, 1.0, 1.0))
     assert find_row(steps, "0 to 4")["rest_ratio"].value == pytest.approx(first)
-    assert "Why warm-up: steps 0 to 4 take 1.2" in say_all(document)
-    assert "The steps show a warm-up of 3: dropping 5 is enough." in say_all(document)
+    found = find_finding(document, "warmup")
+    assert (found.values["found"], found.values["dropped"]) == (3, 5)
+    assert found.values["ratio"].value == pytest.approx(first)
+    assert found.text.endswith("dropping 5 is enough.")
 
 
 def test_dropping_too_few_is_told(tmp_path: Path) -> None:
-    said = say_all(run(make(dropped=1), tmp_path))
-    assert "step 0 takes 3.5" in said
-    assert "The steps show a warm-up of 3: dropping 1 is too few." in said
+    found = find_finding(run(make(dropped=1), tmp_path), "warmup")
+    assert found.values["ratio"].value == pytest.approx(WARMUP_FACTORS[0])
+    assert found.text.endswith("dropping 1 is too few.")
 
 
 def test_ways_to_time_are_compared(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_ways_to_time_are_compared(tmp_path: Path) -> None:
     assert find_row(ways, "mean of all steps")["against_last"].value == pytest.approx(whole)
     assert find_row(ways, "mean without the first 5")["against_last"].value == pytest.approx(1.0)
     assert find_row(ways, "median of 12 launches")["against_last"].value == pytest.approx(1.0)
-    assert f"A mean that includes them is {round(100 * (whole - 1))}" in say_all(document)
+    assert find_finding(document, "mean-error").values["error"].value == pytest.approx(whole - 1)
 
 
 def test_noise_asks_for_more_launches_the_finer_the_precision(tmp_path: Path) -> None:
@@ -109,14 +111,14 @@ def test_noise_asks_for_more_launches_the_finer_the_precision(tmp_path: Path) ->
     assert isinstance(coarse["launches"].value, int)
     assert fine["launches"].value > 5 * coarse["launches"].value
     assert fine["least"].value <= fine["launches"].value <= (fine["most"].value or 10_000)
-    assert "Launches differ by" in say_all(document)
+    assert find_finding(document, "launch-spread").values["spread"].value > 0
 
 
 def test_one_launch_says_nothing_about_launches(tmp_path: Path) -> None:
     document = run(make(seeds=1, sampling=Sampling(rounds=1, steps=16, control=False)), tmp_path)
     assert find_row(document.tables[0], "seed 7")["repeats"].value is None
     assert len(document.tables) == 3
-    assert "One launch cannot say how launches differ." in say_all(document)
+    assert find_finding(document, "launch-spread").values == {}
 
 
 def test_failures_and_nothing_at_all_are_told() -> None:
@@ -147,8 +149,8 @@ def test_real_launches_with_the_same_seed_are_bit_equal_on_two_ranks(tmp_path: P
     job = Job(workload="mlp", options={"dim": 16, "depth": 2}, device="cpu", threads_per_rank=1)
     study = Reproducibility(job=job, sampling=sampling, ranks=2, global_batch=8)
     _, document = run_study(study, runs_dir=tmp_path, launcher=Shared(launcher))
-    assert document.summary[0].endswith("the losses of 2 launches are bit-equal in all 8 steps.")
-    assert document.summary[1] == "Another seed gives another training: losses differ from step 0 on."
+    assert find_finding(document, "losses-equal").values["is_equal"]
+    assert find_finding(document, "seed-effect").values == {"step": 0}
 
 
 def test_a_mean_that_is_shorter_with_the_first_steps_keeps_the_longer_arm_of_its_interval() -> None:
@@ -160,5 +162,4 @@ def test_a_mean_that_is_shorter_with_the_first_steps_keeps_the_longer_arm_of_its
     error = repeats.mean_ratio.map(lambda ratio: 1 - ratio)
     assert error.low is not None
     assert error.low < 0 < error.value
-    said = " ".join(summarise_repeats(repeats, {}))
-    assert f"includes them is {format_quantity('share', error)} shorter" in said
+    assert f"is {format_quantity('share', error)} shorter" in describe_mean(repeats).text

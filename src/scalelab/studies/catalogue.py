@@ -112,7 +112,7 @@ STUDIES: dict[str, Entry] = {
         "Which data type is fastest here, what does it save, and does it still train?",
     ),
     "reproducibility": Entry(
-        "scalelab.studies.reproducibility.study:Reproducibility",
+        "scalelab.studies.reproducibility:Reproducibility",
         "Reproducibility",
         "What does a seed fix, why is there a warm-up, and how far can a step time be trusted?",
     ),

@@ -24,7 +24,7 @@ from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.losses import compare_last_losses, is_non_finite, read_last_loss, read_losses
+from scalelab.studies.shared.losses import LOSSES_EQUAL, compare_last_losses, is_non_finite, read_last_loss, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     INTERVALS,
@@ -58,9 +58,6 @@ SMALLEST_SAVING = 0.05
 
 PEAK_MEMORY = FindingKind(
     "memory", "Peak memory of a row, and its change from the reference", DETAIL, ("peak_bytes", "change")
-)
-LOSSES = FindingKind(
-    "losses-equal", "Whether losses match the reference's within a tolerance", DETAIL, ("is_equal", "difference")
 )
 EXPLANATION = FindingKind("explanation", "What usually causes such a result; not measured here", ASIDE)
 
@@ -169,16 +166,16 @@ def describe_loss(arm: Arm, reference: Arm | None) -> Iterator[Finding]:
     difference = compare_last_losses(read_losses(arm), read_losses(reference))
     if verdict == "as float32":
         text = f"{arm.label} trains as float32 does: the last loss matches within the type's tolerance."
-        yield LOSSES(arm.label, text, is_equal=True, difference=difference, weight=ASIDE)
+        yield LOSSES_EQUAL(arm.label, text, is_equal=True, difference=difference, weight=ASIDE)
     elif verdict == "differently":
         text = (
             f"{arm.label} does not train as float32 does: the last loss differs by {format_share(difference)},"
             " more than the type's tolerance."
         )
-        yield LOSSES(arm.label, text, is_equal=False, difference=difference, weight=REASON)
+        yield LOSSES_EQUAL(arm.label, text, is_equal=False, difference=difference, weight=REASON)
     elif verdict is not None:
         text = f"{arm.label} does not train: its loss became NaN or infinite, so its step time means nothing."
-        yield LOSSES(arm.label, text, is_equal=False, weight=REASON)
+        yield LOSSES_EQUAL(arm.label, text, is_equal=False, weight=REASON)
 
 
 def describe_memory(rows: Iterable[Arm], reference: Arm | None) -> Iterator[Finding]:

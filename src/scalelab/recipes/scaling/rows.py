@@ -18,7 +18,7 @@ from scalelab.records.settings import Perturbation
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay.study import Delay
 from scalelab.studies.model_size.study import ModelSize
-from scalelab.studies.reproducibility.study import Reproducibility
+from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job

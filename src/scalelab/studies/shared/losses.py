@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import math
 
+from scalelab.report.findings import DETAIL, FindingKind
 from scalelab.studies.shared.arms import Arm
 
+LOSSES_EQUAL = FindingKind(
+    "losses-equal",
+    "Whether losses match the reference's (data types: within a tolerance; seeds: bit by bit)",
+    DETAIL,
+    ("is_equal", "difference", "first_step"),
+)
 Losses = dict[int, float]
 """By step number."""
 
