@@ -248,7 +248,7 @@ def test_pbs_whose_json_is_broken_is_read_in_plain_text(programs: Path, tmp_path
     play_broken_json(programs, PLAIN_ANSWER)
     system = BatchSystem("pbs", tmp_path)
     words = "failed, Job run at noon and failed"
-    assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.ENDED, words=words)}
+    assert system.ask(["7.host"]) == {"7.host": JobState(phase=Phase.ENDED, words=words, has_failed=True)}
     play_broken_json(programs, PLAIN_ANSWER.replace("= F", "= R"))
     assert system.ask(["7.host"])["7.host"].phase is Phase.RUNNING
     play_broken_json(programs, PLAIN_ANSWER.replace("= 271", "= 265"))
