@@ -32,8 +32,8 @@ from scalelab.records.settings import Course, StepShape
 from scalelab.report.document import Column, Table, make_row
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.profiled import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.studies.strategies.study import Strategies

@@ -1,12 +1,10 @@
-"""The numbers, tables and sentences that answer `model-size`.
+"""The numbers, tables, charts and sentences that answer `model-size`.
 
-    gradient bytes         4·P in float32: what every rank hands to the exchange in a step
-    operations per rank    operations of one sample × samples per rank; 6·P·B for the multilayer perceptron
-    bytes per operation    their quotient: the same for every size of the perceptron at the same batch
+    gradient bytes   4·P in float32: what every rank hands to the all-reduce in a step
+    FLOPs per rank   FLOPs of one sample × samples per rank; 6·P·B for the multilayer perceptron
+    bytes per FLOP   their quotient: the same for every size of the perceptron at the same batch
 
 What dominates is read off the clocks of the ranks (`analysis/breakdown.py`), not inferred from these.
-
-The figures of `model-size`: speedups, a heat map of sizes and ranks, and what a step is made of.
 """
 
 from __future__ import annotations
@@ -16,35 +14,58 @@ from dataclasses import dataclass
 
 from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
 from scalelab.report.charts.amounts import plot_amounts, read_number
 from scalelab.report.charts.columns import make_value_axis, read_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_bars
-from scalelab.report.document import Chart, Column, Table, make_cell, make_row
+from scalelab.report.document import Chart, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
+from scalelab.report.tables import (
+    Field,
+    bytes_column,
+    make_column,
+    rate_column,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.studies.dimensions import describe_cell
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.scaling.findings import SPEEDUP
+from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.breakdown import HEADERS, break_arm
-from scalelab.studies.shared.communication import compare_trace, estimate_counted, estimate_exposed
-from scalelab.studies.shared.profiled import describe_traced, estimate_traced_exposed
+from scalelab.studies.shared.communication import (
+    compare_methods,
+    describe_traced,
+    do_overlap,
+    estimate_counted,
+    estimate_exposed,
+    estimate_traced_exposed,
+    find_ablation,
+    list_methods,
+)
 from scalelab.studies.shared.sweep import (
-    INTERVAL_NOTE,
     INTERVALS,
-    SweepColumn,
-    describe_status,
     divide_by_ranks,
-    explain_marks,
-    find_marks,
     keep_charts,
     make_sweep_table,
     measure_speedup,
     samples_column,
     step_column,
 )
-from scalelab.studies.shared.work import count_operations, count_parameters
-from scalelab.units import format_bytes, format_quantity, format_share
+from scalelab.studies.shared.work import count_operations, count_parameters, parameters_column
+from scalelab.units import format_bytes, format_known, format_quantity, format_share
 
-WORDS = {"compute": "computation", "exposed": "communication", "waiting": "waiting", "input": "input"}
+DOMINANT = FindingKind("dominant-part", "The largest part of a step, as the mean over ranks", MAIN, ("part", "share"))
+EXPOSED_BY_SIZE = FindingKind(
+    "exposed-communication-by-size",
+    "Exposed communication as a share of the step, for the smallest and the largest model",
+    REASON,
+    ("smallest", "largest", "verdict"),
+)
+INTENSITY = FindingKind("bytes-per-flop", "How far bytes per FLOP of the sizes differ", DETAIL, ("ratio",))
+
+WORDS = {"compute": "compute", "exposed": "communication", "waiting": "waiting", "input": "input"}
 """What a part is called where it dominates."""
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float64": 8}
 """Of a gradient, where the model is cast; 4 otherwise."""
@@ -76,12 +97,6 @@ class SizeAnswer:
     def efficiency(self, arm: Arm) -> Estimate | float | None:
         return divide_by_ranks(self.speedup(arm), arm)
 
-    def exposed(self, arm: Arm) -> ExposedCommunication | None:
-        """By ablation; nothing is exchanged on one rank."""
-        if arm.trial.num_ranks == 1 or not any(len(steps) for steps in arm.comm_free):
-            return None
-        return communication_by_ablation(arm.clean, arm.comm_free)
-
     @property
     def spread(self) -> list[Arm]:
         """The rows with more than one rank, size by size."""
@@ -90,7 +105,7 @@ class SizeAnswer:
 
 
 def count_gradient_bytes(arm: Arm) -> int | None:
-    """What one rank hands to the exchange: every parameter's gradient, in the model's data type."""
+    """What one rank hands to the all-reduce: every parameter's gradient, in the model's data type."""
     num_parameters = count_parameters(arm)
     if num_parameters is None:
         return None
@@ -99,7 +114,7 @@ def count_gradient_bytes(arm: Arm) -> int | None:
 
 
 def count_rank_operations(arm: Arm) -> float | None:
-    """Floating-point operations of one rank in a step; None for a workload of the user's own."""
+    """FLOPs of one rank in a step; None for a workload of the user's own."""
     operations = count_operations(arm)
     return None if operations is None else operations * arm.trial.batch_per_rank
 
@@ -120,28 +135,21 @@ def find_dominant(breakdown: list[RankBreakdown] | None) -> tuple[str, float, bo
 
 def make_size_table(answer: SizeAnswer) -> Table:
     """Step, speedup and what communication costs, for every size on every number of ranks."""
-    columns = [
+    columns: list[Field[Arm]] = [
         step_column(),
         samples_column(),
-        SweepColumn(
-            column=Column(key="speedup", header="speedup", quantity="ratio"), read=lambda arm: answer.speedup(arm)
+        ratio_column("speedup", "speedup", answer.speedup),
+        share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False),
+        seconds_column(
+            "exposed_seconds", "exposed comm", lambda arm: found.seconds if (found := find_ablation(arm)) else None
         ),
-        SweepColumn(
-            column=Column(key="efficiency", header="efficiency", quantity="share", shows_interval=False),
-            read=lambda arm: answer.efficiency(arm),
-        ),
-        SweepColumn(
-            column=Column(key="exposed_seconds", header="exposed comm", quantity="seconds"),
-            read=lambda arm: found.seconds if (found := answer.exposed(arm)) else None,
-        ),
-        SweepColumn(
-            column=Column(key="exposed_share", header="of the step", quantity="share"),
-            read=lambda arm: found.share if (found := answer.exposed(arm)) else None,
+        share_column(
+            "exposed_share", "of the step", lambda arm: found.share if (found := find_ablation(arm)) else None
         ),
     ]
     notes = (
         "speedup: over one rank of the same size",
-        "exposed comm: a step less a step without the gradient exchange",
+        "exposed comm: a step less a step without the gradient all-reduce",
     )
     return make_sweep_table(answer.arms.values(), columns, name_header="size × ranks", notes=notes)
 
@@ -153,118 +161,108 @@ def make_work_table(answer: SizeAnswer) -> Table:
         sent, operations = count_gradient_bytes(arm), count_rank_operations(arm)
         return None if sent is None or not operations else sent / operations
 
-    columns = [
-        SweepColumn(column=Column(key="num_parameters", header="parameters", quantity="count"), read=count_parameters),
-        SweepColumn(
-            column=Column(key="gradient_bytes", header="gradient bytes", quantity="bytes"), read=count_gradient_bytes
-        ),
-        SweepColumn(
-            column=Column(key="rank_operations", header="operations per rank", quantity="rate"),
-            read=count_rank_operations,
-        ),
-        SweepColumn(column=Column(key="bytes_per_operation", header="bytes/operation", quantity="number"), read=divide),
+    columns: list[Field[Arm]] = [
+        parameters_column(),
+        bytes_column("gradient_bytes", "gradient bytes", count_gradient_bytes),
+        rate_column("rank_operations", "FLOPs per rank", count_rank_operations),
+        make_column("number", "bytes_per_operation", "bytes/FLOP", divide),
     ]
     return make_sweep_table(answer.spread, columns, name_header="size × ranks")
 
 
 def make_part_table(answer: SizeAnswer) -> Table:
     """The parts of a step, as means over ranks, what dominates, and communication by the clocks."""
-    columns = (
-        Column(key="run", header="size × ranks", align="left"),
-        *(Column(key=f"{part}_share", header=HEADERS.get(part, part), quantity="share") for part in PARTS),
-        Column(key="dominant", header="largest part", align="left"),
-        Column(key="phases_seconds", header="comm by phases", quantity="seconds"),
-        Column(key="counted_seconds", header="comm by DDP counters", quantity="seconds"),
-        Column(key="traced_exposed_seconds", header="comm by trace", quantity="seconds"),
-    )
-    rows = []
-    for arm in answer.spread:
-        breakdown = break_arm(arm) or []
-        dominant = find_dominant(breakdown)
-        shares = [_average_share(breakdown, part) for part in PARTS]
-        rows.append(
-            make_row(
-                make_cell(arm.label, mark=find_marks(arm)),
-                *shares,
-                WORDS[dominant[0]] if dominant else None,
-                estimate_exposed(arm),
-                estimate_counted(arm),
-                estimate_traced_exposed(arm),
-            )
-        )
-    notes = (INTERVAL_NOTE, "shares of the step are means over ranks", *explain_marks(answer.spread))
-    return Table(columns=columns, rows=tuple(rows), notes=notes)
+
+    def part_column(part: str) -> Field[Arm]:
+        return share_column(f"{part}_share", HEADERS.get(part, part), lambda arm: _average_share(arm, part))
+
+    def read_dominant(arm: Arm) -> str | None:
+        dominant = find_dominant(break_arm(arm))
+        return WORDS[dominant[0]] if dominant else None
+
+    columns: list[Field[Arm]] = [
+        *(part_column(part) for part in PARTS),
+        text_column("dominant", "largest part", read_dominant),
+        seconds_column("phases_seconds", "comm by phases", estimate_exposed),
+        seconds_column("counted_seconds", "comm by DDP counters", estimate_counted),
+        seconds_column("traced_exposed_seconds", "comm by trace", estimate_traced_exposed),
+    ]
+    notes = ("shares of the step are means over ranks",)
+    return make_sweep_table(answer.spread, columns, name_header="size × ranks", notes=notes)
 
 
-def _average_share(breakdown: list[RankBreakdown], part: str) -> float | None:
-    found = [ranks.share(part).value for ranks in breakdown if part in ranks.parts]
+def _average_share(arm: Arm, part: str) -> float | None:
+    found = [ranks.share(part).value for ranks in break_arm(arm) or () if part in ranks.parts]
     return sum(found) / len(found) if found else None
 
 
-def summarise_sizes(answer: SizeAnswer) -> Iterator[str]:
-    """The findings, the main one first."""
-    most = answer.ranks[-1]
-    largest = [arm for arm in answer.spread if arm.trial.num_ranks == most]
+def find_findings(answer: SizeAnswer) -> Iterator[Finding]:
+    largest = [arm for arm in answer.spread if arm.trial.num_ranks == answer.ranks[-1]]
     for arm in largest:
         yield from _name_dominant(arm)
-        yield from describe_traced(arm)
-        exposed = answer.exposed(arm)
-        yield from compare_trace(arm, exposed.seconds if exposed else None)
-    yield from _compare_shares(answer, largest)
+    yield from _compare_shares(largest)
+    for arm in largest:
+        speedup, efficiency = answer.speedup(arm), answer.efficiency(arm)
+        if isinstance(speedup, Estimate) and isinstance(efficiency, Estimate):
+            text = f"{arm.label} ran {format_known('ratio', speedup)} times as fast as on 1 rank."
+            yield SPEEDUP(arm.label, text, weight=REASON, speedup=speedup, efficiency=efficiency)
     yield from _name_intensity(largest)
     for arm in largest:
-        speedup = answer.speedup(arm)
-        if isinstance(speedup, Estimate):
-            yield f"{arm.label}: {format_quantity('ratio', speedup)} times as fast as on one rank."
+        yield from describe_traced(arm)
+        yield from compare_methods(
+            arm, {name: seconds for name, seconds in list_methods(arm).items() if name != "phases"}
+        )
 
 
-def _name_dominant(arm: Arm) -> Iterator[str]:
+def _name_dominant(arm: Arm) -> Iterator[Finding]:
     dominant = find_dominant(break_arm(arm))
     if dominant is None:
         return
     name, share, is_sure = dominant
     how = "dominates" if is_sure else "is the largest part"
-    yield f"{arm.label}: {WORDS[name]} {how}, {format_share(share)} of the step."
+    text = f"{arm.label}: {WORDS[name]} {how}, {format_share(share)} of the step."
+    yield DOMINANT(arm.label, text, part=name, share=share)
 
 
-def _compare_shares(answer: SizeAnswer, largest: list[Arm]) -> Iterator[str]:
+def _compare_shares(largest: list[Arm]) -> Iterator[Finding]:
     """Whether the share of communication falls with the size, from the ablation of both."""
-    known = [(arm, exposed.share) for arm in largest if (exposed := answer.exposed(arm)) is not None]
+    known = [(arm, exposed.share) for arm in largest if (exposed := find_ablation(arm)) is not None]
     if len(known) < 2:
         return
     ordered = sorted(known, key=lambda pair: count_parameters(pair[0]) or 0)
     (small, before), (large, after) = ordered[0], ordered[-1]
-    if before.low is None or before.high is None or after.low is None or after.high is None:
+    verdict = "more" if after.value > before.value else "less"
+    if do_overlap(before, after):
         verdict = "unresolved"
-    elif after.high < before.low:
-        verdict = "less for the larger model"
-    elif after.low > before.high:
-        verdict = "more for the larger model"
-    else:
-        verdict = "no difference that these intervals resolve"
-    yield (
-        f"Exposed communication: {format_quantity('share', before)} of the step of {small.label},"
-        f" {format_quantity('share', after)} of {large.label}: {verdict}."
+    words = "unresolved which is more" if verdict == "unresolved" else f"{verdict} for the larger model"
+    yield EXPOSED_BY_SIZE(
+        large.label,
+        f"Exposed communication takes {format_known('share', before)} of the step of {small.label} and"
+        f" {format_known('share', after)} of {large.label}: {words}.",
+        smallest=before,
+        largest=after,
+        verdict=verdict,
     )
 
 
-def _name_intensity(largest: list[Arm]) -> Iterator[str]:
-    """Bytes and operations side by side: whether sizes alone could have told."""
+def _name_intensity(largest: list[Arm]) -> Iterator[Finding]:
+    """Bytes and FLOPs side by side: whether sizes alone could have told."""
     found = [(arm, count_gradient_bytes(arm), count_rank_operations(arm)) for arm in largest]
     known = [(arm, sent, work) for arm, sent, work in found if sent and work]
     if len(known) < 2:
         return
     ratios = [sent / work for _, sent, work in known]
     said = ", ".join(
-        f"{arm.label} {format_bytes(sent)} and {format_quantity('rate', work)} operations" for arm, sent, work in known
+        f"{arm.label} {format_bytes(sent)} and {format_quantity('rate', work)}" for arm, sent, work in known
     )
     spread = max(ratios) / min(ratios)
     verdict = (
-        "bytes and operations grow together, so that sizes alone say nothing of which dominates"
+        "both grow together, so sizes alone do not say which dominates"
         if spread < 1.1
-        else f"bytes per operation differ by a factor of {spread:.2g}"
+        else f"bytes per FLOP differ by a factor of {spread:.2g}"
     )
-    yield f"A rank exchanges and computes in a step: {said}; {verdict}."
+    text = f"Gradient bytes and FLOPs per rank and step: {said}; {verdict}."
+    yield INTENSITY("", text, ratio=spread)
 
 
 def draw_sizes(answer: SizeAnswer) -> tuple[Chart, ...]:
@@ -311,7 +309,7 @@ def _draw_speedups(answer: SizeAnswer) -> Chart | None:
         x=Axis(field="speedup", title="speedup", quantity="ratio", from_zero=False),
         rows=rows,
         reference=1.0,
-        caption=f"{INTERVALS} Left of the dashed line more ranks are slower than one.",
+        caption=f"{INTERVALS} Left of the dashed line, more ranks are slower than one.",
     )
 
 
@@ -335,7 +333,7 @@ def draw_parts(table: Table, answer: SizeAnswer) -> tuple[Chart, ...]:
         rows=rows,
         failed=list(failed.values()),
         has_labels=True,
-        caption="Means over ranks; pieces are in the order of the legend. Each is measured by itself: a rest below"
-        " zero, to the left, is by how much they exceed the step.",
+        caption="Means over ranks, in the order of the legend. Each part is measured alone: a negative rest, to the"
+        " left, is by how much they exceed the step.",
     )
     return (chart,)

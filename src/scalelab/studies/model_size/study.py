@@ -1,10 +1,10 @@
 """Model size: does a larger model wait less for communication?
 
-The usual answer, "small models are bound by communication and large ones by computation", does not follow from sizes
-alone. One step of data-parallel training exchanges the gradients, 4·P bytes for P parameters in float32, and computes
-with every parameter on every sample: 6·P·B operations for a multilayer perceptron and a batch B. Both grow with P, so
-that the bytes per operation stay 4 / (6·B) whatever the size. What decides is the batch, and how fast the machine
-does either at that size. So each size is measured on each number of ranks, and its row says what dominated.
+The usual answer, "small models are communication-bound and large ones compute-bound", does not follow from size alone.
+One data-parallel step all-reduces the gradients, 4·P bytes for P parameters in float32, and computes with every
+parameter on every sample: 6·P·B FLOPs for a multilayer perceptron and a batch B. Both grow with P, so bytes per FLOP
+stay 4 / (6·B) for every size. The batch decides, and how fast the machine does either at that size. So each size is
+measured on each number of ranks, and its row says what dominated.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.model_size.report import (
     SizeAnswer,
     draw_parts,
     draw_sizes,
+    find_findings,
     make_part_table,
     make_size_table,
     make_work_table,
-    summarise_sizes,
 )
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.breakdown import make_breakdown_table, warn_of_rest
+from scalelab.studies.shared.communication import FEW_STEPS, has_traces, make_traced_table
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.profiled import FEW_STEPS, has_traces, make_traced_table
 from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
@@ -44,16 +43,16 @@ class ModelSize(Study):
 
     name: ClassVar[str] = "model-size"
     title: ClassVar[str] = "Model size"
-    question: ClassVar[str] = "Does communication or computation dominate, and does the size of the model decide it?"
+    question: ClassVar[str] = "Does communication or compute dominate, and does model size decide it?"
 
     sizes: tuple[str, ...] = ("dim=256,depth=2", "dim=1024,depth=2")
-    """Options of the workload for each size, as option=value,option=value; others stay as the job has them."""
+    """Workload options of each size, as option=value,option=value; the others stay as given."""
     ranks: tuple[int, ...] = (1, 2)
-    """Numbers of ranks to measure; one rank is always measured."""
+    """World sizes to measure; one rank is always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
     strategy: Spread = "ddp"
-    """How the training is spread."""
+    """How training is distributed."""
     job: Job = field(default_factory=lambda: Job(workload="mlp"))
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
@@ -61,7 +60,7 @@ class ModelSize(Study):
         check_at_least("global_batch", self.global_batch, 1)
         check_ranks(self.ranks, self.global_batch)
         if not self.sizes or len(set(self.sizes)) < len(self.sizes):
-            raise UsageError(f"--sizes {' '.join(self.sizes)} must name at least one size, each once")
+            raise UsageError(f"--sizes {' '.join(self.sizes)} needs at least one size, each once")
 
     @property
     def all_ranks(self) -> list[int]:
@@ -111,7 +110,7 @@ class ModelSize(Study):
             question=self.question,
             setting=setting.replace(self.job.label, label, 1),
             sections=tuple(sections),
-            findings=as_findings(summarise_sizes(answer)),
+            findings=tuple(find_findings(answer)),
             cautions=(
                 *find_sweep_cautions(arms, answer.find(self.sizes[0], 1)),
                 *(caution for arm in largest for caution in warn_of_rest(arm)),

@@ -1,7 +1,7 @@
 """What strong and weak scaling share: which configurations to measure, and the numbers that answer them.
 
-Two bases are measured, because they answer different questions. The plain loop with no process group is what a user
-has today. One rank under the strategy separates the cost of more ranks from the cost of the strategy's machinery.
+Two bases are measured, because they answer different questions. The plain loop (no process group) is what a user has
+today. One rank under the strategy separates the cost of more ranks from the overhead of the strategy itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from scalelab.records.observations import Instrument
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.strategies.catalogue import STRATEGIES
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.communication import list_methods
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 
@@ -119,7 +120,7 @@ class ScalingAnswer:
         return None if speedup is None else speedup.map(lambda ratio: ratio / arm.trial.num_ranks)
 
     def exposed(self, arm: Arm) -> ExposedCommunication | None:
-        """What leaving out the gradient exchange saves; nothing is exchanged without a process group."""
+        """What a step saves without the gradient all-reduce; there is none without a process group."""
         if arm.trial.strategy == "single" or not any(len(steps) for steps in arm.comm_free):
             return None
         return communication_by_ablation(arm.clean, arm.comm_free)
@@ -132,14 +133,9 @@ class ScalingAnswer:
             self.one_rank.clean, arm.clean, arm.trial.num_ranks, is_weak=not self.is_strong
         )
 
-    def unshrunk(self, arm: Arm) -> Estimate | None:
-        """The part of the excess that is computation: like `excess`, from steps without communication on both sides."""
-        one = self.one_rank
-        if one is None or arm.trial.num_ranks == 1 or not any(arm.comm_free) or not any(one.comm_free):
-            return None
-        return communication_by_subtraction(
-            one.comm_free, arm.comm_free, arm.trial.num_ranks, is_weak=not self.is_strong
-        )
+    def list_methods(self, arm: Arm) -> dict[str, Estimate | None]:
+        """Seconds of communication per step by every method; subtraction counts all that keeps ranks from the ideal."""
+        return list_methods(arm) | {"subtraction": self.excess(arm)}
 
     @cached_property
     def control_ratio(self) -> Estimate | None:

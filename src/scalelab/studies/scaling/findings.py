@@ -1,4 +1,4 @@
-"""A scaling study in words with numbers: is it linear, where does efficiency drop, why."""
+"""What a scaling study finds: how fast, is it linear, and where the rest of the time goes."""
 
 from __future__ import annotations
 
@@ -8,61 +8,106 @@ from itertools import pairwise
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.breakdown import break_arm
-from scalelab.studies.shared.communication import compare_trace, compare_ways
-from scalelab.studies.shared.profiled import describe_traced
-from scalelab.units import Quantity, format_interval, format_quantity, format_share
+from scalelab.studies.shared.breakdown import WAITING, break_arm
+from scalelab.studies.shared.communication import compare_methods, describe_traced
+from scalelab.units import (
+    choose_unit,
+    format_count,
+    format_interval,
+    format_known,
+    format_share,
+    format_value,
+    is_known,
+)
 
 WORTH_A_LOOK = 0.05
 """A rank that waits for others during a larger share of its step is named."""
 
+SPEEDUP = FindingKind("speedup", "How many times as fast as the reference a row is", MAIN, ("speedup", "efficiency"))
+EFFICIENCY = FindingKind(
+    "efficiency", "Speedup over the ideal of a row", ASIDE, ("efficiency", "efficiency_over_one_rank")
+)
+NO_ANSWER = FindingKind("no-answer", "Too little was measured to answer the question", MAIN)
+LINEARITY = FindingKind(
+    "linearity", "Whether efficiency over one rank of the strategy stays 100 %", REASON, ("efficiency", "verdict")
+)
+LOSS = FindingKind(
+    "scaling-loss",
+    "By how much a step exceeds its ideal, and which part of that is communication",
+    REASON,
+    ("excess_seconds", "exposed_seconds", "rest_seconds"),
+)
+EXPOSED = FindingKind(
+    "exposed-communication", "Time per step that waits for communication, by ablation", DETAIL, ("seconds", "share")
+)
+OPTIMIZER = FindingKind(
+    "replicated-optimizer", "The optimizer step, which every rank repeats", ASIDE, ("seconds", "one_rank_seconds")
+)
+AMDAHL = FindingKind("amdahl", "Serial fraction of the Amdahl fit", DETAIL, ("serial_fraction", "karp_flatt"))
+GUSTAFSON = FindingKind("gustafson", "Serial fraction of the Gustafson fit", DETAIL, ("serial_fraction", "karp_flatt"))
+USL = FindingKind(
+    "usl", "Universal scalability law: contention and coherency", DETAIL, ("contention", "coherency", "peak_ranks")
+)
+OVERHEAD = FindingKind("ddp-overhead", "One rank of the strategy over the plain loop", DETAIL, ("ratio", "verdict"))
+OVERSUBSCRIBED = FindingKind("oversubscribed", "Rows whose ranks share cores", DETAIL)
+CONTROL = FindingKind("control", "The reference measured twice, over itself", ASIDE, ("ratio", "verdict"))
 
-def summarise_scaling(answer: ScalingAnswer) -> tuple[str, ...]:
-    """The findings, the main one first."""
-    return tuple(_find_sentences(answer))
 
-
-def _find_sentences(answer: ScalingAnswer) -> Iterator[str]:
+def find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
     several = [arm for arm in answer.spread if arm.trial.num_ranks > 1]
     fair = [arm for arm in several if not arm.trial.is_oversubscribed]
-    best = (fair or several)[-1:]
-    for arm in best:
-        yield from _describe_speedup(answer, arm)
-        if fair:
-            yield from _describe_linearity(answer, fair)
-            yield from _explain_loss(answer, arm)
-            yield from _compare_methods(answer, arm)
-            yield from compare_ways(answer, arm)
-            yield from describe_traced(arm)
-            exposed = answer.exposed(arm)
-            yield from compare_trace(arm, exposed.seconds if exposed else None)
-            yield from _name_waiting(arm)
+    best = (fair or several)[-1] if several else None
+    for arm in several:
+        yield from _describe_speedup(answer, arm, is_main=arm is best)
+    if best is None and any(arm.trial.num_ranks > 1 for arm in answer.arms.values()):
+        yield NO_ANSWER("", "Nothing was measured on more than 1 rank: scaling is unknown.")
+    if fair and best is not None:
+        yield from _describe_linearity(answer, fair)
+        yield from _explain_loss(answer, best)
+        yield from _name_waiting(best)
+        yield from _describe_exposed(answer, best)
     yield from _describe_law(answer)
-    yield from _describe_machinery(answer)
-    yield from _describe_oversubscribed(answer)
-    yield from _describe_control(answer)
+    yield from _describe_overhead(answer)
+    crowded = ", ".join(str(arm.trial.num_ranks) for arm in several if arm.trial.is_oversubscribed)
+    if crowded:
+        text = f"Oversubscribed at {crowded} ranks (ranks share cores): those rows show oversubscription, not scaling."
+        yield OVERSUBSCRIBED("", text)
+    if fair and best is not None:
+        yield from describe_traced(best)
+        yield from compare_methods(best, answer.list_methods(best))
+    if answer.control_ratio is not None:
+        verdict = judge(answer.control_ratio)
+        factor = format_interval("ratio", answer.control_ratio)
+        text = f"Control: the plain loop measured twice differs by a factor of {factor}: {verdict}."
+        yield CONTROL("control", text, ratio=answer.control_ratio, verdict=str(verdict))
 
 
-def _describe_speedup(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
+def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iterator[Finding]:
     base = answer.base
     speedup, efficiency = answer.speedup(arm, base), answer.efficiency(arm, base)
     if base is None or speedup is None or efficiency is None:
         return
-    where = "the plain loop on 1 rank" if base is answer.plain else f"{base.label}"
-    who, ratio, share = (
-        f"{answer.strategy} on {arm.trial.num_ranks} ranks",
-        _say("ratio", speedup),
-        _say("share", efficiency),
+    over = "the plain loop on 1 rank" if base is answer.plain else base.label
+    did = "ran" if answer.is_strong else "did"
+    as_fast = f"times as fast as {over}" if answer.is_strong else f"times the work per second of {over}"
+    who, share = f"{answer.strategy} on {arm.trial.num_ranks} ranks", format_known("share", efficiency)
+    yield SPEEDUP(
+        arm.label,
+        f"{who} {did} {format_known('ratio', speedup)} {as_fast}: {share} efficiency.",
+        weight=MAIN if is_main else ASIDE,
+        speedup=speedup,
+        efficiency=efficiency,
     )
-    if answer.is_strong:
-        yield f"{who} ran {ratio} times as fast as {where}: {share} of ideal."
-    else:
-        yield f"{who} did {ratio} times the work per second of {where}: {share} of ideal."
+    own = answer.efficiency(arm, answer.one_rank)
+    more = f", {format_known('share', own)} over {answer.one_rank.label}" if own and answer.one_rank else ""
+    text = f"Efficiency of {arm.label}: {share} over {over}{more}."
+    yield EFFICIENCY(arm.label, text, efficiency=efficiency, efficiency_over_one_rank=own)
 
 
-def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[str]:
+def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[Finding]:
     """Whether the time per rank's work stays the same, and where it grows most."""
     efficiencies = [(arm, answer.efficiency(arm, answer.one_rank)) for arm in fair]
     known = [(arm, value) for arm, value in efficiencies if value is not None]
@@ -70,137 +115,123 @@ def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[str]
         return
     last, efficiency = known[-1]
     verdict = judge(efficiency.map(lambda ratio: 1 / ratio))
-    n = last.trial.num_ranks
-    words = {
-        Verdict.NO_DIFFERENCE: f"Scaling is linear up to {n} ranks: efficiency is within 5 % of 100 %",
-        Verdict.SLOWER: f"Scaling is not linear: at {n} ranks efficiency over {answer.strategy} × 1 is",
-        Verdict.FASTER: f"Scaling is better than linear: at {n} ranks efficiency over {answer.strategy} × 1 is",
-        Verdict.UNRESOLVED: f"Whether scaling is linear is unresolved: at {n} ranks efficiency is",
+    share = f"{format_known('share', efficiency)} efficiency over {answer.strategy} × 1 at {last.trial.num_ranks} ranks"
+    drop = _find_largest_drop(known) if len(known) > 1 else ""
+    text = {
+        Verdict.NO_DIFFERENCE: f"Scaling is linear up to {last.trial.num_ranks} ranks: efficiency over"
+        f" {answer.strategy} × 1 stays within 5 % of 100 %.",
+        Verdict.SLOWER: f"Scaling is not linear: {share}{drop}.",
+        Verdict.FASTER: f"Scaling is superlinear: {share}.",
+        Verdict.UNRESOLVED: f"Unresolved whether scaling is linear: {share}.",
     }[verdict]
-    value = "" if verdict is Verdict.NO_DIFFERENCE else f" {_say('share', efficiency)}"
-    drop = _find_largest_drop(known) if verdict is Verdict.SLOWER and len(known) > 1 else ""
-    yield f"{words}{value}{drop}."
+    yield LINEARITY(last.label, text, efficiency=efficiency, verdict=str(verdict))
 
 
 def _find_largest_drop(known: list[tuple[Arm, Estimate]]) -> str:
     steps = [(1, 1.0), *((arm.trial.num_ranks, value.value) for arm, value in known)]
     (low, before), (high, after) = max(pairwise(steps), key=lambda pair: pair[0][1] - pair[1][1])
-    return f"; it drops most from {low} to {high} ranks, {format_share(before)} to {format_share(after)}"
+    return f"; it drops most from {low} to {high} ranks ({format_share(before)} to {format_share(after)})"
 
 
-def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
-    """The excess over the ideal step, split into exchange that is exposed and computation that does not shrink."""
-    excess, exposed, unshrunk = answer.excess(arm), answer.exposed(arm), answer.unshrunk(arm)
+def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
+    """The excess over the ideal step, of which ablation says how much is communication; the rest is compute."""
+    excess, exposed = answer.excess(arm), answer.exposed(arm)
     efficiency = answer.efficiency(arm, answer.one_rank)
-    if excess is None or exposed is None or unshrunk is None or efficiency is None:
+    if excess is None or exposed is None or efficiency is None:
         return
     if judge(efficiency.map(lambda ratio: 1 / ratio)) is not Verdict.SLOWER:
         return
     n = arm.trial.num_ranks
-    ideal = f"1/{n} of the {answer.strategy} × 1 step" if answer.is_strong else f"the {answer.strategy} × 1 step"
-    slow = "slows down beside other ranks"
-    if answer.is_strong:
-        slow = f"does not shrink with the batch, or {slow}"
-    yield (
-        f"Why: at {n} ranks a step is {_say('seconds', excess)} longer than {ideal}: {_say('seconds', exposed.seconds)}"
-        f" is exposed gradient exchange, {_say('seconds', unshrunk)} is computation that {slow}"
-        f"{_name_larger(exposed.seconds, unshrunk)}."
+    ideal = f"1/{n} of {answer.strategy} × 1" if answer.is_strong else f"{answer.strategy} × 1"
+    rest = excess.value - exposed.seconds.value
+    yield LOSS(
+        arm.label,
+        f"At {n} ranks a step takes {format_known('seconds', excess)} longer than {ideal}:"
+        f" {_split_loss(excess, exposed.seconds, is_strong=answer.is_strong)}.",
+        excess_seconds=excess,
+        exposed_seconds=exposed.seconds,
+        rest_seconds=rest,
     )
-    optimizer = arm.phase("optimizer")
-    before = answer.one_rank.phase("optimizer") if answer.one_rank else None
+    optimizer, before = arm.phase("optimizer"), answer.one_rank.phase("optimizer") if answer.one_rank else None
     if answer.is_strong and optimizer is not None and before is not None:
-        yield (
-            f"The optimizer updates every parameter on every rank: {_say('seconds', optimizer)} a step on {n} ranks,"
-            f" {_say('seconds', before)} on one."
-        )
+        here, there = format_known("seconds", optimizer), format_known("seconds", before)
+        text = f"Every rank runs the whole optimizer step: {here} on {n} ranks, {there} on 1."
+        yield OPTIMIZER(arm.label, text, seconds=optimizer, one_rank_seconds=before)
 
 
-def _name_larger(exchange: Estimate, computation: Estimate) -> str:
-    """Which of two causes is the larger, where their intervals leave no doubt."""
-    if exchange.low is not None and computation.high is not None and exchange.low > computation.high:
-        return "; mostly exchange"
-    if computation.low is not None and exchange.high is not None and computation.low > exchange.high:
-        return "; mostly computation"
-    return ""
+def _split_loss(excess: Estimate, exposed: Estimate, *, is_strong: bool) -> str:
+    """Communication and the rest, in numbers that add up to the excess as it is printed."""
+    if not is_known(exposed):
+        return "how much of that is exposed communication is unknown (its interval is wider than the number)"
+    unit = choose_unit("seconds", [excess])
+    whole, part = (round(one.value / unit.factor, unit.decimals) for one in (excess, exposed))
+    sent, rest = (f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (part, abs(whole - part)))
+    if part > whole:
+        return f"{sent} of exposed communication, less {rest} by which compute alone is faster than that"
+    slow = "does not shrink with the batch or slows down beside other ranks" if is_strong else "slows down"
+    return f"{sent} of exposed communication + {rest} of compute that {slow}"
 
 
-def _compare_methods(answer: ScalingAnswer, arm: Arm) -> Iterator[str]:
-    excess, exposed = answer.excess(arm), answer.exposed(arm)
-    if excess is None or exposed is None or excess.low is None or exposed.seconds.low is None:
+def _describe_exposed(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
+    exposed = answer.exposed(arm)
+    if exposed is None:
         return
-    assert excess.high is not None
-    assert exposed.seconds.high is not None
-    overlap = excess.low <= exposed.seconds.high and exposed.seconds.low <= excess.high
-    cause = ", because subtraction also counts what is not communication" if excess.low > exposed.seconds.high else ""
-    verdict = "overlap" if overlap else f"do not overlap{cause}"
-    yield (
-        f"Communication at {arm.trial.num_ranks} ranks: {_say('seconds', exposed.seconds)} by ablation"
-        f" ({_say('share', exposed.share)} of the step), {_say('seconds', excess)} by subtraction; the intervals"
-        f" {verdict}."
-    )
+    known = f"{format_known('share', exposed.share)} of the step ({format_known('seconds', exposed.seconds)})"
+    share = known if is_known(exposed.seconds) else "unknown (its interval is wider than the number)"
+    text = f"Exposed communication at {format_count(arm.trial.num_ranks, 'rank')}: {share}, by ablation."
+    yield EXPOSED(arm.label, text, seconds=exposed.seconds, share=exposed.share)
 
 
-def _name_waiting(arm: Arm) -> Iterator[str]:
+def _name_waiting(arm: Arm) -> Iterator[Finding]:
     """The rank that waits most for slower ones, where that is worth a look."""
     worst = max(break_arm(arm) or (), key=lambda parts: parts.parts["waiting"].value, default=None)
     if worst is None or worst.share("waiting").value < WORTH_A_LOOK:
         return
-    if (worst.parts["waiting"].low or 0.0) > 0:
-        yield (
-            f"Rank {worst.rank} waits {_say('seconds', worst.parts['waiting'])} of every step for slower ranks:"
-            " scalelab run imbalance tells which, and in which phase."
+    waiting = worst.parts["waiting"]
+    if (waiting.low or 0.0) > 0:
+        yield WAITING(
+            f"rank {worst.rank}",
+            f"Rank {worst.rank} of {arm.label} waits {format_known('seconds', waiting)} per step for slower ranks:"
+            " `scalelab run straggler` finds which, and in which phase.",
+            weight=REASON,
+            seconds=waiting,
+            share=worst.share("waiting"),
         )
 
 
-def _describe_law(answer: ScalingAnswer) -> Iterator[str]:
+def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
     fit = answer.amdahl or answer.gustafson
     if fit is None:
         return
-    serial = fit.serial_fraction
-    law = "Amdahl" if answer.is_strong else "Gustafson"
-    last = answer.fair[-1]
+    serial, last = fit.serial_fraction, answer.fair[-1]
+    kind, law = (AMDAHL, "Amdahl") if answer.is_strong else (GUSTAFSON, "Gustafson")
     speedup = answer.speedup(last, answer.one_rank)
     if serial.value >= 1:
         is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
-        doubt = (
-            "More ranks are slower than one" if is_sure else "It is unresolved whether more ranks are faster than one"
-        )
-        yield f"{doubt}: {law}'s law does not describe it."
+        slower = "More ranks are slower than one" if is_sure else "Unresolved whether more ranks are faster than one"
+        yield kind("", f"{slower}: {law}'s law does not apply.", serial_fraction=serial)
         return
     point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None
-    flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {_say('share', point)})" if point else ""
-    yield f"By {law}'s law this is worth a serial fraction of {_say('share', serial)}{flatt}."
-    if answer.usl is not None:
-        peak = answer.usl.peak_ranks
-        top = f"; throughput would peak near {peak:.0f} ranks" if peak else "; the data show no peak"
-        yield (
-            f"Universal scalability law: contention {_say('share', answer.usl.contention)}, coherency"
-            f" {_say('share', answer.usl.coherency)}{top}."
+    flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {format_known('share', point)})" if point else ""
+    text = f"{law} fit: serial fraction {format_known('share', serial)}{flatt}."
+    yield kind("", text, serial_fraction=serial, karp_flatt=point)
+    usl = answer.usl
+    if usl is not None:
+        peak = usl.peak_ranks
+        top = f"throughput would peak near {peak:.0f} ranks" if peak else "no peak in sight"
+        text = (
+            f"USL fit: contention {format_known('share', usl.contention)}, coherency"
+            f" {format_known('share', usl.coherency)}; {top}."
         )
+        yield USL("", text, contention=usl.contention, coherency=usl.coherency, peak_ranks=peak)
 
 
-def _describe_machinery(answer: ScalingAnswer) -> Iterator[str]:
-    """What the strategy costs before there is anybody to talk to."""
+def _describe_overhead(answer: ScalingAnswer) -> Iterator[Finding]:
+    """What the strategy costs on a single rank."""
     if answer.plain is None or answer.one_rank is None:
         return
     ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
-    who = f"{answer.strategy} on 1 rank against the plain loop"
-    yield f"{who}: {format_interval('ratio', ratio)} times the step time, {judge(ratio)}."
-
-
-def _describe_oversubscribed(answer: ScalingAnswer) -> Iterator[str]:
-    crowded = [arm for arm in answer.spread if arm.trial.is_oversubscribed]
-    if crowded:
-        listed = ", ".join(str(arm.trial.num_ranks) for arm in crowded)
-        yield f"{listed} ranks had to share cores: their rows say how sharing hurts, not how the job scales."
-
-
-def _describe_control(answer: ScalingAnswer) -> Iterator[str]:
-    ratio = answer.control_ratio
-    if ratio is not None:
-        factor = format_interval("ratio", ratio)
-        yield f"Control: the plain loop measured twice differs by a factor of {factor}, {judge(ratio)}."
-
-
-def _say(quantity: Quantity, value: Estimate) -> str:
-    return format_quantity(quantity, value)
+    verdict, label = judge(ratio), answer.one_rank.label
+    factor = format_interval("ratio", ratio)
+    text = f"{answer.strategy} overhead at world size 1: {factor} times the step of the plain loop, {verdict}."
+    yield OVERHEAD(label, text, ratio=ratio, verdict=str(verdict))

@@ -1,112 +1,142 @@
-"""A scaling study's answer as a document.
-
-The tables of a scaling study.
-
-The rows of a scaling study's charts: both bases, every round, the laws, and what failed.
-"""
+"""A scaling study's answer as a document: the tables, the charts, and what to be careful about."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.scaling import Law, plot_efficiency, plot_speedup
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    Field,
+    count_column,
+    make_table,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.studies.scaling.answer import ScalingAnswer
-from scalelab.studies.scaling.findings import summarise_scaling
+from scalelab.studies.scaling.findings import find_findings
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import find_cautions
-from scalelab.studies.shared.communication import make_communication_table
+from scalelab.studies.shared.communication import METHOD_NAMES, find_traced_step, make_traced_table
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.profiled import make_traced_table
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.sweep import INTERVAL_NOTE, explain_marks, find_marks, warn_of_control
+from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.sweep import (
+    describe_measurement,
+    make_sweep_table,
+    memory_column,
+    samples_column,
+    step_column,
+    warn_of_control,
+)
+
+EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
+COUNTED = {
+    "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
+    "phases": "from the last rank's last gradient on",
+    "counters": "the same by DDP's clocks, in one launch",
+    "trace": "collectives beside which nothing is computed, in profiled steps",
+    "subtraction": "all that keeps ranks from the ideal",
+}
+"""What each method counts."""
 
 
 def make_main_table(answer: ScalingAnswer) -> Table:
     """Step time, throughput, speedup and efficiency against both bases, and what communication costs."""
-    strategy = answer.strategy
-    name = "speedup" if answer.is_strong else "scaled speedup"
-    columns = (
-        Column(key="run", header="run", align="left"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        Column(key="samples_per_second", header="samples/s", quantity="rate", shows_interval=False),
-        Column(key="speedup", header=name, quantity="ratio"),
-        Column(key="efficiency", header="efficiency", quantity="share", shows_interval=False),
-        Column(key="speedup_over_one_rank", header=f"over {strategy} × 1", quantity="ratio"),
-        Column(key="efficiency_over_one_rank", header="efficiency", quantity="share", shows_interval=False),
-        Column(key="exposed_share", header="exposed comm", quantity="share"),
-    )
-    rows = tuple(_make_main_row(answer, arm, len(columns)) for arm in answer.arms.values())
-    base = answer.base
-    reference = f"{name} and the first efficiency are over the {base.label}" if base else "no reference was measured"
-    return Table(columns=columns, rows=rows, notes=(INTERVAL_NOTE, reference, *explain_marks(answer.arms.values())))
+    base, one_rank = answer.base, answer.one_rank
 
+    def over_one_rank(arm: Arm, estimate: Estimate | None) -> Estimate | float | None:
+        return 1.0 if arm is one_rank else None if arm.trial.strategy == "single" else estimate
 
-def _make_main_row(answer: ScalingAnswer, arm: Arm, num_columns: int) -> tuple[Cell, ...]:
-    name = make_cell(arm.label, mark=find_marks(arm))
-    if not arm.is_measured:
-        status = arm.failure.status.replace("_", " ") if arm.failure else "not run yet"
-        return (name, make_cell(status), *(Cell() for _ in range(num_columns - 2)))
-    exposed = answer.exposed(arm)
-    is_base, is_one_rank = arm is answer.base, arm is answer.one_rank
-    return make_row(
-        name,
-        arm.step,
-        arm.step.map(lambda seconds: arm.trial.global_batch / seconds),
-        1.0 if is_base else answer.speedup(arm, answer.base),
-        1.0 if is_base else answer.efficiency(arm, answer.base),
-        1.0 if is_one_rank else _over_one_rank(answer, arm, is_speedup=True),
-        1.0 if is_one_rank else _over_one_rank(answer, arm, is_speedup=False),
-        exposed.share if exposed and arm.trial.num_ranks > 1 else None,
-    )
+    def read_exposed(arm: Arm) -> Estimate | None:
+        exposed = answer.exposed(arm)
+        return exposed.share if exposed and arm.trial.num_ranks > 1 else None
 
-
-def _over_one_rank(answer: ScalingAnswer, arm: Arm, *, is_speedup: bool) -> Cell:
-    if arm.trial.strategy == "single":
-        return Cell()
-    find = answer.speedup if is_speedup else answer.efficiency
-    return make_cell(find(arm, answer.one_rank))
+    name, over = "speedup" if answer.is_strong else "scaled speedup", f"over {answer.strategy} × 1"
+    plain = " (no process group)" if base is answer.plain else ""
+    reference = f"{name} and efficiency: over the {base.label}{plain}" if base else "no reference was measured"
+    columns: list[Field[Arm]] = [
+        step_column(),
+        samples_column(),
+        ratio_column("speedup", name, lambda arm: 1.0 if arm is base else answer.speedup(arm, base)),
+        share_column(
+            "efficiency",
+            "efficiency",
+            lambda arm: 1.0 if arm is base else answer.efficiency(arm, base),
+            shows_interval=False,
+        ),
+        ratio_column(
+            "speedup_over_one_rank",
+            over,
+            lambda arm: over_one_rank(arm, answer.speedup(arm, one_rank)),
+            is_detail=True,
+        ),
+        share_column(
+            "efficiency_over_one_rank",
+            f"efficiency {over}",
+            lambda arm: over_one_rank(arm, answer.efficiency(arm, one_rank)),
+            shows_interval=False,
+            is_detail=True,
+        ),
+        share_column("exposed_share", "exposed comm", read_exposed),
+    ]
+    return make_sweep_table(answer.arms.values(), columns, notes=(reference,))
 
 
 def make_time_table(answer: ScalingAnswer) -> Table:
     """Where a step's time goes, and communication by both methods."""
     ideal = "T_N − T_1/N" if answer.is_strong else "T_N − T_1"
-    columns = (
-        Column(key="run", header="run", align="left"),
-        *(Column(key=f"{phase}_seconds", header=phase, quantity="seconds") for phase in PHASES),
-        Column(key="exposed_seconds", header="comm by ablation", quantity="seconds"),
-        Column(key="excess_seconds", header="comm by subtraction", quantity="seconds"),
-        Column(key="skew_seconds", header="start skew", quantity="seconds"),
-        Column(key="peak_memory_bytes", header="peak memory", quantity="bytes"),
-    )
-    rows = []
-    for arm in answer.arms.values():
-        if not arm.is_measured:
-            continue
-        exposed = answer.exposed(arm)
-        rows.append(
-            make_row(
-                make_cell(arm.label, mark=find_marks(arm)),
-                *(arm.phase(phase) for phase in PHASES),
-                exposed.seconds if exposed else None,
-                answer.excess(arm),
-                arm.start_skew_seconds,
-                arm.peak_memory_bytes,
-            )
-        )
+
+    def phase_column(phase: str) -> Field[Arm]:
+        return seconds_column(f"{phase}_seconds", phase, lambda arm: arm.phase(phase))
+
+    columns: list[Field[Arm]] = [
+        *(phase_column(phase) for phase in PHASES),
+        seconds_column(
+            "exposed_seconds",
+            "comm by ablation",
+            lambda arm: exposed.seconds if (exposed := answer.exposed(arm)) else None,
+        ),
+        seconds_column("excess_seconds", "comm by subtraction", answer.excess),
+        seconds_column("skew_seconds", "start skew", lambda arm: arm.start_skew_seconds),
+        memory_column(),
+    ]
     notes = (
-        INTERVAL_NOTE,
-        "phases: medians of steps timed phase by phase; backward includes the gradient exchange",
-        "ablation: a step less a step without the gradient exchange, in the same launch",
-        f"subtraction: {ideal}, with T_1 of {answer.strategy} × 1; it also counts computation that does not shrink",
+        "phases: medians of steps timed phase by phase; backward includes the gradient all-reduce",
+        "ablation: a step less a step without the gradient all-reduce, in the same launch",
+        f"subtraction: {ideal}, with T_1 of {answer.strategy} × 1; it also counts compute that does not shrink",
     )
-    return Table(columns=columns, rows=tuple(rows), notes=notes)
+    return make_sweep_table([arm for arm in answer.arms.values() if arm.is_measured], columns, notes=notes)
+
+
+def make_methods_table(answer: ScalingAnswer, arm: Arm) -> Table:
+    """Communication by every method."""
+    methods = answer.list_methods(arm)
+
+    def find_share(name: str) -> Estimate | None:
+        seconds = methods[name]
+        step = (find_traced_step(arm) if name == "trace" else None) or arm.step.value
+        return None if seconds is None else seconds.map(lambda value: value / step)
+
+    return make_table(
+        methods,
+        text_column("method", "communication by", lambda name: METHOD_NAMES[name]),
+        seconds_column("seconds", "a step", lambda name: methods[name]),
+        share_column("share", "of the step", find_share),
+        text_column("counts", "what it counts", lambda name: COUNTED[name]),
+        title=f"Communication of {arm.label}, by every method",
+        notes=(INTERVAL_NOTE, "of the step: of a clean one; by trace, of the profiled step, which is longer"),
+    )
 
 
 def make_law_table(answer: ScalingAnswer) -> Table | None:
@@ -114,39 +144,37 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
     fit = answer.amdahl or answer.gustafson
     if fit is None:
         return None
-    law = "Amdahl" if answer.is_strong else "Gustafson"
-    columns = (
-        Column(key="ranks", header="ranks", quantity="count"),
-        Column(key="ideal", header="ideal", quantity="ratio"),
-        Column(key="measured", header="measured", quantity="ratio"),
-        Column(key="law", header=f"{law} fit", quantity="ratio"),
-        Column(key="usl", header="USL fit", quantity="ratio"),
-        Column(key="karp_flatt", header="Karp–Flatt", quantity="share"),
-    )
-    rows = []
-    for arm in answer.fair:
+    law, usl = "Amdahl" if answer.is_strong else "Gustafson", answer.usl
+
+    def read_speedup(arm: Arm) -> Estimate | float | None:
+        return 1.0 if arm.trial.num_ranks == 1 else answer.speedup(arm, answer.one_rank)
+
+    def read_law(arm: Arm) -> Estimate | float | None:
         n = arm.trial.num_ranks
+        return 1.0 if n == 1 else fit.predict_speedup(n) if fit.serial_fraction.value < 1 else None
+
+    def read_serial(arm: Arm) -> Estimate | None:
         speedup = answer.speedup(arm, answer.one_rank)
-        serial = karp_flatt(speedup, n) if speedup and speedup.value > 1 and answer.is_strong else None
-        law_speedup = 1.0 if n == 1 else fit.predict_speedup(n) if fit.serial_fraction.value < 1 else None
-        usl = answer.usl.predict_speedup(n) if answer.usl else None
-        rows.append(make_row(n, float(n), 1.0 if n == 1 else speedup, law_speedup, usl, serial))
-    return Table(columns=columns, rows=tuple(rows), notes=_explain_laws(answer, law))
+        is_known = speedup is not None and speedup.value > 1 and answer.is_strong
+        return karp_flatt(speedup, arm.trial.num_ranks) if speedup and is_known else None
 
-
-def _explain_laws(answer: ScalingAnswer, law: str) -> tuple[str, ...]:
-    notes = [
-        INTERVAL_NOTE,
-        f"all over {answer.strategy} × 1; fitted to these rows, for diagnosis and not for prediction",
-    ]
-    fit = answer.amdahl or answer.gustafson
-    if len(answer.fair) == 2 and fit is not None and fit.residual_ratio < 1e-6:
-        notes.append(f"two sizes determine the {law} fit exactly: it cannot be checked against them")
-    if answer.usl is None:
+    notes = [INTERVAL_NOTE, f"all over {answer.strategy} × 1; fitted to these rows to explain them, not to predict"]
+    if len(answer.fair) == 2 and fit.residual_ratio < 1e-6:
+        notes.append(f"two sizes determine the {law} fit exactly: they cannot check it")
+    if usl is None:
         notes.append("the universal scalability law (USL) needs three sizes")
     if len(answer.fair) < len(answer.spread):
-        notes.append("oversubscribed runs are left out: sharing cores is another regime")
-    return tuple(notes)
+        notes.append("oversubscribed rows are left out: ranks that share cores are another regime")
+    return make_table(
+        answer.fair,
+        count_column("ranks", "ranks", lambda arm: arm.trial.num_ranks),
+        ratio_column("ideal", "ideal", lambda arm: float(arm.trial.num_ranks)),
+        ratio_column("measured", "measured", read_speedup),
+        ratio_column("law", f"{law} fit", read_law),
+        ratio_column("usl", "USL fit", lambda arm: usl.predict_speedup(arm.trial.num_ranks) if usl else None),
+        share_column("karp_flatt", "Karp–Flatt", read_serial),
+        notes=notes,
+    )
 
 
 OVERSUBSCRIBED = "ranks share cores"
@@ -242,22 +270,13 @@ def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
             f"{names}: fitted to {answer.strategy} on ranks with cores of their own, over {answer.strategy} × 1."
         )
     if any(arm.trial.is_oversubscribed for arm in answer.spread):
-        said.append("Ranks that share cores are another regime: no line leads to them.")
+        said.append("Oversubscribed ranks are another regime: no line leads to them.")
     bases = [arm for arm in answer.arms.values() if arm.trial.strategy != answer.strategy and not arm.is_measured]
     missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, describe_status(arm)) for arm in bases)]
     return " ".join([*said, *describe_failures(missing)])
 
 
-def conclude_scaling(
-    answer: ScalingAnswer,
-    *,
-    title: str,
-    question: str,
-    job: Job,
-    sampling: Sampling,
-    batch: str,
-    ranks: Sequence[int] = (),
-) -> Document:
+def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Sequence[int]) -> Document:
     """Main table, where the time goes, the laws; the findings; what to be careful about. `ranks`: those planned."""
     sections = [Section(tables=(make_main_table(answer),), charts=plot_scaling(answer, ranks))]
     if answer.spread or answer.plain:
@@ -265,15 +284,15 @@ def conclude_scaling(
         sections.append(Section(heading="Where the time goes", tables=tables, charts=_draw_times(answer)))
     laws = make_law_table(answer)
     if laws is not None:
-        sections.append(Section(heading="Laws of scaling", tables=(laws,)))
+        sections.append(Section(heading="Scaling laws", tables=(laws,)))
     return Document(
-        title=title,
-        question=question,
-        setting=describe_setting(answer, job, sampling, batch),
+        title=study.title,
+        question=study.question,
+        setting=_describe_setting(answer, study.job, study.sampling or Sampling(), batch),
         sections=tuple(sections),
-        findings=as_findings(summarise_scaling(answer)),
+        findings=tuple(find_findings(answer)),
         cautions=(
-            *_warn_of_control(answer),
+            *(warn_of_control(answer.control_ratio, "plain loop") if answer.control_ratio else ()),
             *find_cautions(answer.arms.values()),
             *(warn_of_rest(answer.largest) if answer.largest else ()),
             *_warn_of_extrapolation(answer),
@@ -281,20 +300,18 @@ def conclude_scaling(
     )
 
 
-def _break_down_largest(answer: ScalingAnswer) -> tuple[Table, ...]:
-    """Every rank of the largest fair row, and its communication by every way to it."""
+def _break_down_largest(answer: ScalingAnswer) -> Iterator[Table]:
+    """Every rank of the largest row with cores of its own, and its communication by every method."""
     arm = answer.largest
     if arm is None:
-        return ()
-    tables = []
-    if arm.trial.plan.phase_steps:
-        tables.append(make_breakdown_table(arm, title=f"Every rank of {arm.label}"))
+        return
     traced = make_traced_table([arm], title=f"Communication in the profiled steps of {arm.label}")
+    if arm.trial.plan.phase_steps:
+        yield make_breakdown_table(arm, title=f"Every rank of {arm.label}")
     if traced is not None:
-        tables.append(traced)
-    if arm.trial.strategy == "ddp" and tables:
-        tables.append(make_communication_table(answer, arm))
-    return tuple(tables)
+        yield traced
+    if arm.trial.strategy == "ddp" and (traced is not None or arm.trial.plan.phase_steps):
+        yield make_methods_table(answer, arm)
 
 
 def _draw_times(answer: ScalingAnswer) -> tuple[Chart, ...]:
@@ -303,32 +320,20 @@ def _draw_times(answer: ScalingAnswer) -> tuple[Chart, ...]:
     return tuple(chart for chart in (ranks, plot_phases(answer.arms.values())) if chart is not None)
 
 
-def describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:
-    """What was measured, in one line."""
+def _describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:
     arms = list(answer.arms.values())
     device = arms[0].trial.device if arms else job.found_device
-    threads = arms[0].trial.threads_per_rank if arms else job.threads_per_rank
     backend = "threads" if answer.strategy == "dp" else "nccl" if device == "cuda" else "gloo"
-    dropped = arms[0].num_dropped if arms else "–"
-    how = "as told" if sampling.warmup is not None else "as found"
-    cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
-    launches = f"{sampling.launches} × {sampling.steps} steps, the first {dropped} dropped {how}"
-    return " · ".join([job.label, answer.strategy, job.dtype, backend, batch, cores, launches])
+    return describe_measurement(job, sampling, arms, answer.strategy, job.dtype, backend, batch)
 
 
-def _warn_of_control(answer: ScalingAnswer) -> tuple[Caution, ...]:
-    ratio = answer.control_ratio
-    return () if ratio is None else tuple(warn_of_control(ratio, "plain loop"))
-
-
-def _warn_of_extrapolation(answer: ScalingAnswer) -> tuple[Caution, ...]:
+def _warn_of_extrapolation(answer: ScalingAnswer) -> Iterator[Caution]:
     usl = answer.usl
-    if usl is None or usl.peak_ranks is None or usl.peak_ranks <= usl.largest_ranks:
-        return ()
-    return (
-        Caution(
-            message=f"the peak at {usl.peak_ranks:.0f} ranks lies beyond the {usl.largest_ranks} that were measured:"
-            " it is an extrapolation",
-            next_step="measure more ranks before relying on it",
-        ),
-    )
+    if usl is not None and usl.peak_ranks is not None and usl.peak_ranks > usl.largest_ranks:
+        yield EXTRAPOLATED(
+            "",
+            f"the USL peak at {usl.peak_ranks:.0f} ranks is an extrapolation: {usl.largest_ranks} were measured",
+            "measure more ranks before relying on it",
+            ranks=usl.peak_ranks,
+            largest_ranks=usl.largest_ranks,
+        )

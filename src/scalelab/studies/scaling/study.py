@@ -1,12 +1,7 @@
-"""Strong scaling: the same job, the same global batch, more ranks.
+"""Strong scaling: the same job and global batch on more ranks; the ideal is T(N) = T(1) / N.
 
-The ideal is T(N) = T(1) / N. Two references are measured, because they answer different questions: the plain loop
-with no process group is what a user has today, and one rank under the strategy is what isolates the cost of more
-ranks from the cost of the strategy's own machinery.
-
-Weak scaling: every rank keeps its batch, so more ranks do more work in, ideally, the same time.
-
-The ideal is T(N) = T(1). What grows is the work done per step: the scaled speedup is N·T(1)/T(N) (Gustafson 1988).
+Weak scaling: every rank keeps its batch, so more ranks do more work in, ideally, the same time T(N) = T(1). The scaled
+speedup is N·T(1)/T(N) (Gustafson 1988).
 """
 
 from __future__ import annotations
@@ -21,8 +16,8 @@ from scalelab.report.document import Document
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling.report import conclude_scaling
+from scalelab.studies.shared.communication import FEW_STEPS
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.profiled import FEW_STEPS
 from scalelab.studies.shared.sampling import Sampling, check_ranks
 from scalelab.studies.shared.study import Study
 
@@ -36,11 +31,11 @@ class StrongScaling(Study):
     question: ClassVar[str] = "How much faster does the same job get with more ranks?"
 
     ranks: tuple[int, ...] = (1, 2)
-    """Numbers of ranks to measure; one rank and the plain loop are always measured."""
+    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
     strategy: Spread = "ddp"
-    """How the training is spread."""
+    """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
@@ -52,16 +47,8 @@ class StrongScaling(Study):
         return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda _: self.global_batch)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        warmup = self.sampling.warmup
-        return conclude_scaling(
-            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=True),
-            title="Strong scaling",
-            question=self.question,
-            job=self.job,
-            sampling=self.sampling,
-            batch=f"global batch {self.global_batch}",
-            ranks=self.ranks,
-        )
+        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=True)
+        return conclude_scaling(self, answer, f"global batch {self.global_batch}", self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +60,11 @@ class WeakScaling(Study):
     question: ClassVar[str] = "How much more work gets done in the same time with more ranks?"
 
     ranks: tuple[int, ...] = (1, 2)
-    """Numbers of ranks to measure; one rank and the plain loop are always measured."""
+    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     batch_per_rank: int = 32
     """Samples per step on each rank."""
     strategy: Spread = "ddp"
-    """How the training is spread."""
+    """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
@@ -89,13 +76,5 @@ class WeakScaling(Study):
         return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda n: self.batch_per_rank * n)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        warmup = self.sampling.warmup
-        return conclude_scaling(
-            ScalingAnswer.from_results(results, self.strategy, warmup, is_strong=False),
-            title="Weak scaling",
-            question=self.question,
-            job=self.job,
-            sampling=self.sampling,
-            batch=f"batch {self.batch_per_rank} per rank",
-            ranks=self.ranks,
-        )
+        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=False)
+        return conclude_scaling(self, answer, f"batch {self.batch_per_rank} per rank", self.ranks)

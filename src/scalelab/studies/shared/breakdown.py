@@ -1,13 +1,8 @@
-"""Where the time of every rank goes, as a table: the parts of `analysis/breakdown.py` for the rows of a study.
-
-The rows of charts of a step in parts: of every rank where they are known, of every configuration by phase.
-
-What part of a step a phase takes, from the steps whose phases were timed.
-"""
+"""Where the time of a step goes: the parts of every rank (`analysis/breakdown.py`), and the phases of every row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from scalelab.analysis.breakdown import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
@@ -15,15 +10,23 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.curves import plot_parts
-from scalelab.report.document import Cell, Chart, Column, Table, make_cell, make_row
-from scalelab.report.findings import Caution
+from scalelab.report.document import Chart, Table
+from scalelab.report.findings import DETAIL, Caution, CautionKind, FindingKind, Known
+from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, seconds_column, share_column, text_column
 from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
-from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.units import format_share
 
 HEADERS = {"exposed": "exposed comm"}
 """Parts whose name alone would not do."""
+BREAKDOWN_NOTES = (
+    INTERVAL_NOTE,
+    "step = input + compute + exposed comm + waiting + stalled + rest",
+    "waiting: for the last rank's gradients; exposed comm: the all-reduce after that, with nothing left to compute",
+    "stalled: other programs had its core; rest: the part of clean steps that phase-timed steps do not explain",
+)
+WAITING = FindingKind("waiting", "A rank waits for slower ranks in every step", DETAIL, ("seconds", "share"))
+UNEXPLAINED = CautionKind("unexplained-time", "The parts of a step do not add up to it", "noise", ("share", "rank"))
 
 
 def waits_for_buffers(result: TrialResult) -> bool:
@@ -66,11 +69,9 @@ def _read_clean(arm: Arm, result: TrialResult) -> list[list[float]]:
 def explain_strategy(trial: Trial) -> str:
     """Why a strategy's steps have no parts; empty: they have."""
     if trial.strategy in SHARDED:
-        return (
-            f"{trial.strategy} exchanges in forward and in backward: no moment is known from which on a rank only waits"
-        )
+        return f"{trial.strategy} communicates in forward and backward: no moment exists after which a rank only waits"
     if trial.strategy == "dp":
-        return "dp is one process: its replicas are not timed one by one"
+        return "dp is one process: its replicas are not timed separately"
     return ""
 
 
@@ -79,47 +80,38 @@ def explain_arm(arm: Arm) -> str:
     if any(spans_hosts(result) for result in arm.completed):
         return "its ranks are on several hosts, whose clocks cannot be compared"
     if arm.trial.accumulation > 1 and any(waits_for_buffers(result) for result in arm.completed):
-        return "its buffers are sent in the first of several passes, and passes are not timed one by one"
+        return "its buffers are sent in the first of several micro-batches, which are not timed separately"
     return explain_strategy(arm.trial)
 
 
 def explain_missing(arm: Arm) -> str:
     """Why a row has no parts."""
-    return explain_arm(arm) or "it has no parts: its phases or its last gradients were not timed"
+    return explain_arm(arm) or "no parts: its phases or its last gradients were not timed"
 
 
 def make_breakdown_table(arm: Arm, *, title: str = "") -> Table:
     """One row per rank; every part is – where they cannot be told apart, with the reason below."""
-    columns = (
-        Column(key="rank", header="rank", align="left"),
-        Column(key="step_seconds", header="step", quantity="seconds"),
-        *(Column(key=f"{part}_seconds", header=HEADERS.get(part, part), quantity="seconds") for part in PARTS),
-        Column(key="rest_seconds", header="rest", quantity="seconds"),
-        Column(key="rest_share", header="of the step", quantity="share"),
-    )
     found = break_arm(arm)
-    if found is None:
-        rows = tuple(
-            (make_cell(f"rank {rank}"), *(Cell() for _ in columns[1:])) for rank in range(arm.trial.num_processes)
+    by_rank = dict(enumerate(found)) if found else {}
+
+    def read(rank: int, value: Callable[[RankBreakdown], Known]) -> Known:
+        return value(by_rank[rank]) if rank in by_rank else None
+
+    def part_column(part: str) -> Field[int]:
+        return seconds_column(
+            f"{part}_seconds", HEADERS.get(part, part), lambda rank: read(rank, lambda parts: parts.parts.get(part))
         )
-        return Table(title=title, columns=columns, rows=rows, notes=(explain_missing(arm),))
-    rows = tuple(
-        make_row(
-            f"rank {parts.rank}",
-            parts.step,
-            *(parts.parts.get(part) for part in PARTS),
-            parts.rest,
-            parts.rest_share,
-        )
-        for parts in found
+
+    return make_table(
+        range(arm.trial.num_processes),
+        text_column("rank", "rank", lambda rank: f"rank {rank}"),
+        seconds_column("step_seconds", "step", lambda rank: read(rank, lambda parts: parts.step)),
+        *(part_column(part) for part in PARTS),
+        seconds_column("rest_seconds", "rest", lambda rank: read(rank, lambda parts: parts.rest)),
+        share_column("rest_share", "of the step", lambda rank: read(rank, lambda parts: parts.rest_share)),
+        title=title,
+        notes=BREAKDOWN_NOTES if found else (explain_missing(arm),),
     )
-    notes = (
-        INTERVAL_NOTE,
-        "step = input + compute + exposed comm + waiting + stalled + rest",
-        "waiting: for the last rank's gradients; exposed comm: the exchange after that, with nothing to compute",
-        "stalled: its core was given to other programs; rest: what phase-timed steps do not explain of clean ones",
-    )
-    return Table(title=title, columns=columns, rows=rows, notes=notes)
 
 
 def warn_of_rest(arm: Arm) -> Iterator[Caution]:
@@ -127,10 +119,13 @@ def warn_of_rest(arm: Arm) -> Iterator[Caution]:
     unexplained = [parts for parts in break_arm(arm) or () if not parts.is_explained]
     if unexplained:
         worst = max(unexplained, key=lambda parts: abs(parts.rest_share))
-        yield Caution(
-            message=f"{arm.label}: the parts of a step leave {format_share(worst.rest_share)} of it unexplained on rank"
-            f" {worst.rank}, more than {format_share(LARGEST_REST)}",
-            next_step="close other programs, or raise --phase-steps and --rounds",
+        yield UNEXPLAINED(
+            arm.label,
+            f"{arm.label}: the parts of a step leave {format_share(worst.rest_share)} of it unexplained on rank"
+            f" {worst.rank} (limit {format_share(LARGEST_REST)})",
+            "close other programs, or raise --phase-steps and --rounds",
+            share=worst.rest_share,
+            rank=worst.rank,
         )
 
 
@@ -157,7 +152,7 @@ def plot_rank_parts(arm: Arm) -> Chart | None:
         ]
         rows.append(place | {"series": "rest", "seconds": parts.rest})
     drawn, slivers = drop_slivers(rows)
-    said = ["The parts of a clean step; a rest below zero reaches to the left."]
+    said = ["The parts of a clean step; a negative rest extends to the left."]
     if len(found) > MOST_RANKS:
         said.append(count_rest(len(found) - MOST_RANKS, "rank", "in the table only"))
     return plot_parts(
@@ -174,7 +169,7 @@ def drop_slivers(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
     for row in rows:
         longest[row["series"]] = max(longest.get(row["series"], 0.0), abs(row["seconds"].value))
     slivers = [name for name, seconds in longest.items() if seconds < SLIVER * max(longest.values())]
-    words = f"Too short to be drawn: {', '.join(slivers)}." if slivers else ""
+    words = f"Too short to draw: {', '.join(slivers)}." if slivers else ""
     return [row for row in rows if row["series"] not in slivers], words
 
 
@@ -193,7 +188,7 @@ def plot_phases(arms: Iterable[Arm]) -> Chart | None:
     failed = [
         {"bar": arm.label, "status": describe_status(arm), "key": arm.label} for arm in known if not arm.is_measured
     ]
-    said = ["Medians of steps that were timed phase by phase; backward holds the gradient exchange."]
+    said = ["Medians of steps timed phase by phase; backward includes the gradient all-reduce."]
     if len(timed) > MOST_BARS:
         said.append(count_rest(len(timed) - MOST_BARS, "configuration", "not drawn"))
     drawn, slivers = drop_slivers(rows)

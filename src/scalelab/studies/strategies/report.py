@@ -15,10 +15,17 @@ from scalelab.analysis.utilization import IDLE, NUM_SLICES
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import MOST_SERIES, plot_bars, plot_lines
 from scalelab.report.document import Chart, Column, Table, make_cell, make_row
+from scalelab.report.findings import Finding
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.studies.shared.breakdown import plot_phases
-from scalelab.studies.shared.communication import compare_trace, estimate_counted, measure_ablation
-from scalelab.studies.shared.profiled import describe_traced, estimate_traced_exposed
+from scalelab.studies.shared.communication import (
+    compare_methods,
+    describe_traced,
+    estimate_counted,
+    estimate_traced_exposed,
+    list_methods,
+    measure_ablation,
+)
 from scalelab.studies.shared.sweep import (
     CONTROL,
     INTERVAL_NOTE,
@@ -124,12 +131,12 @@ CLEAR_EXCESS = 0.05
 """A device 0 that holds this share more than the others is worth a word."""
 
 
-def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> tuple[str, ...]:
+def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> tuple[str | Finding, ...]:
     """The findings, the main one first; nothing where nothing was measured."""
     return tuple(_find_sentences(arms, reference))
 
 
-def _find_sentences(arms: Sequence[Arm], reference: Arm | None) -> Iterator[str]:
+def _find_sentences(arms: Sequence[Arm], reference: Arm | None) -> Iterator[str | Finding]:
     if not arms:
         return
     yield from _name_fastest(arms)
@@ -141,7 +148,8 @@ def _find_sentences(arms: Sequence[Arm], reference: Arm | None) -> Iterator[str]
     yield from _compare_memory(arms)
     for arm in arms:
         yield from describe_traced(arm)
-        yield from compare_trace(arm, measure_ablation(arm))
+        methods = list_methods(arm)
+        yield from compare_methods(arm, {name: methods[name] for name in ("ablation", "counters", "trace")})
     if reference is not None and reference.is_measured:
         words = describe_losses(arms, reference)
         if words:

@@ -22,9 +22,9 @@ from scalelab.report.document import Chart, Document, Section
 from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.communication import FEW_STEPS, make_traced_table
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
-from scalelab.studies.shared.profiled import FEW_STEPS, make_traced_table
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep

@@ -14,7 +14,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
+from tests.studies.answers import find_caution, find_finding, find_row, set_machine
 from tests.studies.uneven import UnevenLauncher
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=6, comm_free_steps=4)
@@ -50,15 +50,15 @@ def conclude(directory: Path, study: ModelSize | None = None, *, small: float, l
 
 def test_what_dominates_is_what_was_measured(tmp_path: Path) -> None:
     document = conclude(tmp_path, small=0.2, large=0.004, noise=0.01)
-    assert f"{SMALL}: communication dominates" in say_all(document)
-    assert f"{LARGE}: computation dominates" in say_all(document)
-    assert "less for the larger model" in say_all(document)
+    assert find_finding(document, "dominant-part", SMALL).values["part"] == "exposed"
+    assert find_finding(document, "dominant-part", LARGE).values["part"] == "compute"
+    assert find_finding(document, "exposed-communication-by-size").values["verdict"] == "less"
 
 
 def test_a_large_model_may_wait_more(tmp_path: Path) -> None:
     document = conclude(tmp_path, small=0.004, large=0.2, noise=0.01)
-    assert f"{LARGE}: communication dominates" in say_all(document)
-    assert "more for the larger model" in say_all(document)
+    assert find_finding(document, "dominant-part", LARGE).values["part"] == "exposed"
+    assert find_finding(document, "exposed-communication-by-size").values["verdict"] == "more"
 
 
 def test_bytes_and_operations_grow_together_in_a_perceptron(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_bytes_and_operations_grow_together_in_a_perceptron(tmp_path: Path) -> N
     assert large["gradient_bytes"].value == 4 * parameters
     assert large["rank_operations"].value == 6 * 2 * 512 * 512 * 32
     assert small["bytes_per_operation"].value == pytest.approx(large["bytes_per_operation"].value, rel=0.02)
-    assert "bytes and operations grow together" in say_all(document)
+    assert find_finding(document, "bytes-per-flop").values["ratio"] == pytest.approx(1.0, abs=0.02)
 
 
 def test_every_way_to_communication_finds_the_same(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_every_way_to_communication_finds_the_same(tmp_path: Path) -> None:
     row = find_row(parts, SMALL)
     assert row["phases_seconds"].value == pytest.approx(0.02)
     assert row["counted_seconds"].value == pytest.approx(0.02)
-    assert row["dominant"].value == "computation"
+    assert row["dominant"].value == "compute"
 
 
 def test_gradients_of_a_cast_model_are_as_long_as_its_type(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_size_that_fails_leaves_the_other(tmp_path: Path) -> None:
     failures = {"size2-ddp-2": Status.OUT_OF_MEMORY}
     document = conclude(tmp_path, small=0.01, large=0.01, failures=failures)
     assert find_row(document.tables[0], LARGE)["step_seconds"].value == "out of memory"
-    assert f"{SMALL}: computation dominates" in say_all(document)
-    assert "out of memory" in warn_all(document)
+    assert find_finding(document, "dominant-part").subject == SMALL
+    assert find_caution(document, "failed", LARGE).values["status"] == "out_of_memory"
     assert make_study().conclude([]).tables[0].rows == ()
 
 

@@ -15,21 +15,30 @@ from scalelab.report.document import Document, Table
 from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.communication import compare_trace
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.profiled import (
+from scalelab.studies.shared.communication import (
     FEW_STEPS,
+    compare_methods,
     count_bytes,
     describe_traced,
     estimate_traced,
     estimate_traced_exposed,
     has_traces,
+    list_methods,
     make_traced_table,
 )
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.records import make_record, make_result
-from tests.studies.answers import AlteredLauncher, find_row, make_strong, make_weak, say_all, set_machine
+from tests.studies.answers import (
+    AlteredLauncher,
+    find_finding,
+    find_row,
+    list_kinds,
+    make_strong,
+    make_weak,
+    set_machine,
+)
 
 SAMPLING = Sampling(rounds=4, steps=12, phase_steps=4, comm_free_steps=4, profile_steps=FEW_STEPS)
 
@@ -104,15 +113,15 @@ def test_launches_in_which_a_rank_has_no_trace_are_left_out(ranks: list[list[Tra
     assert make_traced_table([arm]) is None
     assert estimate_traced_exposed(arm) is None
     assert list(describe_traced(arm)) == []
-    assert list(compare_trace(arm, None)) == []
+    assert list(compare_methods(arm, list_methods(arm))) == []
 
 
 def test_the_waiting_rank_is_named_where_it_is_worth_a_word() -> None:
     early, late = [make_step(exposed_ms=30, waiting_ms=20)], [make_step(exposed_ms=10)]
-    (said,) = describe_traced(make_arm([[early, late]] * 3))
-    assert "rank 0 waits 20.0 ± 0.0 ms in them for others" in said
-    (said,) = describe_traced(make_arm([[late, late]] * 3))
-    assert "waits" not in said
+    (found,) = describe_traced(make_arm([[early, late]] * 3))
+    assert "rank 0 waits 20.0 ± 0.0 ms" in found.text
+    (found,) = describe_traced(make_arm([[late, late]] * 3))
+    assert "waits" not in found.text
 
 
 def test_collectives_that_were_not_matched_have_neither_transfer_nor_waiting() -> None:
@@ -125,13 +134,14 @@ def test_collectives_that_were_not_matched_have_neither_transfer_nor_waiting() -
     assert count_bytes(arm, 0) == 1000
 
 
-@pytest.mark.parametrize(("ablation_ms", "verdict"), [(10, "no contradiction"), (30, "has less"), (2, "has more")])
-def test_the_trace_is_held_against_ablation(ablation_ms: float, verdict: str) -> None:
+@pytest.mark.parametrize(("ablation_ms", "agrees"), [(10, True), (30, False), (2, False)])
+def test_the_trace_is_held_against_ablation(ablation_ms: float, agrees: bool) -> None:
     arm = make_arm([[[make_step(exposed_ms=10)]] * 2] * 3)
     exposed = estimate_traced_exposed(arm)
     assert exposed is not None
-    (said,) = compare_trace(arm, exposed.map(lambda seconds: seconds * ablation_ms / 10))
-    assert verdict in said
+    ablation = exposed.map(lambda seconds: seconds * ablation_ms / 10)
+    (found,) = compare_methods(arm, {"ablation": ablation, "phases": None, "trace": exposed})
+    assert found.values == {"ablation": ablation, "trace": exposed, "agree": agrees}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
@@ -143,11 +153,12 @@ def test_scaling_has_the_table_and_the_way(tmp_path: Path, strategy: str) -> Non
         row = find_row(table, "rank 1")
         assert row["traced_exposed_seconds"].value == pytest.approx(0.01)
         assert row["traced_transfer_seconds"].value == pytest.approx(0.01)
-        assert "In the profiled steps" in say_all(document)
+        assert find_finding(document, "traced-communication").values["seconds"].value == pytest.approx(0.01)
         if strategy == "ddp":
-            (ways,) = (table for table in document.tables if "every way" in table.title)
+            (ways,) = (table for table in document.tables if "every method" in table.title)
             assert find_row(ways, "trace")["seconds"].value == pytest.approx(0.01)
-            assert "ablation 10.0" in say_all(document)
+            methods = find_finding(document, "communication-methods").values
+            assert methods["ablation"].value == pytest.approx(0.01)
 
 
 def test_sizes_have_communication_by_trace_beside_the_other_ways(tmp_path: Path) -> None:
@@ -191,7 +202,7 @@ def test_ddp_among_strategies_has_ablation_and_counters_beside_the_trace(tmp_pat
     sharded = find_row(table, "fsdp2 × 2")
     assert (sharded["ablation_seconds"].value, sharded["counted_seconds"].value) == (None, None)
     assert sharded["traced_exposed_seconds"].value == pytest.approx(0.02)
-    assert "Against that exposed communication of the trace: ablation 20.0" in say_all(document)
+    assert find_finding(document, "communication-methods", "ddp × 2").values["agree"] is True
 
 
 def test_the_share_by_trace_is_of_the_profiled_step_and_not_of_a_shorter_clean_one(tmp_path: Path) -> None:
@@ -201,7 +212,7 @@ def test_the_share_by_trace_is_of_the_profiled_step_and_not_of_a_shorter_clean_o
 
     launcher = AlteredLauncher(slow_down, step_seconds=lambda _: 0.1, comm_seconds=lambda _: 0.01)
     document = play(launcher, make_strong(sampling=SAMPLING, ranks=(1, 2)), tmp_path)
-    (ways,) = (table for table in document.tables if "every way" in table.title)
+    (ways,) = (table for table in document.tables if "every method" in table.title)
     assert find_row(ways, "trace")["share"].value == pytest.approx(0.25)
     assert find_row(ways, "ablation")["share"].value == pytest.approx(0.1)
 
@@ -219,4 +230,4 @@ def test_without_profiled_steps_there_is_no_table(tmp_path: Path) -> None:
     study = make_strong(sampling=replace(SAMPLING, profile_steps=0), ranks=(1, 2))
     document = play(FakeLauncher(lambda trial: 0.1 / trial.num_ranks, comm_seconds=lambda _: 0.01), study, tmp_path)
     assert not any(column.key == "traced_waiting_seconds" for table in document.tables for column in table.columns)
-    assert "profiled" not in say_all(document)
+    assert "traced-communication" not in list_kinds(document)

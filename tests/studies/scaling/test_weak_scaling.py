@@ -14,12 +14,13 @@ from tests.studies.answers import (
     ONE_RANK_SECONDS,
     answer,
     covers,
+    find_caution,
+    find_finding,
     find_row,
     find_tables,
+    list_kinds,
     make_weak,
-    say_all,
     set_machine,
-    warn_all,
 )
 
 
@@ -52,8 +53,8 @@ def test_perfect_scaling_does_the_work_of_n_and_is_called_linear(tmp_path: Path)
         assert row["efficiency"].value == pytest.approx(1.0)
         assert find_row(laws, num_ranks)["law"].value == pytest.approx(num_ranks)
         assert find_row(laws, num_ranks)["karp_flatt"].value is None
-    assert "did 4.00" in document.summary[0]
-    assert "Scaling is linear up to 4 ranks" in say_all(document)
+    assert find_finding(document, "speedup", "ddp × 4").values["speedup"].value == pytest.approx(4.0)
+    assert find_finding(document, "linearity").values["verdict"] == "no difference"
     assert "batch 8 per rank" in document.setting
 
 
@@ -65,8 +66,8 @@ def test_a_known_serial_fraction_is_recovered(tmp_path: Path, serial: float) -> 
         row = find_row(laws, num_ranks)
         assert row["law"].value == pytest.approx(num_ranks - serial * (num_ranks - 1))
         assert row["measured"].value == pytest.approx(num_ranks - serial * (num_ranks - 1))
-    assert "By Gustafson's law this is worth a serial fraction of" in say_all(document)
-    assert "Amdahl" not in say_all(document)
+    assert find_finding(document, "gustafson").values["serial_fraction"].value == pytest.approx(serial)
+    assert "amdahl" not in list_kinds(document)
 
 
 def test_known_communication_is_recovered_by_ablation_and_by_subtraction(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_known_communication_is_recovered_by_ablation_and_by_subtraction(tmp_pat
         row = find_row(find_tables(document)[1], f"ddp × {num_ranks}")
         assert row["exposed_seconds"].value == pytest.approx(0.02)
         assert row["excess_seconds"].value == pytest.approx(0.02)
-    assert "the intervals overlap" in say_all(document)
+    assert find_finding(document, "communication-methods").values["agree"] is True
 
 
 def test_known_communication_is_covered_under_noise(tmp_path: Path) -> None:
@@ -92,8 +93,9 @@ def test_efficiency_drops_where_it_drops_most(tmp_path: Path) -> None:
         return ONE_RANK_SECONDS * {1: 1.0, 2: 1.05, 4: 2.0}[trial.num_ranks]
 
     _, document = answer(make_weak(), tmp_path, seconds)
-    assert "Scaling is not linear" in say_all(document)
-    assert "it drops most from 2 to 4 ranks, 95 % to 50 %" in say_all(document)
+    linearity = find_finding(document, "linearity")
+    assert linearity.values["verdict"] == "slower"
+    assert "it drops most from 2 to 4 ranks (95 % to 50 %)" in linearity.text
 
 
 def test_a_configuration_that_fails_keeps_its_row(tmp_path: Path) -> None:
@@ -102,9 +104,8 @@ def test_a_configuration_that_fails_keeps_its_row(tmp_path: Path) -> None:
     main = document.tables[0]
     assert find_row(main, "ddp × 4")["step_seconds"].value == "out of memory"
     assert find_row(main, "ddp × 2")["efficiency"].value == pytest.approx(1.0)
-    assert "ddp × 4 out of memory" in warn_all(document)
-    assert "--memory-limit" in warn_all(document)
-    assert document.summary[0].startswith("ddp on 2 ranks")
+    assert "--memory-limit" in find_caution(document, "failed", "ddp × 4").next_step
+    assert document.findings[0].subject == "ddp × 2"
 
 
 def test_when_every_trial_fails_nothing_was_measured(tmp_path: Path) -> None:
@@ -118,8 +119,8 @@ def test_ranks_that_share_cores_are_marked(tmp_path: Path, monkeypatch: pytest.M
     _, document = answer(make_weak(ranks=(1, 2)), tmp_path, stay_as_fast)
     assert find_row(document.tables[0], "ddp × 2")["run"].mark == "†"
     assert len(document.tables) == 2
-    assert "Scaling is linear" not in say_all(document)
-    assert "2 ranks had to share cores" in say_all(document)
+    assert "linearity" not in list_kinds(document)
+    assert "oversubscribed" in list_kinds(document)
 
 
 def test_the_document_on_disk_is_the_one_that_was_given_back(tmp_path: Path) -> None:

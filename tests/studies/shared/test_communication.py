@@ -10,7 +10,7 @@ import pytest
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import answer, find_row, make_strong, make_weak, say_all, set_machine, warn_all
+from tests.studies.answers import answer, find_caution, find_finding, find_row, make_strong, make_weak, set_machine
 from tests.studies.uneven import UnevenLauncher
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=6, comm_free_steps=4)
@@ -24,12 +24,12 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ways_that_must_agree_do_and_subtraction_counts_what_does_not_shrink(tmp_path: Path) -> None:
     study = make_strong(sampling=SAMPLING)
     _, document = run_study(study, runs_dir=tmp_path, launcher=UnevenLauncher(exchange=0.008, noise=0.01))
-    (ways,) = (table for table in document.tables if "every way" in table.title)
+    (ways,) = (table for table in document.tables if "every method" in table.title)
     assert find_row(ways, "phases")["seconds"].value == pytest.approx(0.008)
     assert find_row(ways, "DDP counters")["seconds"].value == pytest.approx(0.008)
     assert find_row(ways, "ablation")["seconds"].value == pytest.approx(0.008, rel=0.2)
     assert find_row(ways, "subtraction")["seconds"].value == pytest.approx(0.008 + 0.0075, rel=0.1)
-    assert "by phases" in say_all(document)
+    assert find_finding(document, "communication-methods").values["phases"].value == pytest.approx(0.008)
 
 
 def test_every_rank_of_the_largest_row_is_broken_down_without_a_rest(tmp_path: Path) -> None:
@@ -43,15 +43,15 @@ def test_every_rank_of_the_largest_row_is_broken_down_without_a_rest(tmp_path: P
         assert total == pytest.approx(row["step_seconds"].value)
         assert row["rest_share"].value == pytest.approx(0)
     assert find_row(parts, "rank 0")["waiting_seconds"].value == pytest.approx(0.010)
-    assert "Rank 0 waits 10" in say_all(document)
+    assert find_finding(document, "waiting", "rank 0").values["seconds"].value == pytest.approx(0.010)
 
 
 def test_a_strategy_without_last_gradients_has_a_reason_instead_of_parts(tmp_path: Path) -> None:
     _, document = answer(make_strong(strategy="fsdp-full"), tmp_path)
     (parts,) = (table for table in document.tables if table.title == "Every rank of fsdp-full × 4")
     assert all(cell.value is None for row in parts.rows for cell in row[1:])
-    assert "no moment is known" in parts.notes[0]
-    assert not any("every way" in table.title for table in document.tables)
+    assert "no moment exists" in parts.notes[0]
+    assert not any("every method" in table.title for table in document.tables)
 
 
 def test_ranks_on_several_hosts_have_no_parts_because_their_clocks_differ(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_ranks_on_several_hosts_have_no_parts_because_their_clocks_differ(tmp_pa
     study = make_strong(sampling=SAMPLING, ranks=(1, 2))
     _, document = run_study(study, runs_dir=tmp_path, launcher=Spread(exchange=0.008, buffer_bytes=4))
     (parts,) = (table for table in document.tables if table.title == "Every rank of ddp × 2")
-    (ways,) = (table for table in document.tables if "every way" in table.title)
+    (ways,) = (table for table in document.tables if "every method" in table.title)
     assert all(cell.value is None for row in parts.rows for cell in row[1:])
     assert parts.notes == ("its ranks are on several hosts, whose clocks cannot be compared",)
     assert find_row(ways, "phases")["seconds"].value is None
@@ -83,7 +83,7 @@ def test_parts_that_do_not_add_up_are_warned_of(tmp_path: Path) -> None:
             return type(result)(trial=trial, status=result.status, samples=samples, ranks=result.ranks)
 
     _, document = run_study(make_strong(sampling=SAMPLING), runs_dir=tmp_path, launcher=Slower())
-    assert "the parts of a step leave 17 % of it unexplained" in warn_all(document)
+    assert find_caution(document, "unexplained-time").values["share"] == pytest.approx(1 / 6, abs=0.01)
 
 
 def test_without_phases_there_is_no_breakdown(tmp_path: Path) -> None:

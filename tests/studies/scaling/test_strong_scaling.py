@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.errors import NothingMeasured
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.report.brief import shorten
 from scalelab.report.document import Cell, read_document
+from scalelab.report.findings import ASIDE, MAIN
 from scalelab.report.renderers.exports import render_json
+from scalelab.studies.scaling.findings import _split_loss
 from scalelab.studies.shared.sampling import Sampling
 from tests.records import replace_losses
 from tests.studies.answers import (
@@ -22,14 +27,15 @@ from tests.studies.answers import (
     AlteredLauncher,
     answer,
     covers,
+    find_caution,
+    find_finding,
     find_row,
     find_tables,
+    list_kinds,
     make_strong,
     obey_amdahl,
-    say_all,
     set_machine,
     share_evenly,
-    warn_all,
 )
 
 LABELS = ["plain loop", "control", "ddp × 1", "ddp × 2", "ddp × 4"]
@@ -52,9 +58,14 @@ def test_perfect_scaling_is_fully_efficient_and_called_linear(tmp_path: Path) ->
         assert row["efficiency"].value == pytest.approx(1.0)
         assert row["efficiency_over_one_rank"].value == pytest.approx(1.0)
         assert find_row(laws, num_ranks)["law"].value == pytest.approx(num_ranks)
-    assert "Scaling is linear up to 4 ranks" in say_all(document)
-    assert "ran 4.00" in document.summary[0]
-    assert "100" in document.summary[0]
+    assert find_finding(document, "linearity").values["verdict"] == "no difference"
+    assert document.findings[-1].kind == "control", "the control is the least of the findings"
+    (main_finding,) = (finding for finding in document.findings if finding.weight == MAIN)
+    assert (main_finding.kind, main_finding.subject) == ("speedup", "ddp × 4")
+    assert main_finding.values["speedup"].value == pytest.approx(4.0)
+    for num_ranks in (2, 4):
+        efficiency = find_finding(document, "efficiency", f"ddp × {num_ranks}")
+        assert efficiency.values["efficiency"].value == pytest.approx(1.0)
 
 
 def test_the_reference_has_no_interval_and_no_speedup_over_the_strategy(tmp_path: Path) -> None:
@@ -78,8 +89,8 @@ def test_a_known_serial_fraction_is_recovered(tmp_path: Path, serial: float) -> 
     assert find_row(laws, 1)["karp_flatt"].value is None
     assert find_row(laws, 2)["karp_flatt"].value == pytest.approx(serial)
     assert find_row(laws, 4)["karp_flatt"].value == pytest.approx(serial)
-    assert f"{serial:.0%}".replace("%", " %") in say_all(document).replace(" ± 0", "")
-    assert "Scaling is not linear" in say_all(document)
+    assert find_finding(document, "amdahl").values["serial_fraction"].value == pytest.approx(serial)
+    assert find_finding(document, "linearity").values["verdict"] == "slower"
 
 
 def test_a_serial_fraction_is_covered_by_its_interval_under_noise(tmp_path: Path) -> None:
@@ -109,8 +120,12 @@ def test_known_communication_is_recovered_by_ablation_and_by_subtraction(tmp_pat
         assert find_row(main, f"ddp × {num_ranks}")["exposed_share"].value == pytest.approx(share)
     assert find_row(time, "plain loop")["exposed_seconds"].value is None
     assert find_row(time, "ddp × 1")["excess_seconds"].value is None
-    assert "the intervals overlap" in say_all(document)
-    assert "mostly exchange" in say_all(document)
+    assert find_finding(document, "communication-methods").values["agree"] is True
+    loss = find_finding(document, "scaling-loss", "ddp × 4").values
+    assert loss["excess_seconds"].value == pytest.approx(0.04)
+    assert loss["exposed_seconds"].value == pytest.approx(0.04)
+    assert loss["rest_seconds"] == pytest.approx(0.0, abs=1e-9)
+    assert find_finding(document, "exposed-communication").values["seconds"].value == pytest.approx(0.04)
 
 
 def test_what_is_not_communication_is_not_blamed_on_it(tmp_path: Path) -> None:
@@ -118,8 +133,22 @@ def test_what_is_not_communication_is_not_blamed_on_it(tmp_path: Path) -> None:
     row = find_row(find_tables(document)[1], "ddp × 4")
     assert row["exposed_seconds"].value == pytest.approx(0.0)
     assert row["excess_seconds"].value == pytest.approx(0.3 * ONE_RANK_SECONDS * 0.75)
-    assert "do not overlap, because subtraction also counts what is not communication" in say_all(document)
-    assert "mostly computation" in say_all(document)
+    assert find_finding(document, "communication-methods").values["agree"] is False
+    loss = find_finding(document, "scaling-loss").values
+    assert loss["rest_seconds"] == pytest.approx(loss["excess_seconds"].value)
+
+
+@pytest.mark.parametrize(("exposed", "is_known"), [(0.0512, True), (0.1, True), (0.0, False)])
+def test_the_parts_of_a_loss_add_up_to_it_as_they_are_printed(exposed: float, is_known: bool) -> None:
+    half = 0.001 if is_known else 0.02
+    excess = Estimate(value=0.0954, low=0.094, high=0.096)
+    words = _split_loss(excess, Estimate(value=exposed, low=exposed - half, high=exposed + half), is_strong=True)
+    printed = [float(number) for number in re.findall(r"([0-9.]+) ms", words)]
+    if is_known:
+        assert printed[0] + (printed[1] if exposed < excess.value else -printed[1]) == pytest.approx(95.4)
+    else:
+        assert printed == []
+        assert "unknown" in words
 
 
 def test_phases_are_medians_of_the_steps_that_were_timed(tmp_path: Path) -> None:
@@ -141,10 +170,9 @@ def test_a_configuration_that_fails_keeps_its_row_and_the_others_their_numbers(t
     assert find_row(main, "ddp × 4")["efficiency"].value == pytest.approx(1.0)
     assert "ddp × 2" not in [row[0].value for row in time.rows]
     assert [row[0].value for row in laws.rows] == [1, 4]
-    named = [caution for caution in document.cautions if caution.message.startswith("ddp × 2")]
-    assert len(named) == 1
-    assert status.replace("_", " ") in named[0].message
-    assert "the fake launcher was told to" in named[0].message
+    caution = find_caution(document, "failed", "ddp × 2")
+    assert (caution.severity, caution.values["status"]) == ("failure", status)
+    assert shorten(document).failures == (caution,), "a row that did not run heads the answer"
 
 
 def fail_in_round(number: int, configuration: str = "ddp-2") -> AlteredLauncher:
@@ -159,8 +187,10 @@ def fail_in_round(number: int, configuration: str = "ddp-2") -> AlteredLauncher:
 def test_a_configuration_that_fails_once_is_answered_from_its_other_rounds(tmp_path: Path) -> None:
     _, document = answer(make_strong(), tmp_path, fail_in_round(2))
     assert find_row(document.tables[0], "ddp × 2")["efficiency"].value == pytest.approx(1.0)
-    assert "ddp × 2 crashed in 1 of 6 rounds: rank 1 was killed by SIGKILL" in warn_all(document)
-    assert "trials/ddp-2-r2" in warn_all(document)
+    caution = find_caution(document, "failed", "ddp × 2")
+    assert caution.values == {"status": "crashed", "failed": 1, "rounds": 6}
+    assert "rank 1 was killed by SIGKILL" in caution.message
+    assert "trials/ddp-2-r2" in caution.next_step
 
 
 def test_without_the_plain_loop_one_rank_is_the_reference(tmp_path: Path) -> None:
@@ -170,7 +200,7 @@ def test_without_the_plain_loop_one_rank_is_the_reference(tmp_path: Path) -> Non
     assert find_row(main, "ddp × 1")["speedup"] == Cell(value=1.0)
     assert find_row(main, "ddp × 4")["speedup"].value == pytest.approx(4.0)
     assert any("ddp × 1" in note for note in main.notes)
-    assert "Control" not in say_all(document)
+    assert "control" not in list_kinds(document)
 
 
 @pytest.mark.parametrize(("status", "code"), [(Status.INVALID, 1), (Status.CRASHED, 1), (Status.TIMED_OUT, 124)])
@@ -213,10 +243,11 @@ def test_oversubscribed_rows_are_marked_and_left_out_of_the_laws(
     assert any(note.startswith("† oversubscribed") for note in main.notes)
     assert [row[0].value for row in laws.rows] == [1, 2]
     assert find_row(laws, 2)["law"].value == pytest.approx(1 / 0.6)
-    assert any("oversubscribed runs are left out" in note for note in laws.notes)
+    assert any("oversubscribed rows are left out" in note for note in laws.notes)
     assert any("two sizes determine the Amdahl fit exactly" in note for note in laws.notes)
-    assert document.summary[0].startswith("ddp on 2 ranks")
-    assert "4 ranks had to share cores" in say_all(document)
+    assert find_finding(document, "speedup", "ddp × 2").weight == MAIN
+    assert find_finding(document, "speedup", "ddp × 4").weight == ASIDE
+    assert "oversubscribed" in list_kinds(document)
 
 
 def test_two_sizes_are_too_few_for_the_universal_law(tmp_path: Path) -> None:
@@ -229,7 +260,7 @@ def test_two_sizes_are_too_few_for_the_universal_law(tmp_path: Path) -> None:
 def test_a_single_number_of_ranks_has_no_law(tmp_path: Path) -> None:
     _, document = answer(make_strong(ranks=(1,)), tmp_path)
     assert len(document.tables) == 2
-    assert "Amdahl" not in say_all(document)
+    assert "amdahl" not in list_kinds(document)
 
 
 def test_a_peak_beyond_what_was_measured_is_called_an_extrapolation(tmp_path: Path) -> None:
@@ -238,9 +269,9 @@ def test_a_peak_beyond_what_was_measured_is_called_an_extrapolation(tmp_path: Pa
         return ONE_RANK_SECONDS / n * (1 + 0.02 * (n - 1) + 0.005 * n * (n - 1))
 
     _, document = answer(make_strong(), tmp_path, cohere)
-    peak = round(math.sqrt(0.98 / 0.005))
-    assert f"throughput would peak near {peak} ranks" in say_all(document)
-    assert f"the peak at {peak} ranks lies beyond the 4 that were measured" in warn_all(document)
+    peak = math.sqrt(0.98 / 0.005)
+    assert find_finding(document, "usl").values["peak_ranks"] == pytest.approx(peak)
+    assert find_caution(document, "extrapolated").values == {"ranks": pytest.approx(peak), "largest_ranks": 4}
 
 
 def test_a_loss_that_is_not_finite_marks_its_row(tmp_path: Path) -> None:
@@ -253,7 +284,7 @@ def test_a_loss_that_is_not_finite_marks_its_row(tmp_path: Path) -> None:
     assert find_row(main, "ddp × 4")["run"].mark == ""
     assert find_row(main, "ddp × 2")["efficiency"].value == pytest.approx(1.0)
     assert any(note.startswith("‡ its loss became NaN") for note in main.notes)
-    assert "ddp × 2: the loss of rank 0 is nan from step 0 of round 1 on" in warn_all(document)
+    assert find_caution(document, "non-finite", "ddp × 2").values == {"step": 0, "round": 1, "rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -264,9 +295,9 @@ def test_the_control_says_whether_the_machine_can_be_trusted(tmp_path: Path, fac
         return share_evenly(trial) * (factor if trial.configuration == "control" else 1.0)
 
     _, document = answer(make_strong(), tmp_path, seconds)
-    (control,) = (sentence for sentence in document.summary if sentence.startswith("Control:"))
-    assert control.endswith(f", {verdict}.")
-    assert f"{factor:.2f}" in control
+    values = find_finding(document, "control").values
+    assert (values["ratio"].value, values["verdict"]) == (pytest.approx(factor), verdict)
+    assert ("control-failed" in list_kinds(document)) is (verdict != "no difference")
 
 
 def test_what_the_strategy_costs_alone_is_told_apart_from_scaling(tmp_path: Path) -> None:
@@ -277,18 +308,18 @@ def test_what_the_strategy_costs_alone_is_told_apart_from_scaling(tmp_path: Path
     row = find_row(document.tables[0], "ddp × 4")
     assert row["efficiency"].value == pytest.approx(1 / 1.1)
     assert row["efficiency_over_one_rank"].value == pytest.approx(1.0)
-    assert "against the plain loop: 1.10" in say_all(document)
-    assert "Scaling is linear" in say_all(document)
+    assert find_finding(document, "ddp-overhead").values["ratio"].value == pytest.approx(1.1)
+    assert find_finding(document, "linearity").values["verdict"] == "no difference"
 
 
 def test_the_warm_up_of_the_launches_is_found_and_dropped(tmp_path: Path) -> None:
     _, document = answer(make_strong(), tmp_path)
-    assert "6 launches × 12 steps, the first 3 dropped as found" in document.setting
+    assert "6 launches × 12 steps, first 3 dropped as warm-up (auto)" in document.setting
 
 
 def test_a_warm_up_that_is_given_is_used(tmp_path: Path) -> None:
     _, document = answer(make_strong(sampling=replace(SAMPLING, warmup=5)), tmp_path)
-    assert "the first 5 dropped as told" in document.setting
+    assert "first 5 dropped as warm-up" in document.setting
     assert find_row(document.tables[0], "ddp × 2")["step_seconds"].value == pytest.approx(0.2)
 
 
@@ -299,7 +330,7 @@ def test_without_comm_free_steps_nothing_is_said_of_the_exchange(tmp_path: Path)
     assert find_row(main, "ddp × 4")["exposed_share"].value is None
     assert find_row(time, "ddp × 4")["forward_seconds"].value is None
     assert find_row(time, "ddp × 4")["excess_seconds"].value is not None
-    assert "by ablation" not in say_all(document)
+    assert not {"exposed-communication", "scaling-loss"} & list_kinds(document)
 
 
 def test_one_round_is_answered_without_intervals_and_with_a_warning(tmp_path: Path) -> None:
@@ -307,8 +338,8 @@ def test_one_round_is_answered_without_intervals_and_with_a_warning(tmp_path: Pa
     row = find_row(document.tables[0], "ddp × 4")
     assert row["speedup"].value == pytest.approx(4.0)
     assert row["speedup"].low is None
-    assert "was launched once" in warn_all(document)
-    assert "unresolved" in say_all(document)
+    assert find_caution(document, "few-launches").values == {"launches": 1}
+    assert find_finding(document, "linearity").values["verdict"] == "unresolved"
 
 
 def test_the_document_on_disk_is_the_one_that_was_given_back(tmp_path: Path) -> None:
@@ -333,7 +364,7 @@ def test_a_control_that_differs_is_the_first_warning(tmp_path: Path) -> None:
         return (0.8 if trial.configuration == "control" else 1.0) / trial.num_ranks
 
     _, document = answer(make_strong(), tmp_path, FakeLauncher(favour_control))
-    assert document.cautions[0].message.startswith("the control failed")
+    assert document.cautions[0].kind == "control-failed"
 
 
 def test_a_few_very_long_steps_are_told_with_the_throughput_they_leave(tmp_path: Path) -> None:
@@ -345,6 +376,4 @@ def test_a_few_very_long_steps_are_told_with_the_throughput_they_leave(tmp_path:
 
     slowed = [replace(result, samples=tuple(map(slow_down, result.samples))) for result in results]
     document = make_strong().conclude(slowed)
-    assert "the mean step is far above the median; with its long steps a training does: plain loop 3.0× (" in warn_all(
-        document
-    )
+    assert "plain loop 3.0× (" in find_caution(document, "heavy-tail").message
