@@ -25,9 +25,8 @@ from scalelab.records.trial import PHASES, TrialResult, to_builtins
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.straggler.answer import Diagnosis
-from scalelab.studies.straggler.report import UNDISTURBED
-from scalelab.studies.straggler.study import Imbalance
+from scalelab.studies.straggler.report import UNDELAYED, Diagnosis
+from scalelab.studies.straggler.study import Straggler
 from scalelab.units import format_quantity, format_seconds, format_share
 
 NUM_CLEAN_RUNS = 20
@@ -50,10 +49,10 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Samp
         threads_per_rank=1,
         perturbation=perturbation,
     )
-    trials = Imbalance(global_batch=1536, job=job, sampling=sampling).plan()
+    trials = Straggler(global_batch=1536, job=job, sampling=sampling).plan()
     results: list[TrialResult] = []
     for trial in trials:
-        if trial.configuration == UNDISTURBED:
+        if trial.configuration == UNDELAYED:
             continue
         with tempfile.TemporaryDirectory() as directory:
             write_json(Path(directory) / "trial.json", to_builtins(trial))

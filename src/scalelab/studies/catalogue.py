@@ -47,7 +47,7 @@ STUDIES: dict[str, Entry] = {
     "model-size": Entry(
         "scalelab.studies.model_size.study:ModelSize",
         "Model size",
-        "Does communication or computation dominate, and does the size of the model decide it?",
+        "Does communication or compute dominate, and does model size decide it?",
     ),
     "delay": Entry(
         "scalelab.studies.delay.study:Delay",
@@ -55,7 +55,7 @@ STUDIES: dict[str, Entry] = {
         "What does a fixed delay in every step do to the speedup, and does Amdahl's law say so?",
     ),
     "straggler": Entry(
-        "scalelab.studies.straggler.study:Imbalance",
+        "scalelab.studies.straggler.study:Straggler",
         "Straggler",
         "Which rank is slow, in which phase, and what does it cost?",
     ),

@@ -29,7 +29,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import break_arm
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import INTERVAL_NOTE
-from scalelab.studies.straggler.study import Imbalance
+from scalelab.studies.straggler.study import Straggler
 from scalelab.workloads.options import TransformerOptions
 
 LENGTHS = (20, 50, 100)
@@ -186,7 +186,7 @@ def make_p8(size: Size) -> Row:
     for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
         samples = choose(size, small=512, full=scale_up.samples)
         ranks = choose_ranks(size, published.NUM_RANKS)
-        parts[f"width{width}"] = Imbalance(
+        parts[f"width{width}"] = Straggler(
             ranks=ranks,
             global_batch=published.BATCH_PER_RANK * ranks,
             job=make_training_job(

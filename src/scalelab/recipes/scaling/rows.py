@@ -23,7 +23,7 @@ from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.straggler.study import Imbalance
+from scalelab.studies.straggler.study import Straggler
 from scalelab.studies.strategies.study import Strategies
 
 SMALL_DIM, SMALL_DEPTH = 512, 3
@@ -176,7 +176,7 @@ def make_s5b(size: Size) -> Row:
 
 def make_s5c(size: Size) -> Row:
     slow = Perturbation(delay=f"{1e3 * published.IMBALANCE_SECONDS:g}ms", delay_rank=0)
-    study = Imbalance(
+    study = Straggler(
         ranks=choose(size, small=2, full=4),
         global_batch=published.GLOBAL_BATCH,
         job=make_job(size, perturbation=slow),

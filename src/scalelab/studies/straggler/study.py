@@ -1,13 +1,13 @@
-"""Imbalance: which rank is slow, where, and what it costs the others.
+"""Straggler: which rank is slow, where, and what it costs the others.
 
-An exchange of all with all ends when the last rank has come, so one slow rank makes every step slow and all the others
-wait. Their clocks do not show it plainly: the waiting is in their backward, where gradients are exchanged, whatever
-phase the slow rank was late in. So each rank's own time is taken apart from waiting first (`analysis/breakdown.py`),
-and the ranks are then compared phase by phase (`analysis/straggler.py`).
+An all-reduce ends when the last rank has joined, so one slow rank makes every step slow and all the others wait. Their
+clocks do not show it plainly: the waiting is in their backward, where gradients are reduced, whatever phase the slow
+rank was late in. So each rank's own time is separated from waiting first (`analysis/breakdown.py`), and the ranks are
+then compared phase by phase (`analysis/straggler.py`).
 
-Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the undisturbed job is measured
-in the same rounds too. Then it is known what the imbalance costs, and how well the model of it holds: a step takes as
-long as its slowest rank, so that the delay adds to it in full. The diagnosis does not know of the delay.
+Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the job without delay is
+measured in the same rounds too. That shows what the delay costs, and how well the model holds: a step takes as long as
+its slowest rank, so the delay adds to it in full. The diagnosis does not know of the delay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from scalelab.errors import UsageError
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_rank_parts, warn_of_rest
@@ -30,23 +29,23 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_measurement
-from scalelab.studies.straggler.answer import make_own_time_table
 from scalelab.studies.straggler.report import (
-    DISTURBED,
-    PLAIN,
-    UNDISTURBED,
-    ImbalanceAnswer,
-    make_imbalance_table,
+    DELAYED,
+    LABELS,
+    UNDELAYED,
+    StragglerAnswer,
+    find_findings,
     make_model_table,
+    make_own_time_table,
+    make_straggler_table,
     plot_model,
-    summarise_imbalance,
     warn_of_limits,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imbalance(Study):
-    """The ranks of one job, compared phase by phase; with --delay on one rank, against the undisturbed job."""
+class Straggler(Study):
+    """Compare the ranks of one job phase by phase; with --delay on one rank, also with the job without the delay."""
 
     name: ClassVar[str] = "straggler"
     title: ClassVar[str] = "Straggler"
@@ -57,7 +56,7 @@ class Imbalance(Study):
     global_batch: int = 64
     """Samples per step, over all ranks."""
     strategy: Spread = "ddp"
-    """How the training is spread; only under ddp can forward and backward be told apart from waiting."""
+    """How training is distributed; only ddp separates forward and backward from waiting."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(
         default_factory=lambda: Sampling(rounds=8, steps=18, phase_steps=20, comm_free_steps=0, control=False)
@@ -68,50 +67,49 @@ class Imbalance(Study):
         check_at_least("ranks", self.ranks, 2)
         check_divisible(self.global_batch, self.ranks)
         if self.strategy == "dp":
-            raise UsageError("--strategy dp is one process, whose replicas are not timed one by one: use ddp")
+            raise UsageError("--strategy dp is one process, whose replicas are not timed separately: use ddp")
         if not self.sampling.phase_steps:
             raise UsageError("--phase-steps 0 leaves nothing to compare: use 20")
-        disturbance = self.job.perturbation
-        if disturbance.seconds and disturbance.delay_rank is None:
+        told = self.job.perturbation
+        if told.seconds and told.delay_rank is None:
             raise UsageError(
-                f"--delay {disturbance.delay} on every rank is no imbalance: add --delay-rank 0, or use"
-                " scalelab run delay"
+                f"--delay {told.delay} delays every rank alike: add --delay-rank 0, or use scalelab run delay"
             )
-        if disturbance.delay_rank is not None and disturbance.delay_rank >= self.ranks:
+        if told.delay_rank is not None and told.delay_rank >= self.ranks:
             raise UsageError(
-                f"--delay-rank {disturbance.delay_rank} does not exist: the last of {self.ranks} is {self.ranks - 1}"
+                f"--delay-rank {told.delay_rank} does not exist: with {self.ranks} ranks the last is {self.ranks - 1}"
             )
 
     @property
-    def is_disturbed(self) -> bool:
+    def is_delayed(self) -> bool:
         return self.job.perturbation.seconds > 0
 
     def plan(self) -> list[Trial]:
         quiet = replace(self.job, perturbation=Perturbation())
-        rows = [(UNDISTURBED, quiet), (DISTURBED, self.job)] if self.is_disturbed else [(PLAIN, self.job)]
+        rows = {UNDELAYED: quiet, DELAYED: self.job} if self.is_delayed else {f"{self.strategy}-{self.ranks}": self.job}
         configurations = [
             Configuration(
-                name=f"{self.strategy}-{self.ranks}" if name == PLAIN else name,
+                name=name,
                 strategy=self.strategy,
                 num_ranks=self.ranks,
                 global_batch=self.global_batch,
                 job=job,
-                label="" if name == PLAIN else name,
+                label=LABELS.get(name, ""),
             )
-            for name, job in rows
+            for name, job in rows.items()
         ]
         return plan_rounds(self.job, self.sampling, configurations)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms(results, self.sampling.warmup)
-        answer = ImbalanceAnswer(arms=arms, perturbation=self.job.perturbation)
+        answer = StragglerAnswer(arms=arms, perturbation=self.job.perturbation)
         words = (f"{self.strategy} × {self.ranks}", self.job.dtype, f"global batch {self.global_batch}")
         return Document(
             title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(self._make_sections(answer)),
-            findings=as_findings(summarise_imbalance(answer)),
+            findings=tuple(find_findings(answer)),
             cautions=(
                 *find_cautions(arms.values()),
                 *(caution for arm in arms.values() for caution in warn_of_rest(arm)),
@@ -119,8 +117,8 @@ class Imbalance(Study):
             ),
         )
 
-    def _make_sections(self, answer: ImbalanceAnswer) -> Iterator[Section]:
-        yield Section(tables=(make_imbalance_table(answer),))
+    def _make_sections(self, answer: StragglerAnswer) -> Iterator[Section]:
+        yield Section(tables=(make_straggler_table(answer),))
         looked_at = answer.looked_at
         if looked_at is not None and looked_at.is_measured:
             title = f"Own time of every rank of {looked_at.label}"
@@ -130,7 +128,7 @@ class Imbalance(Study):
             tables = tuple(make_breakdown_table(arm, title=f"Every rank of {arm.label}") for arm in measured)
             charts = tuple(chart for arm in measured if (chart := plot_rank_parts(arm)) is not None)
             yield Section(heading="Where the time goes", tables=tables, charts=charts)
-        if self.is_disturbed:
+        if self.is_delayed:
             model = plot_model(answer)
             charts = (model,) if model is not None else ()
             yield Section(heading="Against the model", tables=(make_model_table(answer),), charts=charts)
