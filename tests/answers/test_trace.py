@@ -11,6 +11,7 @@ from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import LONGEST_NAME, TraceView, make_counters, shorten_names
 from scalelab.errors import UsageError
 from scalelab.report.document import Document, Table
+from scalelab.report.findings import select
 from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.ranks import read_ranks
 from tests.answers.traces import build_rank
@@ -58,9 +59,13 @@ def test_parts_add_up_and_every_share_names_what_it_is_of(tmp_path: Path) -> Non
 
 def test_the_rank_that_is_waited_for_is_named_with_numbers(tmp_path: Path) -> None:
     document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
-    assert any("Rank 1 comes last in 2 of 2 collectives, by 200 µs" in sentence for sentence in document.summary)
-    assert document.summary[0].startswith("Exposed communication takes 42 % of the spans of all ranks, and most, 53 %")
-    waiting, last = read_table(find_table(document, "Who waits"))
+    (straggler,) = select(document.findings, "straggler", "rank 1")
+    assert straggler.values["num_last"] == straggler.values["num_matched"] == 2
+    assert straggler.values["late_seconds"] == pytest.approx(200e-6, rel=0.01)
+    (exposed,) = select(document.findings, "exposed-communication")
+    assert exposed.values["share"] == pytest.approx(0.42, abs=0.01)
+    assert (exposed.values["rank"], exposed.values["most_share"]) == (0, pytest.approx(960 / 1800))
+    waiting, last = read_table(find_table(document, "Arrivals"))
     assert (waiting["waiting_seconds"], waiting["num_last"]) == (pytest.approx(400e-6), 0)
     assert (last["waiting_seconds"], last["num_last"]) == (0, 2)
     assert not document.cautions
@@ -69,7 +74,7 @@ def test_the_rank_that_is_waited_for_is_named_with_numbers(tmp_path: Path) -> No
 def test_collectives_have_sizes_and_bandwidth_with_and_without_waiting(tmp_path: Path) -> None:
     document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
     (seen,) = read_table(find_table(document, "Collectives by kind"))
-    (matched,) = read_table(find_table(document, "The same, matched"))
+    (matched,) = read_table(find_table(document, "Collectives matched"))
     assert (seen["kind"], seen["num_collectives"], seen["payload_bytes"]) == ("all_reduce", 4, 4 * 4096)
     assert seen["bus_bandwidth"] == pytest.approx(4 * 4096 / 1520e-6)
     assert (matched["num_collectives"], matched["payload_bytes"]) == (2, 2 * 4096)
@@ -87,14 +92,14 @@ def test_kernels_operators_launches_queues_and_gaps_have_tables(tmp_path: Path) 
     assert [row["num_launches"] for row in launches] == [4, 2, 4, 2]
     assert [row["longest_queue"] for row in read_table(find_table(document, "Queues"))] == [2, 1, 2, 1]
     assert find_table(document, "Idle streams").rows
-    assert find_table(document, "The most costly gaps").rows
+    assert find_table(document, "Largest gaps").rows
     assert not any(section.heading == "Left out" for section in document.sections)
 
 
 def test_a_trace_without_a_device_leaves_its_tables_out_and_says_so(tmp_path: Path) -> None:
     builder = TraceBuilder(num_ranks=1, backend="gloo").operator("aten::mm", 0, 10).operator("aten::relu", 15, 5)
     document = describe_traces(view_traces(tmp_path, builder))
-    assert list_titles(document) == ["Every rank", "Operators on the host", "The most costly gaps"]
+    assert list_titles(document) == ["Every rank", "Operators on the host", "Largest gaps"]
     (left_out,) = (section for section in document.sections if section.heading == "Left out")
     assert [words.partition(":")[0] for words in left_out.paragraphs] == [
         "Kernels, idle streams, launches and queues",
@@ -112,10 +117,11 @@ def test_steps_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> Non
     assert len(find_table(document, "Every step").rows) == 2
     (kinds,) = read_table(find_table(document, "Collectives by kind"))
     assert kinds["num_collectives"] == 2
-    assert [row["num_collectives"] for row in read_table(find_table(document, "Who waits for whom"))] == [1, 1]
-    assert [row["num_collectives"] for row in read_table(find_table(document, "The same, matched"))] == [1]
-    assert any("comes last in 1 of 1 collectives" in line for line in document.summary)
-    with pytest.raises(UsageError, match=r"--step 7 is in no trace: they have steps 1, 2"):
+    assert [row["num_collectives"] for row in read_table(find_table(document, "Arrivals"))] == [1, 1]
+    assert [row["num_collectives"] for row in read_table(find_table(document, "Collectives matched"))] == [1]
+    (straggler,) = select(document.findings, "straggler", "rank 1")
+    assert (straggler.values["num_last"], straggler.values["num_matched"]) == (1, 1)
+    with pytest.raises(UsageError, match=r"--step 7 is in no trace; the traces have steps 1, 2"):
         view_traces(tmp_path, *builders, steps=frozenset({2, 7})).check()
 
 
@@ -132,8 +138,8 @@ def test_many_ranks_share_a_row_per_step_and_top_bounds_the_rows(tmp_path: Path)
 def test_no_communication_in_a_job_of_several_ranks_is_a_caution_with_the_next_step(tmp_path: Path) -> None:
     builder = TraceBuilder().kernel("secret_exchange", 0, 10)
     document = describe_traces(view_traces(tmp_path, builder))
-    assert any("no communication was found" in caution.message for caution in document.cautions)
-    assert any("--communication" in caution.next_step for caution in document.cautions)
+    (caution,) = (caution for caution in document.cautions if caution.kind == "no-communication")
+    assert "--communication" in caution.next_step
 
 
 def test_events_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
@@ -141,12 +147,13 @@ def test_events_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
         TraceBuilder(num_ranks=1).kernel("gemm", 0, 10).event({"ph": "X", "cat": "kernel", "name": "x", "ts": "?"})
     )
     document = describe_traces(view_traces(tmp_path, builder))
-    assert any("events that could not be used: 1 of rank 0" in caution.message for caution in document.cautions)
+    (caution,) = (caution for caution in document.cautions if caution.kind == "unusable-events")
+    assert caution.values["num_events"] == 1
 
 
 def test_an_empty_trace_has_a_document_too(tmp_path: Path) -> None:
     document = describe_traces(view_traces(tmp_path, TraceBuilder(num_ranks=1)))
-    assert document.summary == ("Nothing that computes or communicates is in the traces.",)
+    assert [finding.kind for finding in document.findings] == ["empty"]
 
 
 def test_long_names_are_shortened_and_stay_different() -> None:
@@ -171,7 +178,9 @@ def test_a_comparison_names_what_changed_per_step(tmp_path: Path) -> None:
     assert (slower["name"], slower["seconds_a"]) == ("gemm", pytest.approx(3e-4))
     assert slower["seconds_b"] == pytest.approx(5e-4)
     assert (slower["count_a"], slower["count_b"]) == (1, 1)
-    assert "1 added, 0 removed" in " ".join(document.summary)
+    (changes,) = select(document.findings, "changes", "kernels")
+    assert (changes.values["added"], changes.values["removed"]) == (1, 0)
+    assert slower["change"] == "slower"
     assert not document.cautions
 
 
@@ -180,10 +189,7 @@ def test_traces_that_cannot_be_compared_per_step_are_compared_whole_with_a_cauti
     b = view_traces(tmp_path / "b", TraceBuilder().kernel("gemm", 0, 10), build_rank(1))
     document = compare_traces(a, b, ("a", "b"))
     assert "whole traces" in document.setting
-    assert [caution.message.split(":")[0] for caution in document.cautions] == [
-        "whole traces are compared",
-        "A has traces of 1 ranks, B of 2",
-    ]
+    assert [caution.kind for caution in document.cautions] == ["whole-traces", "other-ranks"]
 
 
 def test_the_numbers_of_hta_have_a_document_of_their_own() -> None:
@@ -192,7 +198,7 @@ def test_the_numbers_of_hta_have_a_document_of_their_own() -> None:
     first, empty = read_table(document.tables[0])
     assert (first["compute_share"], first["overlap_share"]) == (0.5, 0.25)
     assert empty["compute_share"] is None
-    assert "rank 1: no kernel is left" in document.cautions[0].message
+    assert [(caution.kind, caution.subject) for caution in document.cautions] == [("no-kernels", "rank 1")]
 
 
 def test_streams_of_several_devices_are_told_apart(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_middle_step_is_drawn_with_communication_over_compute(tmp_path: Path
     assert chart is not None
     values = list_values(chart, "bar")
     assert {value["series"] for value in values} == {"communication", "compute", "copies"}
-    assert "Step 2 of the profiler" in chart.caption
+    assert "Profiler step 2" in chart.caption
     (late,) = (v for v in values if v["lane"] == "rank 1 compute")
     assert late["start"] == 100.0  # µs, from the beginning of the step
     assert late["duration_text"] == "400 µs"

@@ -31,7 +31,10 @@ def run(*arguments: str | Path) -> int:
 def test_a_directory_is_answered_on_standard_output(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(traces) == 0
     printed = capsys.readouterr()
-    assert "Rank 1 comes last in 2 of 2" in " ".join(printed.out.split())
+    assert "Rank 1 arrives last in 2 of 2" in " ".join(printed.out.split())
+    lines = printed.out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
     assert "2 ranks · nccl · 2 steps" in printed.out
     assert not printed.err
 
@@ -56,7 +59,7 @@ def test_kernels_become_communication_by_a_pattern(tmp_path: Path, capsys: pytes
     file = TraceBuilder().kernel("my_exchange<4>", 0, 10).write(tmp_path / "rank0.json")
     assert run(file, "--communication", "my_ex", "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)
-    assert not [c for c in document["cautions"] if "no communication" in c["message"]]
+    assert "no-communication" not in [caution["kind"] for caution in document["cautions"]]
 
 
 def test_times_in_nanoseconds_are_read_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,9 +70,9 @@ def test_times_in_nanoseconds_are_read_as_such(tmp_path: Path, capsys: pytest.Ca
 
 def test_two_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("diff", traces / "rank0.json", traces / "rank1.json.gz") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "The largest change is" in printed
-    assert "1 slower" in printed
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert "1 slower" in " ".join(lines)
 
 
 def test_the_definitions_of_hta_can_be_asked_for(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,14 +88,14 @@ def test_the_definitions_of_hta_can_be_asked_for(traces: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "name a trace file, or a directory of them, before the flags"),
+        ((), 2, "give trace files or a directory before the flags"),
         (("nowhere",), 2, "nowhere does not exist"),
-        (("{traces}", "--communication", "("), 2, "--communication '(' is no regular expression"),
-        (("{traces}", "--rank", "7"), 2, "--rank 7 has no trace here: there are those of 0, 1"),
-        (("{traces}", "--step", "9"), 2, "--step 9 is in no trace: they have steps 1, 2"),
+        (("{traces}", "--communication", "("), 2, "--communication '(' is not a valid regular expression"),
+        (("{traces}", "--rank", "7"), 2, "--rank 7 has no trace here; ranks with a trace: 0, 1"),
+        (("{traces}", "--step", "9"), 2, "--step 9 is in no trace; the traces have steps 1, 2"),
         (("{traces}", "--top", "0"), 2, "--top must be at least"),
-        (("{traces}", "--hta", "--step", "1"), 2, "--step has no meaning with --hta"),
-        (("{traces}", "--hta", "--time-unit", "ns"), 2, "--time-unit has no meaning with --hta"),
+        (("{traces}", "--hta", "--step", "1"), 2, "--step cannot be used with --hta"),
+        (("{traces}", "--hta", "--time-unit", "ns"), 2, "--time-unit cannot be used with --hta"),
         (("{traces}", "{traces}/rank0.copy.json"), 1, "are both of rank 0"),
         (("{traces}", "{traces}/rank0.copy.json", "--hta"), 1, "are both of rank 0"),
         (("{traces}/empty",), 2, "holds no trace"),

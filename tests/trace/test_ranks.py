@@ -83,7 +83,8 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     job = read_ranks([write_trace(tmp_path / f"{rank}.json", rank, 4) for rank in (0, 2)])
     (doubt,) = job.doubts
-    assert doubt.message.startswith("there is no trace of rank 1, 3, of 4")
+    assert doubt.kind == "missing-ranks"
+    assert "rank 1, 3 of 4" in doubt.message
 
 
 def test_a_header_may_claim_any_number_of_ranks(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_header_may_claim_any_number_of_ranks(tmp_path: Path) -> None:
         text = re.sub(r'("world_size"|"pg_size"|"Group size"): 2', rf"\1: {10**18}", file.read_text())
         file.write_text(text)
     job = read_ranks(files)
-    assert job.doubts[0].message.startswith("there is no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 …, of 1000")
+    assert "rank 2, 3, 4, 5, 6, 7, 8, 9 … of 1000" in job.doubts[0].message
     assert job.ranks[0].collectives[0].group_size is None
 
 
@@ -103,16 +104,16 @@ def test_one_file_of_many_ranks_is_no_reason_to_doubt(tmp_path: Path) -> None:
 
 def test_jobs_of_different_sizes_are_doubted(tmp_path: Path) -> None:
     job = read_ranks([write_trace(tmp_path / "a.json", 0, 2), write_trace(tmp_path / "b.json", 1, 4)])
-    assert "jobs with 2 and 4 ranks" in job.doubts[0].message
+    assert job.doubts[0].kind == "mixed-jobs"
 
 
 def test_several_ranks_without_communication_are_doubted_with_the_next_step(tmp_path: Path) -> None:
     job = read_ranks([TraceBuilder().kernel("a_kernel", 0, 5).write(tmp_path / "a.json")])
     (doubt,) = job.doubts
-    assert "2 ranks, but no communication" in doubt.message
+    assert doubt.kind == "no-communication"
     assert "--communication" in doubt.next_step
     (doubt,) = read_ranks([TraceBuilder().operator("aten::mm", 0, 5).write(tmp_path / "a.json")]).doubts
-    assert "record its devices too" in doubt.next_step
+    assert "record devices too" in doubt.next_step
 
 
 def test_files_that_do_not_say_their_rank_follow_the_others(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_files_that_do_not_say_their_rank_follow_the_others(tmp_path: Path) -> N
     job = read_ranks([tmp_path / "x.json", write_trace(tmp_path / "z.json", 1), tmp_path / "y.json"])
     assert [trace.path.name for trace in job.ranks] == ["z.json", "x.json", "y.json"]
     assert list(job.by_rank) == [1, 2, 3]
-    assert any("2 files do not say which rank" in doubt.message for doubt in job.doubts)
+    assert "unknown-rank" in [doubt.kind for doubt in job.doubts]
 
 
 def test_collectives_without_a_counterpart_are_told(tmp_path: Path) -> None:
@@ -130,7 +131,8 @@ def test_collectives_without_a_counterpart_are_told(tmp_path: Path) -> None:
     del builders[1].events[3:6]
     job = write_job(tmp_path, builders)
     (doubt,) = find_match_doubts(job)
-    assert doubt.message.startswith("3 of 10 collectives of rank 0 have no counterpart")
+    assert (doubt.kind, doubt.subject) == ("unmatched-collectives", "rank 0")
+    assert doubt.message.startswith("3 of 10 collectives")
     assert job.arrivals is not None
     assert job.arrivals.num_matched == 7
 
@@ -154,14 +156,14 @@ def test_several_devices_in_one_trace_are_doubted(tmp_path: Path) -> None:
 def test_collectives_of_the_host_beside_a_device_are_doubted(tmp_path: Path) -> None:
     builder = TraceBuilder(backend="gloo").kernel("gemm", 0, 5).annotation("gloo:all_reduce", 5, 5, tid=9)
     path = builder.write(tmp_path / "rank0.json")
-    assert [doubt.message[:17] for doubt in read_ranks([path]).doubts] == ["all 1 collectives"]
+    assert [doubt.kind for doubt in read_ranks([path]).doubts] == ["host-collectives"]
     builder.collective("allreduce", 20, 5).write(path)
     assert not read_ranks([path]).doubts
 
 
 def test_clocks_that_a_single_collective_sets_are_doubted(tmp_path: Path) -> None:
     job = write_job(tmp_path, reduce_on_time([(0, 10)]))
-    assert ["single collective" in doubt.message for doubt in find_match_doubts(job)] == [True]
+    assert [doubt.kind for doubt in find_match_doubts(job)] == ["uncertain-clocks"]
     assert not list(find_match_doubts(write_job(tmp_path, reduce_on_time([(0, 10), (5, 0)]))))
 
 
@@ -171,7 +173,7 @@ def test_clocks_that_broadcasts_set_are_doubted(tmp_path: Path) -> None:
         for number in range(9):
             builder.collective("broadcast", 1000 * number + 100 * rank, 5 + 15 * rank)
     (doubt,) = find_match_doubts(write_job(tmp_path, builders))
-    assert "who comes last is not sure" in doubt.message
+    assert doubt.kind == "uncertain-clocks"
     for builder in builders:
         builder.collective("allreduce", 20_000, 5).collective("allreduce", 30_000, 5)
     assert not list(find_match_doubts(write_job(tmp_path, builders)))
@@ -184,4 +186,4 @@ def test_collectives_whose_group_is_not_recorded_say_so(tmp_path: Path) -> None:
         builder.groups = {"0": (0, 1), "1": (0, 1)}
         builders.append(builder.annotation("gloo:all_reduce", 0, 5, tid=9))
     messages = [doubt.message for doubt in find_match_doubts(write_job(tmp_path, builders))]
-    assert ["which process group they ran in is not recorded" in message for message in messages[:2]] == [True, True]
+    assert ["their process group is not recorded" in message for message in messages[:2]] == [True, True]

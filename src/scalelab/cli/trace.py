@@ -1,4 +1,4 @@
-"""`scalelab trace DIR|FILE…`: what the traces of a job say. `scalelab trace diff A B`: two of them side by side."""
+"""`scalelab trace DIR|FILE…`: what profiler traces of a job show. `scalelab trace diff A B`: two of them compared."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ NS_PER_TICK = {"us": 1000, "ns": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How trace files are read, and what of them is shown."""
+    """What to read from the files, and what to show."""
 
     rank: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
     """Only these ranks."""
     step: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
     """Only these steps of the profiler."""
     communication: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REGEX…")] = ()
-    """Kernels whose name matches one of these are communication too."""
+    """Also count kernels whose name matches one of these as communication."""
     time_unit: Literal["us", "ns"] = "us"
-    """The unit of the files' times: Kineto writes microseconds."""
+    """Time unit of the files; Kineto writes microseconds."""
     top: int = 10
-    """The most rows of a table of names, gaps, streams or steps."""
+    """Maximum rows in tables of names, gaps, streams and steps."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Refuse invalid flags before anything is read."""
         check_at_least("top", self.top, 1)
         for pattern in self.communication:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise UsageError(f"--communication {pattern!r} is no regular expression: {error}") from None
+                raise UsageError(f"--communication {pattern!r} is not a valid regular expression: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What the traces of a job say: communication, who waits for whom, kernels, operators, idle time. What differs
-    between two traces: scalelab trace diff A B"""
+    """Read profiler traces of a job: exposed communication, stragglers, kernels, operators, idle time. To compare two:
+    scalelab trace diff A B"""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="paths", metavar="DIR|FILE…"), tyro.conf.Positional]
-    """Trace files of torch's profiler (.json, .json.gz), one per rank, or a directory of them, such as a trial's."""
+    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them."""
     reading: Reading = field(default_factory=Reading)
     hta: bool = False
-    """Only the temporal breakdown and overlap of HolisticTraceAnalysis, by its definitions."""
+    """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Refuse invalid flags before anything is read."""
         self.output.check()
         self.reading.check()
         if not self.paths:
-            raise UsageError("name a trace file, or a directory of them, before the flags: scalelab trace DIR --rank 0")
+            raise UsageError("give trace files or a directory before the flags: scalelab trace DIR --rank 0")
         for name in ("step", "communication", "time-unit") if self.hta else ():
             field_name = name.replace("-", "_")
             if getattr(self.reading, field_name) != getattr(Reading(), field_name):
-                raise UsageError(f"--{name} has no meaning with --hta, which has rules of its own: leave it out")
+                raise UsageError(f"--{name} cannot be used with --hta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceDiff:
-    """Two traces side by side: operators and kernels that were added, removed, or became slower or faster."""
+    """Compare two traces: kernels and operators that were added, removed, slower or faster."""
 
     a: Annotated[Path, tyro.conf.arg(name="a", metavar="A"), tyro.conf.Positional]
-    """What to compare with: a trace file, or a directory of them."""
+    """Baseline: a trace file, or a directory of them."""
     b: Annotated[Path, tyro.conf.arg(name="b", metavar="B"), tyro.conf.Positional]
-    """What is in question."""
+    """Trace to compare with the baseline."""
     reading: Reading = field(default_factory=Reading)
     output: Output = field(default_factory=Output)
 
@@ -109,20 +109,20 @@ def main_diff(args: Sequence[str]) -> int:
 
 
 def choose_files(paths: Sequence[Path], reading: Reading) -> list[Path]:
-    """The files to read; of the ranks that were asked for, by what the beginning of each file says."""
+    """The files to read; with --rank, chosen by the header of each file."""
     files = find_trace_files(paths)
     if not reading.rank:
         return files
     ranks = {file: peek_rank(file) for file in files}
     missing = sorted(set(reading.rank) - set(ranks.values()))
     if missing:
-        known = ", ".join(map(str, sorted({rank for rank in ranks.values() if rank is not None}))) or "no rank"
-        raise UsageError(f"--rank {missing[0]} has no trace here: there are those of {known}")
+        known = ", ".join(map(str, sorted({rank for rank in ranks.values() if rank is not None}))) or "none"
+        raise UsageError(f"--rank {missing[0]} has no trace here; ranks with a trace: {known}")
     return [file for file in files if ranks[file] in reading.rank]
 
 
 def read_view(files: Sequence[Path], reading: Reading) -> TraceView:
-    """Read every file, one after the other."""
+    """Read every file."""
     steps = frozenset(reading.step) or None
     traces = []
     for number, file in enumerate(files, start=1):
@@ -151,7 +151,7 @@ def read_as_hta(files: Sequence[Path]) -> Document:
 
 
 def say_progress(file: Path, number: int, num_files: int) -> None:
-    """Which file is being read, where somebody looks and there are several."""
+    """Which of several files is being read, on a terminal."""
     if num_files > 1 and sys.stderr.isatty():
         end = "\n" if number == num_files else "\r"
         print(f"\x1b[2Kreading {file.name}, {number} of {num_files}", end=end, file=sys.stderr, flush=True)  # noqa: T201

@@ -25,10 +25,13 @@ FEWEST_UNMATCHED_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """Something about the traces that makes their numbers less sure, and what to do."""
+    """Something about the traces that makes their numbers less certain, and what to do."""
 
+    kind: str
     message: str
     next_step: str
+    subject: str = ""
+    """The rank that it is about; empty: the whole job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
     known: dict[int, Path] = {}
     for path, rank in files:
         if rank in known:
-            raise TraceUnreadable(f"{known[rank]} and {path} are both of rank {rank}: name the files of one recording")
+            raise TraceUnreadable(f"{known[rank]} and {path} are both of rank {rank}: give the files of one recording")
         if rank is not None:
             known[rank] = path
     unknown = count(max(known, default=-1) + 1)
@@ -154,13 +157,15 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
     sizes = sorted({trace.num_ranks for trace in traces if trace.num_ranks is not None})
     if len(sizes) > 1:
         yield Doubt(
-            message=f"the files are of jobs with {' and '.join(map(str, sizes))} ranks",
-            next_step="name the files of one recording",
+            kind="mixed-jobs",
+            message=f"the files are from jobs with {' and '.join(map(str, sizes))} ranks",
+            next_step="give the files of one recording",
         )
     unknown = [trace for trace in traces if trace.rank is None]
     if unknown and len(traces) > 1:
         yield Doubt(
-            message=f"{len(unknown)} file{'s do' if len(unknown) > 1 else ' does'} not say which rank it is of",
+            kind="unknown-rank",
+            message=f"{len(unknown)} file{'s have' if len(unknown) > 1 else ' has'} no rank",
             next_step="name the files rank0.json, rank1.json …",
         )
     yield from _find_missing(traces, sizes)
@@ -168,10 +173,11 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
     num_ranks = max(sizes, default=len(traces))
     if num_ranks > 1 and not any(len(trace.collectives) for trace in traces):
         yield Doubt(
-            message=f"the job has {num_ranks} ranks, but no communication was found in its traces",
-            next_step="name its kernels with --communication PATTERN, or record steps that communicate"
+            kind="no-communication",
+            message=f"the job has {num_ranks} ranks, but its traces contain no communication",
+            next_step="match its kernels with --communication PATTERN, or record steps that communicate"
             if any(trace.tables.has_device for trace in traces)
-            else "record its devices too (ProfilerActivity.CUDA), or steps that communicate",
+            else "record devices too (ProfilerActivity.CUDA), or steps that communicate",
         )
 
 
@@ -179,17 +185,18 @@ def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
     num_devices = max((len(trace.tables.list_devices()) for trace in traces), default=0)
     if num_devices > 1:
         yield Doubt(
-            message=f"a trace holds {num_devices} devices: parts are unions over them, so that compute on one of them"
-            " hides communication on another",
+            kind="several-devices",
+            message=f"a trace has {num_devices} devices: parts are unions over them, so compute on one hides"
+            " communication on another",
             next_step="record one process per device",
         )
     with_device = [trace.collectives for trace in traces if trace.tables.has_device]
     num_collectives = sum(map(len, with_device))
     if num_collectives and not any(collectives.num_on_device for collectives in with_device):
         yield Doubt(
-            message=f"all {num_collectives} collectives ran on threads of hosts, beside devices: the parts of a"
-            " device's time do not hold them",
-            next_step="see their time by kind, and the idle time of devices",
+            kind="host-collectives",
+            message=f"all {num_collectives} collectives ran on host threads: the parts of a device leave them out",
+            next_step="see their time by kind, and the idle time of the devices",
         )
 
 
@@ -202,8 +209,9 @@ def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator
     if missing and len(traces) < sizes[0]:
         listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         yield Doubt(
-            message=f"there is no trace of rank {listed}, of {sizes[0]}: transfer is the shortest time of the others",
-            next_step="record every rank, and name all files",
+            kind="missing-ranks",
+            message=f"no trace of rank {listed} of {sizes[0]}: transfer is the shortest time of the others",
+            next_step="record every rank and give all files",
         )
 
 
@@ -216,26 +224,31 @@ def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
         if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
             is_nameless = len(list_members(trace)) > 1 and any(not collective.group for collective in trace.collectives)
             yield Doubt(
+                kind="unmatched-collectives",
+                subject=f"rank {rank}",
                 message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
-                " the other traces" + ("; which process group they ran in is not recorded" if is_nameless else ""),
-                next_step="record one process group at a time, or with NCCL"
+                " the other traces" + ("; their process group is not recorded" if is_nameless else ""),
+                next_step="record one process group at a time, or use NCCL"
                 if is_nameless
-                else "name the traces of all ranks, recorded over the same steps",
+                else "give the traces of all ranks, recorded over the same steps",
             )
     if any(clock.num_collectives == 1 for clock in matching.clocks.values()):
         yield Doubt(
-            message="clocks are set by a single collective: how certain they are cannot be said",
-            next_step="record more steps before believing who comes last",
+            kind="uncertain-clocks",
+            message="clocks are aligned by a single collective: their error is unknown",
+            next_step="record more steps before trusting which rank is last",
         )
     if any(clock.is_loose for clock in matching.clocks.values()):
         yield Doubt(
-            message="clocks are set by broadcasts or reductions, which ranks need not leave together: who comes last is"
-            " not sure",
-            next_step="record steps with an all-reduce, or another collective that all ranks leave together",
+            kind="uncertain-clocks",
+            message="clocks are aligned by broadcasts or reductions, which ranks need not leave together: the last rank"
+            " is uncertain",
+            next_step="record steps with an all-reduce or another collective that all ranks leave together",
         )
     references = {clock.reference for clock in matching.clocks.values()}
     if len(references) > 1:
         yield Doubt(
-            message=f"the clocks of {len(references)} sets of ranks cannot be compared: they share no collective",
+            kind="uncertain-clocks",
+            message=f"the clocks of {len(references)} sets of ranks cannot be aligned: they share no collective",
             next_step="compare ranks within one set only",
         )

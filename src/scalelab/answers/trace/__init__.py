@@ -1,1 +1,1 @@
-"""Trace."""
+"""Documents of `scalelab trace`."""

@@ -1,9 +1,9 @@
-"""The timeline of one profiled step, from a run's traces or from somebody else's.
+"""The timeline of one profiled step, from the traces of a run or any others.
 
-Every trace is read once for all questions, so the timeline is a counter like the others (`trace/rank.py`). It keeps the
-events of one step, the middle one of those that are shown: the first profiled step is often slow. What begins within
-one step of a collective on the same thread, or inside another operator, is part of that and not drawn. Events that are
-shorter than a pixel would be are merged with their neighbours, which bounds the number of marks whatever a trace holds.
+Every trace is read once, so the timeline is a counter like the others (`trace/rank.py`). It keeps the events of one
+step: the middle one of those shown, since the first profiled step is often slow. Events inside a collective or another
+operator on the same thread are not drawn. Events shorter than a pixel are merged with their neighbours, which bounds
+the number of marks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESOLUTION = 2000
 MOST_MARKS = 700
 MOST_RANKS = 16
 LARGEST_FILES = 64_000_000
-"""Compressed bytes of a run's traces that are read for its chart; larger ones are for `scalelab trace`."""
+"""Compressed bytes of traces that are read for the chart of a run; larger ones are left to `scalelab trace`."""
 LANES = ("communication", "compute", "copies")
 _KINDS = {Kind.COMMUNICATION: "communication", Kind.COPY: "copies"}
 NANOSECONDS = 1e-9
@@ -76,7 +76,7 @@ class _Lane:
                 last.name, last.longest_ns = name, longest or end - start
 
     def _is_long(self, start: int, end: int, last: Span) -> bool:
-        """Whether an event that follows at once deserves a mark of its own: both are long, and it is not inside."""
+        """Whether an event that follows immediately gets its own mark: both are long, and it is not inside."""
         is_inside = end <= last.end_ns
         return not is_inside and min(end - start, last.end_ns - last.start_ns) >= self.shortest_ns
 
@@ -176,8 +176,7 @@ def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str 
     said = [describe_steps(steps, words)]
     if num_merged:
         said.append(
-            f"{num_merged} events with less than {format_seconds(shortest * NANOSECONDS)} of their own or between them"
-            " are merged with their neighbours."
+            f"{num_merged} events shorter than {format_seconds(shortest * NANOSECONDS)}, or as close, are merged."
         )
     said += list(_describe_clock(job, chosen))
     if len(shown) > len(chosen):
@@ -187,12 +186,12 @@ def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str 
 
 def describe_steps(steps: set[int | None], words: str) -> str:
     known = sorted(step for step in steps if step is not None)
-    which = f"Step {known[0]} of the profiler" if len(known) == 1 else "The middle of the profiled steps"
-    return f"{which if known else 'The whole trace'}{f' {words}' if words else ''}; communication over compute."
+    which = f"Profiler step {known[0]}" if len(known) == 1 else "The middle profiled step"
+    return f"{which if known else 'The whole trace'}{f' {words}' if words else ''}; communication above compute."
 
 
 def merge_all(timelines: Mapping[int, Timeline], span_ns: int) -> tuple[int, dict[int, dict[str, list[Span]]]]:
-    """As few marks as a figure bears, and what is merged for that."""
+    """Merge until the figure has few enough marks; also the shortest mark."""
     shortest = max(1, span_ns // RESOLUTION)
     while True:
         merged = {
@@ -217,7 +216,7 @@ def _find_shift(job: JobTrace, rank: int) -> Callable[[int], int]:
 def _describe_clock(job: JobTrace, timelines: Mapping[int, Timeline]) -> Iterator[str]:
     if len(timelines) > 1 and job.matching is not None:
         uncertain = job.matching.uncertainty_ns * NANOSECONDS
-        yield f"Clocks are brought together to {format_seconds(uncertain)}." if uncertain else ""
+        yield f"Clocks are aligned to {format_seconds(uncertain)}." if uncertain else ""
 
 
 def _list_rows(

@@ -1,9 +1,7 @@
-"""The document of a job's traces: what communication costs, who waits for whom, what ran, why nothing did.
+"""The document of a job's traces: what communication costs, which rank is late, what ran, and why devices were idle.
 
-The parts of a rank's time are exact (`trace/breakdown.py`); every share names what it is a share of. What the traces
-cannot say is left out, with the reason.
-
-What the traces of a job say, in words, and what makes that less sure.
+The parts of a rank's time are exact (`trace/breakdown.py`); every share names its base. What the traces cannot show is
+left out, with the reason.
 """
 
 from __future__ import annotations
@@ -12,156 +10,207 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scalelab.answers.trace.charts import MOST_RANKS, draw_timelines
-from scalelab.answers.trace.names import (
-    add_kernels,
-    add_operators,
+from scalelab.answers.trace.tables import (
+    make_arrivals_table,
     make_gaps_table,
     make_idle_table,
     make_kernels_table,
+    make_kinds_table,
     make_launches_table,
     make_operators_table,
     make_queues_table,
-)
-from scalelab.answers.trace.view import (
-    NS,
-    TraceView,
-    make_arrivals_table,
-    make_kinds_table,
-    make_parts_table,
+    make_ranks_table,
     make_steps_table,
     make_transfers_table,
-    shorten_names,
 )
+from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operators, shorten_names
 from scalelab.report.charts.curves import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.kinds import summarise_kinds, summarise_transfers
 from scalelab.trace.ranks import find_match_doubts
-from scalelab.units import format_bytes, format_quantity, format_seconds, format_share
+from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
+
+EXPOSED = FindingKind(
+    "exposed-communication",
+    "Communication that compute does not hide, as a share of the time",
+    MAIN,
+    ("share", "overlapped_share", "most_share", "rank"),
+)
+WAITING = FindingKind("waiting", "Time that ranks wait for a later rank", REASON, ("share",))
+STRAGGLER = FindingKind(
+    "straggler", "The rank that arrives last", REASON, ("rank", "num_last", "num_matched", "late_seconds")
+)
+COLLECTIVE = FindingKind(
+    "collective", "The collective with the most time", DETAIL, ("share", "count", "mean_seconds", "bus_bandwidth")
+)
+TIME_PARTS = FindingKind("time-breakdown", "Compute and idle shares of the time", REASON, ("compute", "idle"))
+IDLE = FindingKind("idle", "Why device streams were idle", DETAIL, ("seconds", "host_wait", "kernel_wait", "other"))
+LONGEST = FindingKind("longest", "The kernel or operator with the most time", DETAIL, ("share",))
+EMPTY = FindingKind("empty", "The traces contain neither compute nor communication", MAIN)
+
+DOUBTS = {
+    kind.name: kind
+    for kind in (
+        CautionKind("mixed-jobs", "Trace files come from different jobs", "wrong-work"),
+        CautionKind("unknown-rank", "A trace file has no rank", "note"),
+        CautionKind("no-communication", "A job of several ranks without communication in its traces", "wrong-work"),
+        CautionKind("several-devices", "One trace has several devices", "note"),
+        CautionKind("host-collectives", "Collectives ran on host threads, beside devices", "note"),
+        CautionKind("missing-ranks", "Ranks without a trace", "note"),
+        CautionKind("unmatched-collectives", "Collectives without a counterpart in other traces", "noise"),
+        CautionKind("uncertain-clocks", "Clocks of ranks cannot be aligned well", "noise"),
+    )
+}
+UNUSABLE = CautionKind("unusable-events", "Events that could not be used", "noise", ("num_events",))
+QUESTION = "What does communication cost, and where does the time go?"
 
 
-def summarise(view: TraceView) -> Iterator[str]:
+def summarise(view: TraceView) -> Iterator[Finding]:
     """Findings, the cost of communication first."""
     parts = {rank: view.find_parts(trace) for rank, trace in view.ranks.items()}
     everything = sum(parts.values(), start=Parts())
     if not everything.span_ns:
-        yield "Nothing that computes or communicates is in the traces."
+        yield EMPTY("", "The traces contain neither compute nor communication.")
         return
     yield from _summarise_exposed(parts, everything)
-    yield from _summarise_waiting(view)
     yield from _summarise_last(view)
+    yield from _summarise_waiting(view)
+    compute, idle = everything.compute_ns / everything.span_ns, everything.idle_ns / everything.span_ns
+    text = f"Compute takes {format_share(compute)} of {_name_base(len(parts))}; {format_share(idle)} is idle."
+    yield TIME_PARTS("", text, compute=compute, idle=idle)
     yield from _summarise_kinds(view)
-    whose = "of the spans of all ranks" if len(parts) > 1 else "of the span"
-    yield (
-        f"Compute takes {format_share(everything.compute_ns / everything.span_ns)} {whose}, idle"
-        f" {format_share(everything.idle_ns / everything.span_ns)}."
-    )
     yield from _summarise_idle(view)
     yield from _summarise_names(view)
 
 
-def _summarise_exposed(parts: dict[int, Parts], everything: Parts) -> Iterator[str]:
+def _name_base(num_ranks: int) -> str:
+    return "the time of all ranks" if num_ranks > 1 else "the time"
+
+
+def _summarise_exposed(parts: dict[int, Parts], everything: Parts) -> Iterator[Finding]:
     if not everything.communication_ns:
         return
-    share, rank = max((one.exposed_ns / one.span_ns, rank) for rank, one in parts.items() if one.span_ns)
-    mean = format_share(everything.exposed_ns / everything.span_ns)
-    overlapped = format_share(everything.overlapped_ns / everything.communication_ns)
-    where = f"of the spans of all ranks, and most, {format_share(share)}, on rank {rank}"
-    yield f"Exposed communication takes {mean} {where if len(parts) > 1 else 'of the span'}."
-    yield f"{overlapped} of the communication runs beside compute."
+    most, rank = max((one.exposed_ns / one.span_ns, rank) for rank, one in parts.items() if one.span_ns)
+    share = everything.exposed_ns / everything.span_ns
+    overlapped = everything.overlapped_ns / everything.communication_ns
+    where = f", at most {format_share(most)} on rank {rank}" if len(parts) > 1 else ""
+    yield EXPOSED(
+        "",
+        f"Exposed communication takes {format_share(share)} of {_name_base(len(parts))}{where};"
+        f" {format_share(overlapped)} of communication overlaps with compute.",
+        share=share,
+        overlapped_share=overlapped,
+        most_share=most,
+        rank=rank,
+    )
 
 
-def _summarise_waiting(view: TraceView) -> Iterator[str]:
+def _summarise_waiting(view: TraceView) -> Iterator[Finding]:
     arrivals, matching = view.arrivals, view.matching
     if arrivals is None or matching is None:
         return
     is_all = not matching.num_point_to_point and not any(matching.num_unmatched.values())
-    which = "collectives" if is_all else "matched collectives"
     waiting = sum(one.waiting_ns for one in arrivals.by_rank)
     both = waiting + sum(one.transfer_ns for one in arrivals.by_rank)
     if both:
-        yield (
-            f"Of the time in {which}, {format_share(waiting / both)} is waiting for other ranks and"
-            f" {format_share(1 - waiting / both)} transfer."
+        share = waiting / both
+        yield WAITING(
+            "",
+            f"Of the time in {'' if is_all else 'matched '}collectives, {format_share(share)} is waiting for other"
+            f" ranks and {format_share(1 - share)} is transfer.",
+            share=share,
         )
 
 
-def _summarise_last(view: TraceView) -> Iterator[str]:
+def _summarise_last(view: TraceView) -> Iterator[Finding]:
     arrivals, matching = view.arrivals, view.matching
     if arrivals is None or matching is None:
         return
-    last = arrivals.last
-    certain = format_seconds(matching.uncertainty_ns * NS)
+    last, matched = arrivals.last, arrivals.num_matched
+    error = format_seconds(matching.uncertainty_ns * NS)
     if last is None or last.median_late_ns is None:
-        yield f"No rank surely comes last: arrivals lie closer together than clocks are certain, {certain}."
+        text = f"No rank is certainly last: arrivals are closer together than the clock error, {error}."
+        yield STRAGGLER("", text, num_matched=matched)
         return
-    unclear = f"; of {arrivals.num_unclear} it cannot be said, clocks are certain to {certain}"
-    is_usual = 2 * last.num_last > arrivals.num_matched
-    who = (
-        f"Rank {last.rank} comes last" if is_usual else f"No rank comes last in most collectives; rank {last.rank} does"
-    )
-    yield (
-        f"{who} in {last.num_last} of {arrivals.num_matched}{' collectives' if is_usual else ''}, by"
-        f" {format_seconds(last.median_late_ns * NS)} (median): others wait {format_seconds(last.waited_for_ns * NS)}"
-        f" for it{unclear if arrivals.num_unclear else ''}."
+    late = last.median_late_ns * NS
+    is_usual = 2 * last.num_last > matched
+    who = f"Rank {last.rank} arrives last" if is_usual else f"Rank {last.rank} is last most often,"
+    unclear = f"; {arrivals.num_unclear} undecided (clock error {error})" if arrivals.num_unclear else ""
+    yield STRAGGLER(
+        f"rank {last.rank}",
+        f"{who} in {last.num_last} of {format_count(matched, 'collective')}, by {format_seconds(late)} (median); others"
+        f" wait {format_seconds(last.waited_for_ns * NS)} for it in total{unclear}.",
+        rank=last.rank,
+        num_last=last.num_last,
+        num_matched=matched,
+        late_seconds=late,
     )
 
 
-def _summarise_kinds(view: TraceView) -> Iterator[str]:
+def _summarise_kinds(view: TraceView) -> Iterator[Finding]:
     kinds = summarise_kinds(view.list_collectives())
-    if not kinds:
+    total = sum(kind.total_ns for kind in kinds)
+    if not total:
         return
-    longest, total = kinds[0], sum(kind.total_ns for kind in kinds)
-    bus = next(
-        (k.bus_bandwidth for k in (summarise_transfers(view.matching) if view.matching else ()) if
-         k.kind == longest.kind), None
-    )  # fmt: skip
-    rate = "" if bus is None else f"; without waiting its bus bandwidth is {format_quantity('bandwidth', bus)}"
-    yield (
-        f"{longest.kind} takes {format_share(longest.total_ns / total) if total else '–'} of the time in collectives:"
-        f" {longest.count} of them, {format_seconds(longest.mean_ns * NS)} on average{rate}."
+    longest = kinds[0]
+    transfers = summarise_transfers(view.matching) if view.matching else ()
+    bus = next((one.bus_bandwidth for one in transfers if one.kind == longest.kind), None)
+    rate = "" if bus is None else f"; its bus bandwidth without waiting is {format_quantity('bandwidth', bus)}"
+    share = longest.total_ns / total
+    yield COLLECTIVE(
+        longest.kind,
+        f"{longest.kind} takes {format_share(share)} of the time in collectives: {longest.count} calls,"
+        f" {format_seconds(longest.mean_ns * NS)} on average{rate}.",
+        share=share,
+        count=longest.count,
+        mean_seconds=longest.mean_ns * NS,
+        bus_bandwidth=bus,
     )
 
 
-def _summarise_idle(view: TraceView) -> Iterator[str]:
+def _summarise_idle(view: TraceView) -> Iterator[Finding]:
     lanes = [lane for counted in view.counted.values() for lane in counted.lanes.idle if lane.lane.is_device]
     idle = sum(lane.idle_ns for lane in lanes)
     if not idle:
         return
-    host, kernel = (sum(getattr(lane, f"{why}_wait_ns") for lane in lanes) for why in ("host", "kernel"))
-    yield (
-        f"Streams are idle for {format_seconds(idle * NS)} together: {format_share(host / idle)} host wait,"
-        f" {format_share(kernel / idle)} kernel wait, {format_share((idle - host - kernel) / idle)} other."
+    host, kernel = (sum(getattr(lane, f"{why}_wait_ns") for lane in lanes) / idle for why in ("host", "kernel"))
+    yield IDLE(
+        "",
+        f"Streams are idle for {format_seconds(idle * NS)} in total: {format_share(host)} host wait,"
+        f" {format_share(kernel)} kernel wait, {format_share(1 - host - kernel)} other.",
+        seconds=idle * NS,
+        host_wait=host,
+        kernel_wait=kernel,
+        other=1 - host - kernel,
     )
 
 
-def _summarise_names(view: TraceView) -> Iterator[str]:
-    kernels = add_kernels(view)
-    total = sum(kernel.total_ns for kernel in kernels)
+def _summarise_names(view: TraceView) -> Iterator[Finding]:
+    times = [(kernel.name, kernel.total_ns) for kernel in add_kernels(view)]
+    words = "The kernel with the most time is {name}: {share} of the time of all kernels."
+    if not sum(time for _, time in times):
+        times = [(operator.name, operator.self_ns) for operator in add_operators(view)]
+        words = "The operator with the most self time is {name}: {share} of the self time of all operators."
+    total = sum(time for _, time in times)
     if total:
-        (name,) = shorten_names([kernels[0].name])
-        yield f"The kernel with the most time is {name}: {format_share(kernels[0].total_ns / total)} of all kernels."
-        return
-    operators = add_operators(view)
-    total = sum(operator.self_ns for operator in operators)
-    if total:
-        (name,) = shorten_names([operators[0].name])
-        share = format_share(operators[0].self_ns / total)
-        yield f"The operator with the most time of its own is {name}: {share} of all."
+        (name,), share = shorten_names([times[0][0]]), times[0][1] / total
+        yield LONGEST(name, words.format(name=name, share=format_share(share)), share=share)
 
 
 def find_doubts(view: TraceView) -> Iterator[Caution]:
     """What is missing or does not fit, each with the next step."""
     for doubt in (*view.job.doubts, *find_match_doubts(view.job)):
-        yield Caution(message=doubt.message, next_step=doubt.next_step)
+        yield DOUBTS[doubt.kind](doubt.subject, doubt.message, doubt.next_step)
     unusable = {rank: trace.num_unusable for rank, trace in view.ranks.items() if trace.num_unusable}
     if unusable:
         listed = ", ".join(f"{number} of rank {rank}" for rank, number in list(unusable.items())[:8])
-        yield Caution(
-            message=f"events that could not be used: {listed}; they have no time, end before they begin, or have fields"
-            " of another kind",
-            next_step="record the trace again where they matter",
+        yield UNUSABLE(
+            "",
+            f"unusable events (no time, end before start, or malformed fields): {listed}",
+            "record the trace again if they matter",
+            num_events=sum(unusable.values()),
         )
 
 
@@ -170,29 +219,26 @@ def explain_missing(view: TraceView) -> Iterator[str]:
     if not view.has_device:
         yield "Kernels, idle streams, launches and queues: the traces have no device."
     elif not any(counted.lanes.launches for counted in view.counted.values()):
-        yield "Launches and queues: the traces hold no calls that launched their kernels."
+        yield "Launches and queues: the traces have no calls that launched their kernels."
     if not any(trace.tables.steps for trace in view.job.ranks):
-        yield "Steps: the profiler marked none; its step() does."
+        yield "Steps: the profiler marked none; call its step()."
     if not any(len(trace.collectives) for trace in view.job.ranks):
-        yield "Collectives: none were found."
+        yield "Collectives: the traces have none."
     elif len(view.ranks) < 2:
-        yield "Who waits for whom: that takes the traces of several ranks."
+        yield "Arrivals: they need the traces of several ranks."
     elif view.job.arrivals is None:
-        yield "Who waits for whom: no collective is in the traces of several ranks."
-
-
-QUESTION = "What does communication cost, and where does the time go?"
+        yield "Arrivals: no collective is in the traces of several ranks."
 
 
 def describe_traces(view: TraceView) -> Document:
-    """All that the traces say."""
+    """Everything that the traces show."""
     missing = tuple(explain_missing(view))
     sections = (
-        _add_charts(_make_section("Where the time goes", make_parts_table(view), make_steps_table(view)), view),
+        _add_charts(_make_section("Where the time goes", make_ranks_table(view), make_steps_table(view)), view),
         _make_section("Communication", make_kinds_table(view), make_transfers_table(view), make_arrivals_table(view)),
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(
-            "Why nothing ran",
+            "Idle time",
             make_idle_table(view) if view.has_device else None,
             make_launches_table(view),
             make_queues_table(view),
@@ -205,7 +251,7 @@ def describe_traces(view: TraceView) -> Document:
         question=QUESTION,
         setting=describe_setting(view),
         sections=tuple(section for section in sections if section is not None),
-        findings=as_findings(summarise(view)),
+        findings=tuple(summarise(view)),
         cautions=tuple(find_doubts(view)),
     )
 
@@ -216,30 +262,28 @@ def _make_section(heading: str, *tables: Table | None) -> Section | None:
 
 
 def _add_charts(section: Section | None, view: TraceView) -> Section | None:
-    """Every rank's parts, and what it did over time."""
+    """The parts of every rank, and its timeline."""
     if section is None:
         return None
     timelines = {rank: counted.timeline for rank, counted in view.counted.items()}
-    charts = (plot_trace_parts(view), draw_timelines(view.job, timelines))
+    charts = (draw_ranks(section.tables[0]), draw_timelines(view.job, timelines))
     return replace(section, charts=tuple(chart for chart in charts if chart is not None))
 
 
-def plot_trace_parts(view: TraceView) -> Chart | None:
-    """A stack for every rank of what is shown: compute, exposed communication, copies, idle."""
-    names = {"compute": "compute", "exposed": "exposed comm", "copy": "copies", "idle": "idle"}
-    rows = []
-    for rank, trace in list(view.ranks.items())[:MOST_RANKS]:
-        parts = view.find_parts(trace)
-        rows += [
-            {"bar": f"rank {rank}", "series": words, "seconds": getattr(parts, f"{name}_ns") * 1e-9}
-            for name, words in names.items()
-            if name != "copy" or view.has_device
-        ]
+def draw_ranks(table: Table) -> Chart | None:
+    """A stack per rank: compute, exposed communication, copies, idle."""
+    keys = ("compute_seconds", "exposed_seconds", "copy_seconds", "idle_seconds")
+    rows = [
+        {"bar": row[0].value, "series": column.header, "seconds": cell.value}
+        for row in table.rows[:MOST_RANKS]
+        for column, cell in zip(table.columns, row, strict=True)
+        if column.key in keys
+    ]
     if not any(row["seconds"] for row in rows):
         return None
-    more = f" {len(view.ranks) - MOST_RANKS} more ranks are in the table." if len(view.ranks) > MOST_RANKS else ""
-    caption = f"The parts of what is shown add up exactly; overlapped communication is in compute.{more}"
-    return plot_parts(title="Every rank's time", rows=rows, name="", caption=caption, x_title="time")
+    more = f" {len(table.rows) - MOST_RANKS} more ranks are in the table." if len(table.rows) > MOST_RANKS else ""
+    caption = f"The parts add up exactly; overlapped communication counts as compute.{more}"
+    return plot_parts(title="Time of every rank", rows=rows, name="", caption=caption, x_title="time")
 
 
 def describe_setting(view: TraceView) -> str:
@@ -247,15 +291,15 @@ def describe_setting(view: TraceView) -> str:
     traces = view.job.ranks
     num_ranks, num_steps = view.job.num_ranks, max(len(trace.tables.steps) for trace in traces)
     backends = {trace.header.distributed.backend for trace in traces if trace.header.distributed} - {""}
-    parts = [f"{len(traces)} of {num_ranks} ranks" if num_ranks and num_ranks > len(traces) else _plural(len(traces))]
+    parts = [
+        f"{len(traces)} of {num_ranks} ranks"
+        if num_ranks and num_ranks > len(traces)
+        else format_count(len(traces), "rank")
+    ]
     parts += [", ".join(sorted(backends))] if backends else []
-    parts.append(f"{num_steps} step{'s' if num_steps != 1 else ''}" if num_steps else "no steps")
+    parts.append(format_count(num_steps, "step") if num_steps else "no steps")
     if view.steps is not None:
         parts.append(f"shown: {', '.join(map(str, sorted(view.steps)))}")
     parts.append(f"{format_quantity('count', sum(trace.num_events for trace in traces))} events")
     parts.append(f"{format_bytes(sum(trace.num_bytes for trace in traces))} of trace")
     return " · ".join(parts)
-
-
-def _plural(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
