@@ -14,6 +14,7 @@ from scalelab.records.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+WORKLOADS = [file for file in EXAMPLES if file.name != "my_study.py"]
 NEEDS = {"hf_gpt2.py": "transformers", "convnet.py": "sklearn"}
 PLAN = StepPlan(lead_in_steps=2, clean_steps=6, phase_steps=1, comm_free_steps=1, cycles=1)
 
@@ -23,7 +24,7 @@ def test_an_example_has_fewer_than_forty_lines(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) < 40
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.name)
 def test_the_parameters_of_an_example_are_free_to_be_flags(file: Path) -> None:
     study, _ = parse_study("strong-scaling", ["--workload", f"{file}:build", "--ranks", "1", "2"])
     assert {trial.workload for trial in study.plan()} == {f"{file}:build"}
@@ -31,7 +32,7 @@ def test_the_parameters_of_an_example_are_free_to_be_flags(file: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.name)
 def test_an_example_trains(file: Path, num_ranks: int, launcher: LocalLauncher, tmp_path: Path) -> None:
     needed = NEEDS.get(file.name)
     if needed is not None and importlib.util.find_spec(needed) is None:

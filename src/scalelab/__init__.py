@@ -1,6 +1,6 @@
 """scalelab: how does my PyTorch training scale, why, and what would it take to go further?
 
-The public names load what they need when they are first used: `import scalelab` takes milliseconds and no torch.
+Public names are imported on first use: `import scalelab` takes milliseconds and does not import torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from scalelab.studies.scaling.study import StrongScaling, WeakScaling
     from scalelab.studies.shared.job import Job
     from scalelab.studies.shared.sampling import Sampling
+    from scalelab.studies.shared.study import Study
+    from scalelab.studies.shared.sweep import SweepStudy
     from scalelab.workloads.workload import Workload
 
 __version__ = "0.1.0"
@@ -37,6 +39,8 @@ __all__ = [
     "ScalelabError",
     "Status",
     "StrongScaling",
+    "Study",
+    "SweepStudy",
     "Trial",
     "TrialResult",
     "WeakScaling",
@@ -57,6 +61,8 @@ _HOMES = {
     "ScalelabError": "scalelab.errors",
     "Status": "scalelab.records.trial",
     "StrongScaling": "scalelab.studies.scaling.study",
+    "Study": "scalelab.studies.shared.study",
+    "SweepStudy": "scalelab.studies.shared.sweep",
     "Trial": "scalelab.records.trial",
     "TrialResult": "scalelab.records.trial",
     "WeakScaling": "scalelab.studies.scaling.study",

@@ -26,8 +26,10 @@ class Study:
     is_recorded: ClassVar[bool] = False
     """Whether the user's own script records its runs: they cannot be started or resumed."""
 
-    def __init_subclass__(cls) -> None:
-        """Name a study of the user's own after its class where it has no name, title or question."""
+    def __init_subclass__(cls, *, is_abstract: bool = False) -> None:
+        """Name a study after its class if it has no name, title or question of its own."""
+        if is_abstract:
+            return
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", cls.__name__)
         for name, value in (("name", words.lower().replace(" ", "-")), ("title", words.capitalize()), ("question", "")):
             if not hasattr(cls, name):

@@ -216,7 +216,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepStudy(Study):
+class SweepStudy(Study, is_abstract=True):
     """A study whose rows differ in one thing: it says which rows, which columns and what they mean.
 
     The rest is the same for all of them: the plan with its control, the main table with its charts, warnings, and the
