@@ -12,7 +12,7 @@ from scalelab.records.observations import DeviceLoad, Message, MessageBasis, Ran
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
-from scalelab.studies.comm_volume.study import Messages
+from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies
@@ -28,8 +28,8 @@ def make_strategies(**fields: Any) -> Strategies:
     return Strategies(**({"job": JOB, "sampling": SAMPLING} | fields))
 
 
-def make_messages(**fields: Any) -> Messages:
-    return Messages(**({"job": JOB, "sampling": SAMPLING} | fields))
+def make_comm_volume(**fields: Any) -> CommVolume:
+    return CommVolume(**({"job": JOB, "sampling": SAMPLING} | fields))
 
 
 def take_by_strategy(trial: Trial) -> float:
@@ -94,7 +94,7 @@ def send(messages: Callable[[Trial], tuple[Message, ...]], **basis: Any) -> Call
 
 
 def conclude(
-    study: Strategies | Messages,
+    study: Strategies | CommVolume,
     directory: Path,
     *changes: Callable[[TrialResult], TrialResult],
     failures: dict[str, Status] | None = None,

@@ -41,7 +41,8 @@ is 0 with any number of ranks. A GB is 10⁹ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from scalelab.errors import UnknownName
@@ -76,6 +77,50 @@ def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
     if strategy == "ddp":
         return spreading.gradient_hook != "powersgd"
     return strategy.startswith("fsdp") and accumulation == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One kind of message of a configuration: counted beside expected."""
+
+    kind: str
+    purpose: str
+    phase: str
+    count: int | None
+    """None: theory has it, and it was not sent."""
+    payload_bytes: int | None
+    expected_bytes: int | None
+    """None: theory has no number for it."""
+    wire_bytes: float | None
+
+    @property
+    def name(self) -> str:
+        return self.kind.replace("_", "-")
+
+
+def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ranks: int) -> list[Line]:
+    """In the order in which they were first sent; what only theory has comes last."""
+    counted = {_key(message): message for message in sent}
+    expected = {_key(message): message.payload_bytes for message in theory}
+    lines = []
+    for key in counted | expected:
+        payload = counted[key].payload_bytes if key in counted else 0
+        lines.append(
+            Line(
+                kind=key[0],
+                purpose=key[1],
+                phase=key[2],
+                count=counted[key].count if key in counted else None,
+                payload_bytes=payload,
+                expected_bytes=expected.get(key),
+                wire_bytes=None if payload is None else count_wire_bytes(key[0], payload, num_ranks),
+            )
+        )
+    return lines
+
+
+def _key(message: Message) -> tuple[str, str, str]:
+    return message.kind, message.purpose, message.phase
 
 
 def _expect_ddp(basis: MessageBasis, spreading: Spreading) -> list[Message]:

@@ -68,9 +68,9 @@ STUDIES: dict[str, Entry] = {
         "Which strategy is fastest here, and what does each cost in memory, idling and variance?",
     ),
     "comm-volume": Entry(
-        "scalelab.studies.comm_volume.study:Messages",
+        "scalelab.studies.comm_volume:CommVolume",
         "Communication volume",
-        "What do DDP and FSDP send in a step, and is it what theory says?",
+        "How many bytes do DDP and FSDP send in a step, and does theory agree?",
     ),
     "collectives": Entry(
         "scalelab.studies.collectives.study:Collectives",

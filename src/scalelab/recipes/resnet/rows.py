@@ -20,7 +20,7 @@ from scalelab.recipes.resnet.checks import count_epoch_steps
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Option, Status, StepKind
 from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.comm_volume.study import Messages
+from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.optimizers import OptimizerName, Optimizers
@@ -144,7 +144,7 @@ def read_last_accuracies(outcome: Outcome | None) -> dict[str, Estimate]:
 
 
 def make_r6(size: Size) -> Row:
-    study = Messages(
+    study = CommVolume(
         strategies=("ddp",),
         ranks=choose_ranks(size, published.LARGE_RANKS),
         batch_per_rank=choose(size, small=2, full=512),

@@ -1,4 +1,4 @@
-"""The study of messages, with messages whose bytes are known."""
+"""Communication volume, with messages whose bytes are known."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.records.observations import Message
 from scalelab.records.trial import Status, Trial
-from scalelab.studies.comm_volume.study import NO_BUFFERS, Messages
+from scalelab.report.findings import MAIN
+from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.measure.trials import write_workload
-from tests.studies.answers import find_row, say_all, set_machine, warn_all
-from tests.studies.spreads import JOB, SAMPLING, conclude, make_messages, send
+from tests.report.charts.figures import draw, list_values
+from tests.studies.answers import find_caution, find_finding, find_row, list_kinds, set_machine
+from tests.studies.spreads import JOB, SAMPLING, conclude, make_comm_volume, send
 
 RESNET18 = replace(JOB, workload="resnet18", options={})
 
@@ -49,7 +51,7 @@ SENT = send(send_by_strategy, unit_bytes=(100, 300), buffer_bytes=40)
 
 
 def test_resnet18_also_runs_without_buffers_synchronised_and_without_norms() -> None:
-    trials = [trial for trial in make_messages(job=RESNET18).plan() if trial.round == 1]
+    trials = [trial for trial in make_comm_volume(job=RESNET18).plan() if trial.round == 1]
     found = {trial.configuration: trial for trial in trials}
     assert list(found) == [
         "ddp-2", "control", "fsdp-full-2", "fsdp-grad-op-2", "fsdp2-2", "ddp-unsent", "ddp-synced", "ddp-no-norm",
@@ -70,12 +72,12 @@ def test_resnet18_also_runs_without_buffers_synchronised_and_without_norms() -> 
     ],
 )
 def test_rows_about_batch_norm_are_only_where_they_say_something(job: Job, fields: dict[str, Any]) -> None:
-    names = {trial.configuration for trial in make_messages(job=job, **fields).plan()}
+    names = {trial.configuration for trial in make_comm_volume(job=job, **fields).plan()}
     assert not {"ddp-unsent", "ddp-synced", "ddp-no-norm"} & names
 
 
 def test_counted_bytes_stand_beside_those_of_theory(tmp_path: Path) -> None:
-    document = conclude(make_messages(), tmp_path, SENT)
+    document = conclude(make_comm_volume(), tmp_path, SENT)
     main, kinds = document.tables
     ddp = find_row(main, "ddp × 2")
     assert (ddp["num_messages"].value, ddp["payload_bytes"].value, ddp["expected_bytes"].value) == (3, 440, 440)
@@ -84,29 +86,29 @@ def test_counted_bytes_stand_beside_those_of_theory(tmp_path: Path) -> None:
     assert (full["payload_bytes"].value, full["wire_bytes"].value) == (1100, 550)
     assert (kept["payload_bytes"].value, kept["wire_bytes"].value) == (800, 400)
     assert len(kinds.rows) == 2 + 3 + 2 + 3
-    assert "DDP all-reduces 400 bytes of gradients a step, 4 for each of 100 parameters, in 2 messages" in say_all(
-        document
-    )
-    assert "All messages of all 4 rows are those of theory, to the byte." in say_all(document)
-    assert "fsdp-grad-op × 2 0.95" in say_all(document)
-    assert "Rank 0's buffers, 40 bytes in 1 broadcast, are 9.1 % of what DDP sends" in say_all(document)
-    assert any("gloo carries a reduce-scatter out" in note for note in main.notes)
+    gradients = document.findings[0]
+    assert (gradients.kind, gradients.weight) == ("gradient-volume", MAIN)
+    assert gradients.values == {"payload_bytes": 400, "bytes_per_parameter": 4.0, "messages": 2, "wire_bytes": 400}
+    assert "400 bytes of gradients per step (4 for each of 100 parameters) in 2 messages" in gradients.text
+    assert find_finding(document, "theory").values == {"rows": 4, "differing": 0}
+    assert find_finding(document, "wire-ratio", "fsdp-grad-op × 2").values["ratio"] == pytest.approx(400 / 420)
+    buffers = find_finding(document, "buffers")
+    assert (buffers.values["payload_bytes"], buffers.values["share"]) == (40, pytest.approx(40 / 440))
+    assert any("gloo runs a reduce-scatter" in note for note in main.notes)
 
 
 def test_bytes_that_theory_does_not_know_are_warned_of(tmp_path: Path) -> None:
     def send_more(trial: Trial) -> tuple[Message, ...]:
         return (*send_by_strategy(trial), make("all_reduce", "", "forward", 8))
 
-    document = conclude(make_messages(strategies=("ddp",)), tmp_path, send(send_more, buffer_bytes=40))
-    assert "Not the bytes that theory gives: ddp × 2" in say_all(document)
-    assert "ddp × 2 sends something else than theory says: all-reduce in forward 8 B instead of 0 B" in warn_all(
-        document
-    )
+    document = conclude(make_comm_volume(strategies=("ddp",)), tmp_path, send(send_more, buffer_bytes=40))
+    assert find_finding(document, "theory", "ddp × 2").values == {"rows": 1, "differing": 1}
+    assert "all-reduce in forward 8 B instead of 0 B" in find_caution(document, "not-theory", "ddp × 2").message
 
 
 def test_a_message_that_is_missing_is_warned_of(tmp_path: Path) -> None:
-    document = conclude(make_messages(strategies=("ddp",)), tmp_path, send(send_by_strategy, buffer_bytes=50))
-    assert "broadcast in forward 40 B instead of 50 B" in warn_all(document)
+    document = conclude(make_comm_volume(strategies=("ddp",)), tmp_path, send(send_by_strategy, buffer_bytes=50))
+    assert "broadcast in forward 40 B instead of 50 B" in find_caution(document, "not-theory", "ddp × 2").message
 
 
 def test_synchronised_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
@@ -119,30 +121,34 @@ def test_synchronised_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
         )
         return (*send_by_strategy(trial), *statistics)
 
-    study = make_messages(job=RESNET18, strategies=("ddp",))
+    study = make_comm_volume(job=RESNET18, strategies=("ddp",))
     document = conclude(study, tmp_path, send(send_statistics, buffer_bytes=40))
-    assert "Synchronised batch norm adds 2 messages of together 104 bytes" in say_all(document)
-    assert "a step takes as long as ddp's: 1.0" in say_all(document)
-    assert "Without batch norm the network sends 440 bytes" in say_all(document)
+    synced = find_finding(document, "sync-batch-norm")
+    assert synced.values["messages"] == 2
+    assert "Synchronised batch norm adds 2 messages, 104 bytes in all" in synced.text
+    assert "a step takes as long as with ddp: 1.0" in synced.text
+    assert find_finding(document, "no-batch-norm").values["payload_bytes"] == 440
 
 
 def test_a_model_of_the_users_own_without_buffers_leaves_those_rows_out(tmp_path: Path) -> None:
     job = replace(JOB, workload=write_workload(tmp_path, ""), options={})
-    study = make_messages(job=job, strategies=("ddp",))
+    study = make_comm_volume(job=job, strategies=("ddp",))
     document = conclude(study, tmp_path / "runs", send(lambda _: (make("all_reduce", "gradients", "backward", 400),)))
     assert [row[0].value for row in document.tables[0].rows] == ["ddp × 2", "control"]
-    assert NO_BUFFERS not in warn_all(document)
+    assert "not-run" not in list_kinds(document)
 
 
 def test_a_strategy_that_fails_leaves_the_others_rows_intact(tmp_path: Path) -> None:
-    document = conclude(make_messages(), tmp_path, SENT, failures={"ddp-2": Status.CRASHED, "control": Status.CRASHED})
+    document = conclude(
+        make_comm_volume(), tmp_path, SENT, failures={"ddp-2": Status.CRASHED, "control": Status.CRASHED}
+    )
     main = document.tables[0]
     assert find_row(main, "ddp × 2")["step_seconds"].value == "crashed"
     assert find_row(main, "fsdp2 × 2")["payload_bytes"].value == 1100
 
 
 def test_nothing_measured_is_no_answer_and_no_error() -> None:
-    document = make_messages().conclude([])
+    document = make_comm_volume().conclude([])
     assert document.tables[0].rows == ()
     assert document.summary == ()
 
@@ -158,9 +164,21 @@ def test_nothing_measured_is_no_answer_and_no_error() -> None:
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_messages(**fields)
+        make_comm_volume(**fields)
 
 
 def test_a_run_read_back_is_the_same_study() -> None:
-    assert Messages(sampling=Sampling(rounds=2)).sampling.comm_free_steps == 8
-    assert Messages().sampling.comm_free_steps == SAMPLING.comm_free_steps == 0
+    assert CommVolume(sampling=Sampling(rounds=2)).sampling.comm_free_steps == 8
+    assert CommVolume().sampling.comm_free_steps == SAMPLING.comm_free_steps == 0
+
+
+def test_messages_are_drawn_beside_theory_and_by_kind(tmp_path: Path) -> None:
+    document = conclude(make_comm_volume(), tmp_path, SENT)
+    charts = {chart.title: chart for section in document.sections for chart in section.charts}
+    payload, kinds = charts["Bytes per step"], charts["Payload per step by kind"]
+    assert {value["series"] for value in list_values(payload, "bar")} == {
+        "payload, counted", "payload by theory", "on the wire",
+    }  # fmt: skip
+    assert "all-reduce of gradients" in {value["series"] for value in list_values(kinds, "bar")}
+    draw(payload)
+    draw(kinds)

@@ -1,0 +1,399 @@
+"""Communication volume: what data-parallel strategies send in a step, counted and computed.
+
+Every collective of one step is counted on every rank with the bytes of its tensors, beside what theory gives from the
+sizes of the model alone. Where theory is exact the two must be equal to the byte; where they are not, either the
+strategy sends something unnecessary or theory leaves something out.
+
+For a model with batch norm, three variants of DDP show what its statistics cost: buffers not broadcast, synchronised
+batch norm, and (resnet18) the same network without the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from scalelab.analysis.communication import Line, compare_messages, expect_messages, is_exact
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, judge
+from scalelab.checks import check_at_least
+from scalelab.errors import UsageError
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.charts.amounts import MOST_SERIES
+from scalelab.report.charts.plot import Axis, Row, plot_bars
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import Field, bytes_column, count_column, make_table, text_column
+from scalelab.strategies.catalogue import FSDP, Spread
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.sweep import (
+    CONTROL,
+    compare_steps,
+    describe_measurement,
+    draw_columns,
+    find_sweep_cautions,
+    keep_charts,
+    list_keys,
+    make_sweep_table,
+    plan_sweep,
+    relative_column,
+    step_column,
+)
+from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
+from scalelab.units import format_bytes, format_count, format_interval, format_quantity, format_share
+from scalelab.workloads.image_options import Resnet18Options
+
+UNSENT, SYNCED, NO_NORM = "ddp-unsent", "ddp-synced", "ddp-no-norm"
+WIRE_NOTE = (
+    "on the wire: the least that a rank sends, mean over ranks (Patarasu & Yuan 2009); an all-gather or a"
+    " reduce-scatter costs half an all-reduce of as many bytes"
+)
+GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole tensor: it sends twice what is listed"
+
+GRADIENTS = FindingKind(
+    "gradient-volume",
+    "What DDP all-reduces in a step",
+    MAIN,
+    ("payload_bytes", "bytes_per_parameter", "messages", "wire_bytes"),
+)
+THEORY = FindingKind("theory", "Whether all bytes are those of theory", REASON, ("rows", "differing"))
+SHARDED = FindingKind("wire-ratio", "Bytes on the wire of FSDP over those of DDP", REASON, ("ratio",))
+BUFFERS = FindingKind("buffers", "What broadcasting buffers adds to DDP", DETAIL, ("payload_bytes", "share", "ratio"))
+SYNC_NORM = FindingKind("sync-batch-norm", "What synchronised batch norm adds", DETAIL, ("messages", "ratio"))
+BARE = FindingKind("no-batch-norm", "What the network sends without batch norm", DETAIL, ("payload_bytes", "ratio"))
+NOT_THEORY = CautionKind("not-theory", "A strategy sends other bytes than theory gives", "wrong-work")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommVolume(Study):
+    """Count the messages and bytes of one step by kind, beside theory."""
+
+    name: ClassVar[str] = "comm-volume"
+    title: ClassVar[str] = "Communication volume"
+    question: ClassVar[str] = "How many bytes do DDP and FSDP send in a step, and does theory agree?"
+
+    strategies: tuple[Spread, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")
+    """Strategies to compare; the first is the reference."""
+    ranks: int = 2
+    """Ranks of every strategy."""
+    batch_per_rank: int = 8
+    """Samples per step and rank; only batch norm statistics depend on it."""
+    batch_norm: bool = True
+    """For models with buffers, also run ddp without broadcasting them, with synchronised batch norm, and (resnet18)
+    without batch norm."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
+
+    def __post_init__(self) -> None:
+        check_at_least("ranks", self.ranks, 2)
+        check_at_least("batch_per_rank", self.batch_per_rank, 1)
+        check_strategies(self.strategies)
+        if "dp" in self.strategies:
+            raise UsageError("--strategies dp sends no messages, its replicas share a process: leave it out")
+
+    def plan(self) -> list[Trial]:
+        rows = [
+            self._make_row(name_row(s, self.ranks), s, fit_job(self.job, s, self.strategies)) for s in self.strategies
+        ]
+        if self.batch_norm and "ddp" in self.strategies and may_have_norms(self.job):
+            rows += self._plan_norms()
+        return plan_sweep(self.job, self.sampling, rows)
+
+    def _plan_norms(self) -> list[Configuration]:
+        job = fit_job(self.job, "ddp", self.strategies)
+        unsent = replace(job, spreading=replace(job.spreading, broadcast_buffers=False))
+        synced = replace(job, spreading=replace(job.spreading, sync_batch_norm=True))
+        rows = [
+            self._make_row(UNSENT, "ddp", unsent, "ddp, buffers not sent"),
+            self._make_row(SYNCED, "ddp", synced, "ddp, synchronised batch norm"),
+        ]
+        if job.workload == "resnet18":
+            bare = replace(job, options={**job.options, "norm": "none"})
+            rows.append(self._make_row(NO_NORM, "ddp", bare, "ddp, no batch norm"))
+        return rows
+
+    def _make_row(self, name: str, strategy: str, job: Job, label: str = "") -> Configuration:
+        return Configuration(
+            name=name,
+            strategy=strategy,
+            num_ranks=self.ranks,
+            global_batch=self.ranks * self.batch_per_rank,
+            job=job,
+            label=label,
+            instruments=("messages",),
+        )
+
+    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
+        """Whether the user's own model has buffers is known only when it runs."""
+        if trial.configuration not in (UNSENT, SYNCED):
+            return None
+        reports = [r.ranks[0] for r in results if r.trial.configuration == name_row("ddp", self.ranks) and r.ranks]
+        is_bare = any(report.buffer_bytes == 0 for report in reports)
+        return "the model has no buffers: this row would repeat ddp" if is_bare else None
+
+    def expects(self, result: TrialResult) -> bool:
+        """A row that would repeat ddp is left out on purpose."""
+        is_refused = result.status is Status.NOT_RUN and result.batch is None
+        return is_refused and result.trial.configuration in (UNSENT, SYNCED)
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms([result for result in results if not self.expects(result)], self.sampling.warmup)
+        reference = arms.get(name_row(self.strategies[0], self.ranks))
+        every = list(arms.values())
+        table = make_message_table(every, reference)
+        sections = [Section(tables=(table,), charts=draw_payloads(table, every))]
+        kinds = make_kind_table(every)
+        if kinds.rows:
+            sections.append(Section(heading="By kind", tables=(kinds,), charts=draw_kinds(kinds)))
+        return Document(
+            title=self.title,
+            question=self.question,
+            setting=describe_measurement(
+                self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"
+            ),
+            sections=tuple(sections),
+            findings=tuple(summarise_messages(arms, name_row("ddp", self.ranks))),
+            cautions=(*find_sweep_cautions(arms, reference), *warn_of_messages(every)),
+        )
+
+
+def may_have_norms(job: Job) -> bool:
+    """Whether the model has batch norm; for the user's own model that is unknown before it runs."""
+    options = job.built_in
+    return options is None or (isinstance(options, Resnet18Options) and options.norm == "batch")
+
+
+def read_report(arm: Arm) -> RankReport | None:
+    """Rank 0's, of the round that messages were counted in: all ranks take part in every collective."""
+    return next((r.ranks[0] for r in arm.completed if r.ranks and r.ranks[0].message_basis is not None), None)
+
+
+def list_lines(arm: Arm) -> list[Line]:
+    """Every kind of message of a step, counted beside expected. Empty: nothing was counted."""
+    report, trial = read_report(arm), arm.trial
+    if report is None or report.message_basis is None:
+        return []
+    theory = expect_messages(trial.strategy, trial.num_ranks, report.message_basis, trial.spreading, trial.accumulation)
+    return compare_messages(report.messages, theory, trial.num_ranks)
+
+
+def sum_payload(lines: Sequence[Line]) -> int | None:
+    return _add([line.payload_bytes for line in lines])
+
+
+def sum_wire(lines: Sequence[Line]) -> int | None:
+    return _add([line.wire_bytes for line in lines])
+
+
+def _add(values: Sequence[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known)) if known and len(known) == len(values) else None
+
+
+def count_messages(lines: Sequence[Line]) -> int | None:
+    return sum(line.count or 0 for line in lines) if lines else None
+
+
+def has_theory(arm: Arm) -> bool:
+    """Whether theory gives every byte."""
+    return is_exact(arm.trial.strategy, arm.trial.spreading, arm.trial.accumulation)
+
+
+def sum_expected(arm: Arm) -> int | None:
+    return _add([line.expected_bytes or 0 for line in list_lines(arm)]) if has_theory(arm) else None
+
+
+def find_differences(arm: Arm) -> list[Line]:
+    """Kinds of messages whose bytes are not those of theory, where theory is exact."""
+    return [line for line in list_lines(arm) if line.payload_bytes != line.expected_bytes] if has_theory(arm) else []
+
+
+def make_message_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
+    """Time, messages and bytes of one step, for every configuration."""
+    columns: list[Field[Arm]] = [
+        step_column(),
+        relative_column(reference),
+        count_column("num_messages", "messages", lambda arm: count_messages(list_lines(arm))),
+        bytes_column("payload_bytes", "payload", lambda arm: sum_payload(list_lines(arm))),
+        bytes_column("expected_bytes", "by theory", sum_expected),
+        bytes_column("wire_bytes", "on the wire", lambda arm: sum_wire(list_lines(arm))),
+    ]
+    return make_sweep_table(arms, columns, notes=_list_notes(arms))
+
+
+def make_kind_table(arms: Sequence[Arm]) -> Table:
+    """Every kind of message of every configuration, in bytes."""
+    return make_table(
+        [(arm, line) for arm in arms if arm.configuration != CONTROL for line in list_lines(arm)],
+        text_column("run", "run", lambda row: row[0].label),
+        text_column("kind", "collective", lambda row: row[1].name),
+        text_column("purpose", "of", lambda row: row[1].purpose or "unknown"),
+        text_column("phase", "in", lambda row: row[1].phase),
+        count_column("num_messages", "messages", lambda row: row[1].count or 0),
+        count_column("payload_bytes", "payload, bytes", lambda row: row[1].payload_bytes),
+        count_column("expected_bytes", "by theory, bytes", lambda row: row[1].expected_bytes),
+        bytes_column("wire_bytes", "on the wire", lambda row: row[1].wire_bytes),
+        notes=_list_notes(arms),
+    )
+
+
+def _list_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
+    lines = [line for arm in arms if arm.trial.device == "cpu" for line in list_lines(arm)]
+    return (WIRE_NOTE, GLOO_NOTE) if any(line.kind == "reduce_scatter" for line in lines) else (WIRE_NOTE,)
+
+
+def warn_of_messages(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """Where a strategy sends something else than theory gives."""
+    for arm in arms:
+        named = ", ".join(
+            f"{line.name} in {line.phase} {format_bytes(line.payload_bytes)} instead of"
+            f" {format_bytes(line.expected_bytes or 0)}"
+            for line in find_differences(arm)
+        )
+        if named:
+            yield NOT_THEORY(
+                arm.label,
+                f"{arm.label} does not send what theory gives: {named}",
+                "check the model, the loss and hooks for collectives, and for frozen parameters",
+            )
+
+
+def summarise_messages(arms: Mapping[str, Arm], ddp: str) -> Iterator[Finding]:
+    """What DDP sends, whether theory agrees, and what FSDP and batch norm add."""
+    plain = arms.get(ddp)
+    lines = list_lines(plain) if plain is not None else []
+    if plain is not None:
+        yield from _describe_gradients(plain)
+    yield from _check_theory(arms)
+    if plain is not None and lines:
+        base = sum_wire(lines)
+        for arm in arms.values():
+            wire = sum_wire(list_lines(arm)) if arm.trial.strategy in FSDP else None
+            if base and wire is not None:
+                text = f"{arm.label} puts {wire / base:.2f} times the bytes of DDP on the wire."
+                yield SHARDED(arm.label, text, ratio=wire / base)
+        yield from _describe_norms(arms, plain)
+
+
+def _describe_gradients(arm: Arm) -> Iterator[Finding]:
+    report, gradients = read_report(arm), _find(arm, "gradients")
+    if report is None or not gradients:
+        return
+    payload, wire = sum_payload(gradients) or 0, sum(line.wire_bytes or 0 for line in gradients)
+    count = count_messages(gradients) or 0
+    each = payload / report.num_parameters if report.num_parameters else None
+    size = "" if each is None else f" ({each:g} for each of {_count(report.num_parameters)} parameters)"
+    yield GRADIENTS(
+        arm.label,
+        f"DDP all-reduces {_count(payload)} bytes of gradients per step{size} in {format_count(count, 'message')}; a"
+        f" ring sends {format_bytes(wire)} from every rank.",
+        payload_bytes=payload,
+        bytes_per_parameter=each,
+        messages=count,
+        wire_bytes=wire,
+    )
+
+
+def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:
+    known = [arm for name, arm in arms.items() if name != CONTROL and sum_expected(arm) is not None]
+    differing = ", ".join(arm.label for arm in known if find_differences(arm))
+    num_differing = sum(bool(find_differences(arm)) for arm in known)
+    if known:
+        text = f"The messages of all {len(known)} rows match theory to the byte."
+        if differing:
+            text = f"Theory gives other bytes for {differing}; see the warnings."
+        yield THEORY(differing, text, rows=len(known), differing=num_differing)
+
+
+def _describe_norms(arms: Mapping[str, Arm], plain: Arm) -> Iterator[Finding]:
+    """What buffers and synchronised statistics add, and what is left without batch norm."""
+    unsent, synced, bare = (arms.get(name) for name in (UNSENT, SYNCED, NO_NORM))
+    buffers, total = _find(plain, "buffers"), sum_payload(list_lines(plain))
+    statistics = _find(synced, "batch norm")
+    if buffers and total:
+        payload, ratio = sum_payload(buffers) or 0, _compare(unsent, plain)
+        text = (
+            f"Rank 0's buffers, {_count(payload)} bytes in {format_count(count_messages(buffers) or 0, 'broadcast')},"
+            f" are {format_share(payload / total)} of what DDP sends{_describe_ratio(ratio, '; without them a step')}."
+        )
+        yield BUFFERS(plain.label, text, payload_bytes=payload, share=payload / total, ratio=ratio)
+    if synced is not None and statistics:
+        count, ratio = count_messages(statistics) or 0, _compare(synced, plain)
+        text = (
+            f"Synchronised batch norm adds {format_count(count, 'message')}, {_count(sum_payload(statistics))} bytes in"
+            f" all: it costs synchronisation, not bandwidth{_describe_ratio(ratio, '; a step')}."
+        )
+        yield SYNC_NORM(synced.label, text, messages=count, ratio=ratio)
+    if bare is not None and (ratio := _compare(bare, plain)) is not None:
+        sent = sum_payload(list_lines(bare))
+        text = f"Without batch norm the network sends {_count(sent)} bytes{_describe_ratio(ratio, '; a step')}."
+        yield BARE(bare.label, text, payload_bytes=sent, ratio=ratio)
+
+
+def _compare(arm: Arm | None, plain: Arm) -> Estimate | None:
+    """A step's time over that of ddp; None unless both were measured."""
+    ratio = compare_steps(arm, plain) if arm is not None else None
+    return ratio if isinstance(ratio, Estimate) else None
+
+
+def _describe_ratio(ratio: Estimate | None, before: str) -> str:
+    """How long a step takes against ddp's, and whether that is a finding; nothing where it is not known."""
+    if ratio is None:
+        return ""
+    said = format_interval("ratio", ratio)
+    words = {
+        Verdict.NO_DIFFERENCE: f"takes as long as with ddp: {said}",
+        Verdict.UNRESOLVED: f"cannot be distinguished from ddp's: {said}",
+    }
+    return f"{before} {words.get(judge(ratio), f'takes {said} times as long as with ddp')}"
+
+
+def _count(number: int | None) -> str:
+    return format_quantity("count", number)
+
+
+def _find(arm: Arm | None, purpose: str) -> list[Line]:
+    return [line for line in list_lines(arm) if line.purpose == purpose] if arm is not None else []
+
+
+def draw_payloads(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
+    """What was counted, what theory gives, and what goes over the wire; and the step."""
+    keys = list_keys(arms)
+    columns = {"payload_bytes": "payload, counted", "expected_bytes": "payload by theory", "wire_bytes": "on the wire"}
+    caption = "Counted in one step, so without intervals. A dash: theory does not give every byte."
+    return keep_charts(
+        draw_columns(
+            table, columns, title="Bytes per step", keys=keys, axis_title="bytes of one rank", caption=caption
+        ),
+        draw_columns(table, ["step_seconds"], title="Step time by strategy", keys=keys),
+    )
+
+
+def draw_kinds(table: Table) -> tuple[Chart, ...]:
+    """The payload of every configuration by collective and purpose."""
+    position = {column.key: index for index, column in enumerate(table.columns)}
+    rows: list[Row] = []
+    for cells in table.rows:
+        run, kind, purpose, phase, count, payload = (
+            cells[position[key]].value for key in ("run", "kind", "purpose", "phase", "num_messages", "payload_bytes")
+        )
+        place = {"name": run, "key": run, "phase": phase, "count": count}
+        rows.append(place | {"payload_bytes": payload, "series": f"{kind} of {purpose}"})
+    names, kinds = ({str(row[field]) for row in rows} for field in ("name", "series"))
+    if len(names) < 2 or len(kinds) > MOST_SERIES:
+        return ()
+    chart = plot_bars(
+        title="Payload per step by kind",
+        x=Axis(field="payload_bytes", title="payload", quantity="bytes"),
+        y=Axis(field="name", title="", quantity="text"),
+        rows=rows,
+        has_labels=True,
+        extra={"phase": "in", "count": "messages"},
+        caption="In the order of the legend; the same kind in two phases of a step is two pieces.",
+    )
+    return (chart,)

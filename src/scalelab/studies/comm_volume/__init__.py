@@ -1,1 +1,0 @@
-"""Comm volume."""
