@@ -1,0 +1,134 @@
+"""What may change between two answers to the same question, and what may not.
+
+Words may: titles, headers, notes, sentences, the names of rows. There may be more tables, columns and charts. Numbers
+may not change, and neither tables, columns nor rows may get lost: a table is known by the keys of its columns, a row by
+its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+RELATIVE = 1e-9
+"""How far two numbers may be apart, relative to the larger one: what another order of additions makes."""
+ABSOLUTE = 1e-15
+"""The same for numbers that should be 0."""
+
+RENAMED: dict[str, str] = {}
+"""Words that have another name since: the old one, and the new one."""
+FIXED_WORDS = frozenset(
+    {
+        *("completed", "out of memory", "invalid", "crashed", "timed out", "not run", "not run yet", "ran", "run"),
+        *("faster", "slower", "no difference", "unresolved", "same", "added", "removed"),
+        *("more than the law", "less than the law", "as the law", "yes", "no", "slow", "none"),
+        *("computation", "communication", "input", "forward", "backward", "optimizer"),
+    }
+)
+"""Statuses and verdicts: words that are answers. Others may be put differently."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table without its words."""
+
+    title: str
+    keys: tuple[str, ...]
+    rows: tuple[tuple[Json, ...], ...]
+
+    def __str__(self) -> str:
+        return f"table {self.title!r} ({', '.join(self.keys)})"
+
+
+def list_tables(document: Json) -> list[Grid]:
+    """The tables of all sections, in order."""
+    return [
+        Grid(
+            title=table["title"] or section["heading"],
+            keys=tuple(column["key"] for column in table["columns"]),
+            rows=tuple(tuple(row) for row in table["rows"]),
+        )
+        for section in document["sections"]
+        for table in section["tables"]
+    ]
+
+
+def count_charts(document: Json) -> int:
+    return sum(len(section["charts"]) for section in document["sections"])
+
+
+def list_sentences(document: Json) -> list[str]:
+    """What was found, in words: schema 1 had nothing else."""
+    return [finding["text"] for finding in document["findings"]] if "findings" in document else document["summary"]
+
+
+def compare_documents(old: Json, new: Json, timed: frozenset[str] = frozenset()) -> list[str]:
+    """What the new document has lost or changed; `timed` are columns that are measured anew at every call."""
+    differences = list(compare_tables(list_tables(old), list_tables(new), timed))
+    if count_charts(new) < count_charts(old):
+        differences.append(f"{count_charts(new)} charts, there were {count_charts(old)}")
+    if list_sentences(old) and not list_sentences(new):
+        differences.append("nothing is said in the summary")
+    return differences
+
+
+def compare_tables(old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[str]) -> Iterator[str]:
+    """Every old table against the next new one that has all its columns, preferably one that is the same."""
+    start = 0
+    for table in old:
+        places = [place for place in range(start, len(new)) if set(table.keys) <= set(new[place].keys)]
+        if not places:
+            yield f"{table} is lost, or not where it was"
+            continue
+        found = {place: list(compare_rows(table, new[place], timed)) for place in places}
+        best = next((place for place in places if not found[place]), places[0])
+        yield from (f"{table}: {difference}" for difference in found[best])
+        start = best + 1
+
+
+def compare_rows(old: Grid, new: Grid, timed: frozenset[str]) -> Iterator[str]:
+    """What differs between two tables, cell by cell; the new one has all columns of the old one."""
+    if len(old.rows) != len(new.rows):
+        yield f"{len(new.rows)} rows, there were {len(old.rows)}"
+        return
+    for number, (old_row, new_row) in enumerate(zip(old.rows, new.rows, strict=True), start=1):
+        cells = dict(zip(new.keys, new_row, strict=True))
+        for place, (key, cell) in enumerate(zip(old.keys, old_row, strict=True)):
+            is_name = place == 0 and isinstance(cell["value"], str)
+            is_same = is_alike if is_name or key in timed else is_equal
+            if not is_same(cell, cells[key]):
+                yield f"row {number}, {key}: {describe(cells[key])}, it was {describe(cell)}"
+
+
+def is_equal(old: Json, new: Json) -> bool:
+    """Whether a cell holds the same number with the same interval, the same truth, or nothing still."""
+    before, after = old["value"], new["value"]
+    if isinstance(before, str):
+        return before not in FIXED_WORDS or after == RENAMED.get(before, before)
+    return all(is_close(old[part], new[part]) for part in ("value", "low", "high"))
+
+
+def is_alike(old: Json, new: Json) -> bool:
+    """Whether there is a number where there was one."""
+    return is_number(old["value"]) == is_number(new["value"])
+
+
+def is_close(old: Any, new: Any) -> bool:
+    if not is_number(old):
+        return type(old) is type(new) and bool(old == new)
+    if not is_number(new):
+        return False
+    return math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (math.isnan(old) and math.isnan(new))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe(cell: Json) -> str:
+    interval = f" ({cell['low']} to {cell['high']})" if cell["low"] is not None or cell["high"] is not None else ""
+    return f"{cell['value']!r}{interval}"

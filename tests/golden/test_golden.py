@@ -1,0 +1,241 @@
+"""Runs that were measured with released versions still open, and conclude with the same numbers.
+
+What is stored here, and the commands that made it, is in README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.cli.app import main
+from tests.golden.comparing import Json, compare_documents, list_tables
+
+GOLDEN = Path(__file__).parent
+RUNS = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("runs/*.tar.gz"))
+DOCUMENTS = sorted(path.name.removesuffix(".json.gz") for path in GOLDEN.glob("documents/*.json.gz"))
+
+ANSWERS: dict[str, list[str]] = {
+    "compare": ["compare", "@strong-scaling", "@strong-scaling-again"],
+    "compare-failed": ["compare", "@strong-scaling-failed", "@interrupted"],
+    "compare-meter": ["compare", "@meter", "@meter-again"],
+    "data-doctor-hdf5": ["data", "doctor", "data/floats.h5", "--seconds", "0.1"],
+    "data-doctor-npy": ["data", "doctor", "data/floats.npy", "--seconds", "0.1"],
+    "plan-model": ["plan", "--model", "llama3-8b", "--device", "h100-sxm", "--devices", "64", "--tokens", "1T"],
+    "plan-sweep": [
+        *("plan", "--layers", "48", "--width", "8192", "--heads", "64"),
+        *("--device", "mi300x", "--devices", "256", "--sweep-devices"),
+    ],
+    "predict-best": ["predict", "@strong-scaling", "--ranks", "2", "--best", "--memory", "8GB"],
+    "predict-collectives": ["predict", "@weak-scaling", "--ranks", "4", "8", "--collectives", "@collectives"],
+    "predict-fsdp": ["predict", "@weak-scaling", "--ranks", "2", "8", "--strategy", "fsdp-full", "--units", "4"],
+    "predict-link": ["predict", "@strong-scaling", "--ranks", "1", "2", "4", "8", "16", "--link", "25GB/s,5us"],
+    "predict-nodes": [
+        *("predict", "@strong-scaling", "--ranks", "8", "64", "--batch", "512", "--link", "25GB/s,5us"),
+        *("--ranks-per-node", "4", "--node-link", "100gbit,5us", "--compression", "bf16", "--slow", "1.2"),
+    ],
+    "predict-table": ["predict", "--table", "data/epochs.csv", "--ranks", "8", "16"],
+    "report-joined": ["report", "@strong-scaling", "@strong-scaling-again"],
+    "report-unlike": ["report", "@weak-scaling", "@collectives"],
+    "trace-device": ["trace", "traces/device"],
+    "trace-device-diff": ["trace", "diff", "traces/device", "traces/device-slower"],
+    "trace-device-hta": ["trace", "traces/device", "--hta"],
+    "trace-device-steps": ["trace", "traces/device", "--step", "1", "2", "--rank", "1", "--top", "3"],
+    "trace-gloo": ["trace", "traces/disturbed"],
+    "trace-gloo-diff": ["trace", "diff", "traces/undisturbed", "traces/disturbed"],
+    "trace-gloo-hta": ["trace", "traces/disturbed", "--hta"],
+}
+"""Commands that answer without a run of their own: @name is a stored run, the other paths are of this directory."""
+
+TIMED = {
+    "data-doctor-hdf5": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),
+    "data-doctor-npy": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),
+}
+"""Columns that are measured at every call: only whether there is a number is compared."""
+
+
+def unpack(name: str, directory: Path) -> Path:
+    """The directory of a stored run, among those of others that were unpacked there."""
+    with tarfile.open(GOLDEN / "runs" / f"{name}.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+        return directory / archive.getnames()[0].split("/")[0]
+
+
+def read_golden(name: str) -> Json:
+    """What the released version concluded."""
+    document: Json = json.loads(gzip.decompress((GOLDEN / "documents" / f"{name}.json.gz").read_bytes()))
+    return document
+
+
+def scalelab(*arguments: object) -> str:
+    """What a command prints; in this process, which has the packages loaded already."""
+    printed, complaints = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaints), pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    assert left.value.code == 0, complaints.getvalue()
+    return printed.getvalue()
+
+
+def answer(*arguments: object) -> Json:
+    document: Json = json.loads(scalelab(*arguments, "--json", "-"))
+    return document
+
+
+def fill_in(arguments: Sequence[str], directory: Path) -> list[str]:
+    """A command of `ANSWERS` with the paths of stored runs and files."""
+    filled = []
+    for argument in arguments:
+        if argument.startswith("@"):
+            filled.append(str(unpack(argument[1:], directory)))
+        else:
+            filled.append(str(GOLDEN / argument) if (GOLDEN / argument).exists() and "/" in argument else argument)
+    return filled
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_concludes_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+    new = answer("show", unpack(name, tmp_path), "--refresh")
+    assert compare_documents(read_golden(name), new) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_shows_its_stored_document(name: str, tmp_path: Path) -> None:
+    run = unpack(name, tmp_path)
+    if not (run / "document.json").exists():
+        pytest.skip("this run was never concluded when it was measured")
+    stored: Json = json.loads((run / "document.json").read_text())
+    assert compare_documents(stored, answer("show", run)) == []
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_command_answers_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+    new = answer(*fill_in(ANSWERS[name], tmp_path))
+    assert compare_documents(read_golden(name), new, TIMED.get(name, frozenset())) == []
+
+
+def test_every_document_is_compared() -> None:
+    assert sorted([*RUNS, *ANSWERS]) == DOCUMENTS
+
+
+def test_runs_are_listed_as_before(tmp_path: Path) -> None:
+    for name in RUNS:
+        unpack(name, tmp_path)
+    old = [json.loads(line) for line in (GOLDEN / "documents" / "list.jsonl").read_text().splitlines()]
+    printed = scalelab("list", "--json", "--limit", 0, "--runs-dir", tmp_path)
+    new = [json.loads(line) for line in printed.splitlines()]
+    assert [{key: line[key] for key in before} for before, line in zip(old, new, strict=True)] == old
+
+
+def put_document(name: str, directory: Path) -> Path:
+    """A run whose stored document is a golden one, for `show` to render."""
+    run = unpack("interrupted", directory)
+    (run / "document.json").write_bytes(gzip.decompress((GOLDEN / "documents" / f"{name}.json.gz").read_bytes()))
+    return run
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_stored_document_renders(name: str, tmp_path: Path) -> None:
+    page, text, csv = (tmp_path / part for part in ("page.html", "page.md", "cells.csv"))
+    printed = scalelab("show", put_document(name, tmp_path), "--html", page, "--markdown", text, "--csv", csv)
+    title = read_golden(name)["title"]
+    assert title in printed
+    assert title in text.read_text()
+    assert title in page.read_text()
+    num_cells = sum(len(table.keys) * len(table.rows) for table in list_tables(read_golden(name)))
+    assert len(csv.read_text().splitlines()) > num_cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_stored_document_is_typeset(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("typst")
+    scalelab("show", put_document(name, tmp_path), "--pdf", tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.ranks
+def test_interrupted_run_is_resumed(tmp_path: Path) -> None:
+    run = unpack("interrupted", tmp_path)
+    measured = {file.parent.name: file.read_bytes() for file in run.glob("trials/*/result.json")}
+    planned = json.loads((run / "run.json").read_text())["trials"]
+    assert 0 < len(measured) < len(planned)
+    scalelab("resume", run)
+    assert all((run / "trials" / trial / "result.json").exists() for trial in planned)
+    assert all((run / "trials" / trial / "result.json").read_bytes() == old for trial, old in measured.items())
+    table = list_tables(answer("show", run))[0]
+    assert len(table.rows) == len(list_tables(read_golden("interrupted"))[0].rows)
+    assert all(row[table.keys.index("step_seconds")]["value"] > 0 for row in table.rows)
+
+
+def change_number(document: Json) -> None:
+    cell = next(cell for row in walk_rows(document) for cell in row if isinstance(cell["value"], float))
+    cell["value"] *= 1 + 1e-6
+
+
+def change_interval(document: Json) -> None:
+    next(cell for row in walk_rows(document) for cell in row if cell["low"] is not None)["low"] = None
+
+
+def lose_row(document: Json) -> None:
+    document["sections"][0]["tables"][0]["rows"].pop()
+
+
+def lose_column(document: Json) -> None:
+    document["sections"][0]["tables"][0]["columns"][-1]["key"] = "another"
+
+
+def lose_table(document: Json) -> None:
+    [section for section in document["sections"] if section["tables"]][-1]["tables"].clear()
+
+
+def lose_charts(document: Json) -> None:
+    next(section for section in document["sections"] if section["charts"])["charts"].clear()
+
+
+def swap_tables(document: Json) -> None:
+    document["sections"].reverse()
+
+
+def walk_rows(document: Json) -> list[list[Json]]:
+    return [row for section in document["sections"] for table in section["tables"] for row in table["rows"]]
+
+
+@pytest.mark.parametrize(
+    "change", [change_number, change_interval, lose_row, lose_column, lose_table, lose_charts, swap_tables]
+)
+def test_a_changed_document_is_noticed(change: Callable[[Json], None]) -> None:
+    old = read_golden("batch-scaling")
+    new = copy.deepcopy(old)
+    assert compare_documents(old, new) == []
+    change(new)
+    assert compare_documents(old, new)
+
+
+def test_a_changed_status_is_noticed() -> None:
+    old = read_golden("strong-scaling-failed")
+    new = copy.deepcopy(old)
+    failed = next(cell for row in walk_rows(new) for cell in row[1:] if cell["value"] == "invalid")
+    failed["value"] = "crashed"
+    assert compare_documents(old, new)
+
+
+def test_other_words_and_more_of_everything_are_let_through() -> None:
+    old = read_golden("strong-scaling")
+    new = copy.deepcopy(old)
+    table: dict[str, Any] = new["sections"][0]["tables"][0]
+    new["title"], new["summary"], table["title"] = "Another title", ["Another sentence."], "Another table"
+    table["columns"].insert(1, {**table["columns"][1], "key": "further"})
+    for row in table["rows"]:
+        row[0]["value"] = "another name"
+        row.insert(1, {"value": 1.0, "low": None, "high": None, "mark": ""})
+    new["sections"].insert(0, copy.deepcopy(new["sections"][-1]))
+    assert compare_documents(old, new) == []
