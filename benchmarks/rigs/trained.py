@@ -22,7 +22,7 @@ from rigs import resnet20
 from torch import nn
 
 from scalelab.workloads.image_options import ImageOptions, LenetOptions
-from scalelab.workloads.lenet import build_lenet
+from scalelab.workloads.networks import build_lenet
 from scalelab.workloads.workload import BuildContext, Workload
 
 Data = Literal["cifar10", "digits"]

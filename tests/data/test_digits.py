@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits as load_small
 
-from scalelab.data.digits import MEAN, STD, load_digits, read_small_digits
+from scalelab.data.images import MEAN, STD, load_digits, read_small_digits
 from scalelab.errors import UsageError
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.data.shards import Shard, open_shard, write_shard
-from scalelab.data.token_batches import TokenBatches
 from scalelab.errors import UsageError
+from scalelab.workloads.gpt2 import TokenBatches
 from tests.data.shared import SHARED_DATA, needs
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import StoreError, UsageError
-from scalelab.measure import meter_ranks
+from scalelab.measure import meter_steps as meter_ranks
 from scalelab.measure.meter import Meter
-from scalelab.measure.meter_ranks import NothingAgreed, Place, agree, find_place, open_rendezvous
+from scalelab.measure.meter_steps import NothingAgreed, Place, agree, find_place, open_rendezvous
 
 
 class FakeRendezvous:

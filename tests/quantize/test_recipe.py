@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.data.digits import load_digits
+from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
 from scalelab.quantize.network import Network, QuantizedNetwork, run_float
 from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.recipe import QuantizedModel, QuantizeSettings, quantize_again, quantize_model
-from scalelab.workloads.lenet import Lenet
+from scalelab.workloads.networks import Lenet
 from tests.quantize.nets import Small, draw_images, make_net
 
 

@@ -18,10 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.measure.step import mark_nothing, take_step
-from scalelab.measure.training import Training, build_training
+from scalelab.measure.training import APPLY, Training, build_training
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial
-from scalelab.strategies.apply import APPLY
 from scalelab.strategies.ddp import find_hook_state
 from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
 from scalelab.strategies.synchronization import can_update_without_sync, without_sync

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scalelab.errors import UsageError
+from scalelab.measure.training import APPLY
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.strategies.apply import APPLY
 from scalelab.strategies.catalogue import KNOWN_FIELDS, STRATEGIES, check_spreading, check_strategy
 from tests.measure.trials import make_trial
 

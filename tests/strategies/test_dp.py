@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelab.strategies.apply import APPLY
+from scalelab.measure.training import APPLY
 from scalelab.strategies.dp import EmulatedDataParallel, replicate, scatter
 from tests.measure.trials import make_trial
 

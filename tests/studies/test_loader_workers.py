@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalelab.cli.study_flags import parse_study
-from scalelab.data.digits import load_digits
+from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher

@@ -9,7 +9,7 @@ import pytest
 import sklearn.datasets  # noqa: F401 - sets variables when it is first imported: here, and not in a test
 import torch
 
-from scalelab.data.digits import load_digits
+from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
 from scalelab.workloads.images import draw_images

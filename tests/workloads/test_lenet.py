@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scalelab.workloads.lenet import Lenet
+from scalelab.workloads.networks import Lenet
 from tests.workloads.built import build, compute_loss
 
 

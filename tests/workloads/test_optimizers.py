@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
+from scalelab.measure.training import OPTIMIZERS, Factory, make_optimizer
 from scalelab.records.settings import Optimization
-from scalelab.workloads.optimizers import OPTIMIZERS, Factory, make_optimizer
 from tests.workloads.built import build
 
 OWN = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)

@@ -15,10 +15,8 @@ from scalelab.errors import UsageError
 from scalelab.workloads.gpt2 import Gpt2
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
-from scalelab.workloads.lenet import Lenet
-from scalelab.workloads.mlp import make_mlp
+from scalelab.workloads.networks import Lenet, Resnet18, make_mlp
 from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions, largest_divisor
-from scalelab.workloads.resnet18 import Resnet18
 from scalelab.workloads.transformer import make_transformer
 from tests.workloads.built import build, compute_loss, count_parameters
 

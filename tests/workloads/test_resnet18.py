@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelab.workloads.resnet18 import BasicBlock, Resnet18
+from scalelab.workloads.networks import BasicBlock, Resnet18
 from tests.workloads.built import build, compute_loss
 
 

@@ -40,7 +40,6 @@ import psutil
 
 from scalelab import __version__
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.measure.meter_ranks import NothingAgreed, Place, agree, find_place, open_rendezvous
 from scalelab.measure.meter_result import (
     Outcome,
     Stay,
@@ -52,12 +51,17 @@ from scalelab.measure.meter_result import (
 )
 from scalelab.measure.meter_steps import (
     Mark,
+    NothingAgreed,
+    Place,
     Step,
     StepLog,
+    agree,
     choose_marks,
     describe_end,
+    find_place,
     make_configuration,
     name_script,
+    open_rendezvous,
     read_peak_memory,
     say_where,
     take_loss,

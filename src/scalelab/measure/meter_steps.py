@@ -9,19 +9,34 @@ written survives the process; what was not is at most the last second.
 torch is never imported here: a script that has not loaded it has neither tensors nor devices.
 
 What a Meter says about the process that it is in: its script, how it ended, what memory it took.
+
+Who this process is, and one directory for all ranks, without a collective.
+
+A collective would hang where only some ranks have a Meter, and would be one more thing on somebody's wire. The
+rendezvous store is enough: rank 0 puts the directory there, the others wait for it. Which store:
+
+    the process group's          where there is one
+    torchrun's agent's           before that, where torchrun serves it
+    none                         one rank needs none
+
+torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already. That
+store is there before any rank is, so one that does not answer is not waited for: torch would try again for minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import socket
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from scalelab.errors import UsageError
+from scalelab.errors import StoreError, UsageError
 from scalelab.measure.agreement import samples_file
 from scalelab.measure.meter_result import MeterFailure
 from scalelab.records.samples import COLUMNS, render_samples
@@ -238,3 +253,89 @@ def say_where(path: Path) -> str:
     short = path.relative_to(here) if path.is_relative_to(here) else path
     name = "last" if find_runs(here / RUNS_DIR)[-1:] == [path] else str(short)
     return f"Saved to {short}  ·  scalelab show {name}"
+
+
+CONNECT_SECONDS = 5.0
+"""How long torchrun's store may take to answer."""
+WAIT_SECONDS = 60.0
+"""How long a rank waits for rank 0 to make the run."""
+UNUSABLE = "-"
+"""What rank 0 tells the others when it could not make one: no path looks like this."""
+
+
+class Place(NamedTuple):
+    """Which of the ranks this process is."""
+
+    rank: int
+    num_ranks: int
+
+
+def find_place() -> Place:
+    """As the process group says, else as torchrun's variables do, else the only one."""
+    distributed = find_process_group()
+    if distributed is not None:
+        return Place(distributed.get_rank(), distributed.get_world_size())
+    try:
+        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        return Place(0, 1)
+    return place if 0 <= place.rank < place.num_ranks else Place(0, 1)
+
+
+def find_process_group() -> Any:
+    """`torch.distributed` where it has a default process group, else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def open_rendezvous(place: Place) -> Any:
+    """The store that the ranks meet at; None for one rank."""
+    if place.num_ranks == 1:
+        return None
+    distributed = find_process_group()
+    if distributed is not None:
+        return distributed.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return reach_agent_store(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    raise UsageError(
+        f"WORLD_SIZE is {place.num_ranks}, and the ranks have nowhere to agree on a run:"
+        " make the Meter after torch.distributed.init_process_group"
+    )
+
+
+def reach_agent_store(host: str, port: str) -> Any:
+    """torchrun's own store; raises `StoreError` where nothing answers."""
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise StoreError(f"torchrun's store at {host}:{port} cannot be reached: {words}") from None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
+
+
+def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
+    """What rank 0 makes, on every rank; raises `StoreError` where rank 0 has made nothing."""
+    if place.rank == 0:
+        text = UNUSABLE
+        try:
+            text = make()
+        finally:
+            if rendezvous is not None:
+                rendezvous.set(key, text)
+        return text
+    try:
+        rendezvous.wait([key], timedelta(seconds=WAIT_SECONDS))
+    except RuntimeError:
+        raise StoreError(f"rank 0 has made no Meter of this name within {WAIT_SECONDS:g} s") from None
+    text = str(rendezvous.get(key), "utf-8")
+    if text == UNUSABLE:
+        raise NothingAgreed
+    return text
+
+
+class NothingAgreed(StoreError):
+    """Rank 0 could not make the run, and has said so itself."""

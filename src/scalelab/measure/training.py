@@ -3,6 +3,15 @@
 The order in which a model is dressed matters: cast, synchronised batch norm, activation checkpointing, compiled blocks
 (sharded strategies), the strategy, and the whole compiled around it (the others, because only there can torch.compile
 cut its graph at the buckets of DDP).
+
+The optimizer of a training: the workload's own, or the one that is asked for.
+
+Numbers that are not given stay what they are: those of the workload's own optimizer, or torch's defaults for the one
+that is asked for. A number that is given without an optimizer is put into every parameter group of the workload's own.
+
+The strategies by name: `apply_x(model, device, trial) -> model`, one file each.
+
+`single`: the plain loop, the reference that has no process group at all.
 """
 
 from __future__ import annotations
@@ -16,19 +25,86 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.measure.batches import BatchStream, make_mover
 from scalelab.measure.randomness import seed_everything
+from scalelab.records.settings import Optimization
 from scalelab.records.trial import Trial
-from scalelab.strategies.apply import APPLY
 from scalelab.strategies.blocks import find_blocks
 from scalelab.strategies.catalogue import FSDP
 from scalelab.strategies.checkpointing import apply_checkpointing
+from scalelab.strategies.ddp import apply_ddp
+from scalelab.strategies.dp import apply_dp
+from scalelab.strategies.fsdp import apply_fsdp, apply_fsdp2
 from scalelab.strategies.sync_batch_norm import apply_sync_batch_norm
 from scalelab.workloads.load import load_workload
-from scalelab.workloads.optimizers import make_optimizer
 from scalelab.workloads.schedule import check_schedule, learning_rate_factor, scale_learning_rate
 from scalelab.workloads.workload import Workload
+
+Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "nesterov": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+NESTEROV_MOMENTUM = 0.9
+
+
+def make_optimizer(
+    workload_factory: Factory | None, parameters: Iterable[nn.Parameter], optimization: Optimization
+) -> torch.optim.Optimizer:
+    """The optimizer over these parameters; a workload that makes none of its own gets Adam."""
+    if optimization.optimizer is None:
+        optimizer = (workload_factory or torch.optim.Adam)(parameters)
+        override_group(optimizer, "lr", optimization.lr)
+        override_group(optimizer, "weight_decay", optimization.weight_decay)
+        return optimizer
+    numbers: dict[str, Any] = {"lr": optimization.lr, "weight_decay": optimization.weight_decay}
+    if optimization.optimizer in ("sgd", "nesterov"):
+        numbers["momentum"] = optimization.momentum
+    if optimization.optimizer == "nesterov":
+        numbers |= {"nesterov": True, "momentum": optimization.momentum or NESTEROV_MOMENTUM}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return OPTIMIZERS[optimization.optimizer](parameters, **given)
+
+
+def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | None) -> None:
+    """Put a number into every parameter group, and into those that may be added later."""
+    if value is None:
+        return
+    for group in optimizer.param_groups:
+        if name not in group:
+            kind = type(optimizer).__name__
+            raise UsageError(
+                f"{flag(name)} {value:g} is nothing that the workload's {kind} knows: give --optimizer too"
+            )
+        group[name] = value
+    optimizer.defaults[name] = value
+
+
+def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    """The model as it is."""
+    return model.to(device)
+
+
+Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
+
+APPLY: dict[str, Apply] = {
+    "single": apply_single,
+    "dp": apply_dp,
+    "ddp": apply_ddp,
+    "fsdp-full": apply_fsdp,
+    "fsdp-grad-op": apply_fsdp,
+    "fsdp-none": apply_fsdp,
+    "fsdp2": apply_fsdp2,
+}
+
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 DEFAULT_STEPS = 100

@@ -16,9 +16,8 @@ import torch
 
 from scalelab.data.augment import ImageFetch
 from scalelab.data.cifar10 import load_cifar10
-from scalelab.data.digits import load_digits
 from scalelab.data.fashion_mnist import load_fashion_mnist
-from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet
+from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet, load_digits
 from scalelab.data.order import Sequential
 from scalelab.data.sample_batches import Fetch, SampleBatches
 from scalelab.workloads.image_options import ImageOptions

@@ -17,9 +17,7 @@ from scalelab.errors import UsageError
 from scalelab.records.trial import Trial
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.gpt2 import build_gpt2
-from scalelab.workloads.lenet import build_lenet
-from scalelab.workloads.mlp import build_mlp
-from scalelab.workloads.resnet18 import build_resnet18
+from scalelab.workloads.networks import build_lenet, build_mlp, build_resnet18
 from scalelab.workloads.source import CONTEXT_NAMES
 from scalelab.workloads.transformer import build_transformer
 from scalelab.workloads.workload import BuildContext, Workload

@@ -5,11 +5,17 @@ tgt) against tgt, both of (batch, length, width). torch takes the second axis as
 positions. That is a load, not a language model: nothing is to be learned. All sequences are drawn at once and every
 epoch goes through them in a new order. They may also come from a stored set, in whatever format; one that is read by
 chunks and too large to be kept is shuffled by blocks of them (`data/stored_order.py`).
+
+Batches of a set on disk, whichever format it is in: what `SampleBatches` fetches with.
+
+The set is opened by the process that first fetches from it and is pickled closed (`formats/stored.py`), so workers may
+be forked or spawned. In which order, and what is kept for it, is told by `stored_order.py`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +28,32 @@ from scalelab.data.formats.columns import Field
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.data.sample_batches import Fetch, SampleBatches
-from scalelab.data.stored_batches import fetch_columns
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
+from scalelab.errors import UsageError
 from scalelab.workloads.options import TransformerOptions
 from scalelab.workloads.workload import BuildContext, Workload
+
+
+@dataclass(frozen=True)
+class StoredFetch:
+    """The tensors of a batch from a stored set, one for every column; nothing about them is random."""
+
+    samples: StoredSet
+    columns: tuple[int, ...] = ()
+    """Which columns a batch consists of, and in which order; none named: all, as they are stored."""
+
+    def __call__(self, indices: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
+        tensors = tuple(map(torch.from_numpy, self.samples.__getitems__(indices.numpy())))
+        return tuple(tensors[number] for number in self.columns) if self.columns else tensors
+
+
+def fetch_columns(samples: StoredSet, names: Sequence[str]) -> StoredFetch:
+    """A fetch of the columns with these names, in this order, such as images and then labels."""
+    known = [field.name for field in samples.fields]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{samples.path} has no column {name!r}: it has {', '.join(known)}")
+    return StoredFetch(samples, tuple(map(known.index, names)))
 
 
 def build_transformer(options: TransformerOptions, context: BuildContext) -> Workload:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from scalelab.data.digits import load_digits
+from scalelab.data.images import load_digits
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.lab.chain import LabNetwork, scale_network
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.network import Network
-from scalelab.workloads.lenet import Lenet
+from scalelab.workloads.networks import Lenet
 
 
 def make_plain(bias: bool = True) -> nn.Module:

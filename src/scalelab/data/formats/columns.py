@@ -3,6 +3,8 @@
 A format gives two functions: `write(path, arrays, options)`, and `open(path, options)` for an `Opened` set whose
 columns fetch any samples by their numbers. What formats share is in `stored.py` (opening late, forks, changed
 files, wrong numbers) and `writing.py` (whole files or none).
+
+Options of formats, read and refused with their names.
 """
 
 from __future__ import annotations
@@ -209,3 +211,19 @@ def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:
         if option not in known:
             listed = ", ".join(known) or "none"
             raise UsageError(f"{option}={options[option]} is no option of {name}: it knows {listed}")
+
+
+def read_count(options: Settings, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+    """A whole number."""
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{name}={value} cannot work: give a whole number, {bounds}")
+    return value
+
+
+def read_flag(options: Settings, name: str, default: bool) -> bool:
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}={value} cannot work: say true or false")
+    return value

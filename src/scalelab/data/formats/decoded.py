@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings
-from scalelab.data.formats.options import read_count
+from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings, read_count
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores, read_available_memory
 

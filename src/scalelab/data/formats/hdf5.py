@@ -43,13 +43,14 @@ from scalelab.data.formats.columns import (
     Opened,
     Settings,
     make_array_column,
+    read_count,
+    read_flag,
     refuse_options,
 )
 from scalelab.data.formats.decoded import read_cache_bytes
 from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
 from scalelab.data.formats.inflate import inflate
 from scalelab.data.formats.mapped import map_file
-from scalelab.data.formats.options import read_count, read_flag
 from scalelab.data.formats.remembering import remembering_errors
 from scalelab.errors import DataUnreadable, UsageError
 

@@ -38,6 +38,7 @@ from scalelab.data.formats.columns import (
     Opened,
     Settings,
     check_arrays,
+    read_flag,
     refuse_options,
 )
 from scalelab.data.formats.decoded import (
@@ -48,7 +49,6 @@ from scalelab.data.formats.decoded import (
     make_cache,
 )
 from scalelab.data.formats.mapped import make_little_endian
-from scalelab.data.formats.options import read_flag
 from scalelab.errors import DataUnreadable
 
 COMPRESSIONS = ("snappy", "none", "zstd", "lz4", "gzip")

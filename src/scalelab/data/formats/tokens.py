@@ -11,8 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.data.formats.columns import Arrays, Format, Opened, Settings, make_array_column, refuse_options
-from scalelab.data.formats.options import read_count
+from scalelab.data.formats.columns import (
+    Arrays,
+    Format,
+    Opened,
+    Settings,
+    make_array_column,
+    read_count,
+    refuse_options,
+)
 from scalelab.data.shards import FORMATS as KINDS
 from scalelab.data.shards import ShardKind, open_shard, write_shard
 from scalelab.errors import UsageError

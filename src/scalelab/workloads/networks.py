@@ -1,4 +1,14 @@
-"""`resnet18`: the residual network for images of 32 × 32, as DDP on CIFAR-10 is taught with.
+"""`mlp`: the same layer DEPTH times, so that parameters, bytes to exchange and operations grow together.
+
+For this model bytes per step (4·P) and operations per step (6·P·batch) are both proportional to its parameters P:
+making it larger does not by itself make it compute-bound; making the batch larger does.
+
+`lenet`: a small convolutional network, the one that is quantised.
+
+Two convolutions with pooling, then three dense layers (after LeCun et al. 1998). It has no biases unless asked for:
+integer arithmetic is then products and one scale per layer. A bias on the last layer alone shows what a bias costs.
+
+`resnet18`: the residual network for images of 32 × 32, as DDP on CIFAR-10 is taught with.
 
 The form for small images (He et al. 2016): a 3×3 stem without pooling, then four stages of two blocks with 64, 128,
 256 and 512 channels, each but the first halving the image. Where a block changes the shape, a 1×1 convolution brings
@@ -15,9 +25,63 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.workloads.image_options import RESNET18_STAGES, Resnet18Options
+from scalelab.workloads.image_options import RESNET18_STAGES, LenetOptions, Resnet18Options
 from scalelab.workloads.images import NUM_CLASSES, make_image_batches
+from scalelab.workloads.options import MlpOptions
+from scalelab.workloads.synthetic import draw_batches
 from scalelab.workloads.workload import BuildContext, Workload
+
+
+def build_mlp(options: MlpOptions, context: BuildContext) -> Workload:
+    def draw(generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
+        shape = (num_samples, options.dim)
+        return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+    return Workload(
+        model=make_mlp(options),
+        batches=draw_batches(draw, context),
+        loss=nn.MSELoss(),
+        optimizer=torch.optim.Adam,
+    )
+
+
+def make_mlp(options: MlpOptions) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(options.depth):
+        layers += [nn.Linear(options.dim, options.dim), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Lenet(nn.Module):
+    """Images of 3 × 32 × 32 in, logits of ten classes out."""
+
+    def __init__(self, bias: str = "none") -> None:
+        super().__init__()
+        everywhere, at_end = bias == "all", bias != "none"
+        self.conv1 = nn.Conv2d(3, 6, 5, bias=everywhere)
+        self.conv2 = nn.Conv2d(6, 16, 5, bias=everywhere)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120, bias=everywhere)
+        self.fc2 = nn.Linear(120, 84, bias=everywhere)
+        self.fc3 = nn.Linear(84, NUM_CLASSES, bias=at_end)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2).flatten(1)
+        x = functional.relu(self.fc1(x))
+        x = functional.relu(self.fc2(x))
+        logits: torch.Tensor = self.fc3(x)
+        return logits
+
+
+def build_lenet(options: LenetOptions, context: BuildContext) -> Workload:
+    batches, test_batches = make_image_batches(options, context, half=True)
+    return Workload(
+        model=Lenet(options.bias),
+        batches=batches,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
+        test_batches=test_batches,
+    )
 
 
 class BasicBlock(nn.Module):
