@@ -52,7 +52,7 @@ STUDIES: dict[str, Entry] = {
     "delay": Entry(
         "scalelab.studies.delay.study:Delay",
         "Injected delay",
-        "What does a fixed delay in every step do to the speedup, and does Amdahl's law say so?",
+        "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?",
     ),
     "straggler": Entry(
         "scalelab.studies.straggler.study:Straggler",

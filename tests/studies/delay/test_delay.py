@@ -12,11 +12,12 @@ from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Cell, Document
+from scalelab.report.findings import MAIN, select
 from scalelab.runs.experiment import run_study
 from scalelab.studies.delay.study import Delay
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.studies.answers import JOB, covers, find_row, say_all, set_machine, warn_all
+from tests.studies.answers import JOB, covers, find_caution, find_finding, find_row, set_machine
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=0, comm_free_steps=0)
 
@@ -71,8 +72,12 @@ def test_a_delay_that_ranks_hide_is_more_than_the_law(tmp_path: Path) -> None:
 
 def test_the_summary_begins_with_what_the_delay_does_to_the_speedup(tmp_path: Path) -> None:
     document = conclude(make_study(), tmp_path)
-    assert document.summary[0].startswith("With 100 ms in backward of every step, ddp on 4 ranks is 2.33")
-    assert "A delay of 100 ms makes a step longer by 100 ± 0 ms on 1 rank, 100 ± 0 ms on 2 ranks" in say_all(document)
+    speedup = find_finding(document, "speedup", "ddp × 4 + 100 ms")
+    assert (document.findings[0], speedup.weight) == (speedup, MAIN)
+    assert speedup.values["speedup"].value == pytest.approx(0.5 / 0.215)
+    assert find_finding(document, "delay-added", "100 ms").values["seconds"].value == pytest.approx(0.1)
+    law = max(select(document.findings, "amdahl-overlay", "ddp × 4 + 100 ms"), key=lambda finding: finding.weight)
+    assert law.values["verdict"] == "no difference"
 
 
 def test_no_delay_and_one_rank_are_always_measured() -> None:
@@ -95,7 +100,7 @@ def test_rows_that_failed_leave_the_others(tmp_path: Path) -> None:
     row = find_overlay(document, 4, 0.1)
     assert row["calibrated"].value is None
     assert row["ideal"].value is not None
-    assert "ddp × 4 timed out" in warn_all(document)
+    assert find_caution(document, "failed", "ddp × 4").values["status"] == "timed_out"
     assert make_study().conclude([]).tables[0].rows == ()
 
 
@@ -106,7 +111,7 @@ def test_rows_that_failed_leave_the_others(tmp_path: Path) -> None:
         ({"delays": ("10ms", "0.01s")}, "each once"),
         ({"delays": ("soon",)}, "'soon' is no time"),
         ({"job": Job(workload="mlp", perturbation=Perturbation(delay="5ms"))}, "--delays 0ms 5ms"),
-        ({"job": Job(workload="mlp", perturbation=Perturbation(delay_rank=0))}, "scalelab run imbalance"),
+        ({"job": Job(workload="mlp", perturbation=Perturbation(delay_rank=0))}, "scalelab run straggler"),
         ({"ranks": (3,)}, "3"),
     ],
 )

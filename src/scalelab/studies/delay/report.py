@@ -1,7 +1,4 @@
-"""The numbers, tables and sentences that answer `delay`.
-
-The charts of `delay`: steps and speedups against the delay, with what is expected of them.
-"""
+"""The numbers, tables, charts and sentences that answer `delay`."""
 
 from __future__ import annotations
 
@@ -15,23 +12,48 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_lines
-from scalelab.report.document import Chart, Column, Table, make_row
+from scalelab.report.document import Chart, Table
+from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    Field,
+    count_column,
+    make_table,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
+from scalelab.studies.scaling.findings import SPEEDUP
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
 from scalelab.studies.shared.sweep import (
-    INTERVAL_NOTE,
-    SweepColumn,
     divide_by_ranks,
     make_sweep_table,
     measure_speedup,
     samples_column,
     step_column,
 )
-from scalelab.units import format_interval, format_quantity, format_share
+from scalelab.units import format_count, format_interval, format_known, format_quantity
+
+AMDAHL_OVERLAY = FindingKind(
+    "amdahl-overlay",
+    "A measured speedup over the one that Amdahl's law predicts with the delay as serial part",
+    REASON,
+    ("ratio", "predicted", "verdict"),
+)
+ADDED = FindingKind(
+    "delay-added", "By how much a delay makes a step longer, on the most ranks", DETAIL, ("seconds", "delay_seconds")
+)
 
 
 def format_delay(seconds: float) -> str:
     """A delay as a person would type it: it was given, not measured, and has no digits of its own."""
     return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+def name_label(strategy: str, num_ranks: int, delay_seconds: float) -> str:
+    """What tables call it."""
+    return f"{strategy} × {num_ranks}{f' + {format_delay(delay_seconds)}' if delay_seconds else ''}"
 
 
 def name_row(strategy: str, num_ranks: int, delay_seconds: float) -> str:
@@ -128,23 +150,16 @@ def divide(times: Sequence[float]) -> float:
 
 def make_delay_table(answer: DelayAnswer) -> Table:
     """Step, what the delay adds, and the speedup over one rank with the same delay."""
-    columns = [
+    columns: list[Field[Arm]] = [
         step_column(),
         samples_column(),
-        SweepColumn(
-            column=Column(key="added_seconds", header="added", quantity="seconds"), read=lambda arm: answer.added(arm)
-        ),
-        SweepColumn(
-            column=Column(key="speedup", header="speedup", quantity="ratio"), read=lambda arm: answer.speedup(arm)
-        ),
-        SweepColumn(
-            column=Column(key="efficiency", header="efficiency", quantity="share", shows_interval=False),
-            read=lambda arm: answer.efficiency(arm),
-        ),
+        seconds_column("added_seconds", "added", answer.added),
+        ratio_column("speedup", "speedup", answer.speedup),
+        share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False),
     ]
     notes = (
-        "added: by how much a step is longer than without the delay",
         "speedup: over one rank with the same delay",
+        "added: by how much a step is longer than without the delay",
     )
     return make_sweep_table(answer.arms.values(), columns, notes=notes)
 
@@ -154,37 +169,23 @@ def make_overlay_table(answer: DelayAnswer) -> Table | None:
     overlays = list(answer.overlays())
     if not overlays:
         return None
-    columns = (
-        Column(key="ranks", header="ranks", quantity="count"),
-        Column(key="delay_seconds", header="delay", quantity="seconds"),
-        Column(key="measured", header="measured speedup", quantity="ratio"),
-        Column(key="calibrated", header="law with T_N", quantity="ratio"),
-        Column(key="over_calibrated", header="measured / law", quantity="ratio"),
-        Column(key="verdict", header="verdict", align="left"),
-        Column(key="ideal", header="law with T_1/N", quantity="ratio"),
-        Column(key="over_ideal", header="measured / ideal", quantity="ratio"),
-        Column(key="ideal_verdict", header="and its verdict", align="left"),
+    return make_table(
+        overlays,
+        count_column("ranks", "ranks", lambda one: one.num_ranks),
+        seconds_column("delay_seconds", "delay", lambda one: one.delay_seconds),
+        ratio_column("measured", "measured speedup", lambda one: one.measured),
+        ratio_column("calibrated", "law with T_N", lambda one: one.calibrated),
+        ratio_column("over_calibrated", "measured / law", lambda one: one.over_calibrated),
+        text_column("verdict", "verdict", lambda one: judge_model(one.over_calibrated)),
+        ratio_column("ideal", "law with T_1/N", lambda one: one.ideal),
+        ratio_column("over_ideal", "measured / ideal", lambda one: one.over_ideal),
+        text_column("ideal_verdict", "ideal verdict", lambda one: judge_model(one.over_ideal)),
+        notes=(
+            INTERVAL_NOTE,
+            "law with T_N: (T_1 + d) / (T_N + d); law with T_1/N: (T_1 + d) / (T_1/N + d); T without the delay",
+            "without a delay the first is the measurement itself",
+        ),
     )
-    rows = tuple(
-        make_row(
-            overlay.num_ranks,
-            overlay.delay_seconds,
-            overlay.measured,
-            overlay.calibrated,
-            overlay.over_calibrated,
-            judge_model(overlay.over_calibrated),
-            overlay.ideal,
-            overlay.over_ideal,
-            judge_model(overlay.over_ideal),
-        )
-        for overlay in overlays
-    )
-    notes = (
-        INTERVAL_NOTE,
-        "law with T_N: (T_1 + d) / (T_N + d); law with T_1/N: (T_1 + d) / (T_1/N + d); T without the delay",
-        "without a delay the first is the measurement itself",
-    )
-    return Table(columns=columns, rows=rows, notes=notes)
 
 
 def judge_model(ratio: Estimate | None) -> str | None:
@@ -196,50 +197,58 @@ def judge_model(ratio: Estimate | None) -> str | None:
     return words.get(verdict, verdict)
 
 
-def summarise_delay(answer: DelayAnswer, phase: str) -> Iterator[str]:
-    """The findings, the main one first."""
+def find_findings(answer: DelayAnswer, phase: str) -> Iterator[Finding]:
     overlays = list(answer.overlays())
     delayed = [overlay for overlay in overlays if overlay.delay_seconds]
     plain = {overlay.num_ranks: overlay for overlay in overlays if not overlay.delay_seconds}
-    for overlay in delayed[-1:]:
+    if delayed:
+        overlay = delayed[-1]
         n, delay = overlay.num_ranks, format_delay(overlay.delay_seconds)
         without = plain.get(n)
-        before = f" instead of {format_quantity('ratio', without.measured)}" if without else ""
-        yield (
-            f"With {delay} in {phase} of every step, {answer.strategy} on {n} ranks is"
-            f" {format_quantity('ratio', overlay.measured)} times as fast as on one{before}."
+        before = f", without it {format_known('ratio', without.measured)} times" if without else ""
+        yield SPEEDUP(
+            name_label(answer.strategy, n, overlay.delay_seconds),
+            f"With {delay} in {phase} of every step, {answer.strategy} on {n} ranks runs"
+            f" {format_known('ratio', overlay.measured)} times as fast as on 1 rank{before}.",
+            speedup=overlay.measured,
+            efficiency=overlay.measured.map(lambda ratio: ratio / n),
         )
     for overlay in delayed:
-        yield from _compare(overlay)
+        yield from _compare(answer.strategy, overlay, is_last=overlay is delayed[-1])
     yield from _name_added(answer)
 
 
-def _compare(overlay: Overlay) -> Iterator[str]:
-    where = f"{overlay.num_ranks} ranks, {format_delay(overlay.delay_seconds)}"
-    law, over = overlay.calibrated, overlay.over_calibrated
-    if law is not None and over is not None:
-        yield (
-            f"{where}: Amdahl's law with the delay as serial part and the measured T_{overlay.num_ranks} says"
-            f" {format_quantity('ratio', law)}; measured is {format_interval('ratio', over)} times that,"
-            f" {format_share(abs(over.value - 1))} apart: {judge_model(over)}."
-        )
-    ideal, over_ideal = overlay.ideal, overlay.over_ideal
-    if ideal is not None and over_ideal is not None:
-        yield (
-            f"{where}: were everything else perfectly parallel it would be {format_quantity('ratio', ideal)}; measured"
-            f" is {format_interval('ratio', over_ideal)} times that: {judge_model(over_ideal)}."
+def _compare(strategy: str, overlay: Overlay, *, is_last: bool) -> Iterator[Finding]:
+    """The measured speedup beside both forms of the law; of the largest one first."""
+    n, label = overlay.num_ranks, name_label(strategy, overlay.num_ranks, overlay.delay_seconds)
+    pairs = (
+        (f"the delay as serial part and the measured T_{n}", overlay.calibrated, overlay.over_calibrated),
+        (f"the delay as the only serial part (T_{n} = T_1/{n})", overlay.ideal, overlay.over_ideal),
+    )
+    for number, (words, law, over) in enumerate(pairs):
+        if law is None or over is None:
+            continue
+        verdict = judge_model(over) or ""
+        weight = (DETAIL if number else REASON) if is_last else ASIDE
+        yield AMDAHL_OVERLAY(
+            label,
+            f"{label}: Amdahl's law with {words} predicts {format_quantity('ratio', law)}; measured is"
+            f" {format_interval('ratio', over)} times that, {verdict}.",
+            weight=weight,
+            ratio=over,
+            predicted=law,
+            verdict=verdict,
         )
 
 
-def _name_added(answer: DelayAnswer) -> Iterator[str]:
+def _name_added(answer: DelayAnswer) -> Iterator[Finding]:
     for delay in answer.delays:
         arms = [(n, answer.find(n, delay)) for n in answer.ranks]
-        known = [(n, answer.added(arm)) for n, arm in arms if arm is not None]
-        said = [
-            f"{format_quantity('seconds', added)} on {n} rank{'s'[: n > 1]}" for n, added in known if added is not None
-        ]
-        if said:
-            yield f"A delay of {format_delay(delay)} makes a step longer by {', '.join(said)}."
+        known = [(n, added) for n, arm in arms if arm is not None and (added := answer.added(arm)) is not None]
+        if known:
+            said = ", ".join(f"{format_known('seconds', added)} on {format_count(n, 'rank')}" for n, added in known)
+            text = f"A delay of {format_delay(delay)} makes a step longer by {said}."
+            yield ADDED(format_delay(delay), text, seconds=known[-1][1], delay_seconds=delay)
 
 
 Made = dict[str, Any]
@@ -248,7 +257,7 @@ MOST_RANKS = 4
 
 
 def _name(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s'[: num_ranks > 1]}"
+    return format_count(num_ranks, "rank")
 
 
 def _say_rest(answer: DelayAnswer, most: int) -> str:
@@ -285,14 +294,14 @@ def plot_delayed_steps(answer: DelayAnswer) -> Chart | None:
     if len(rows) < 2:
         return None
     return plot_lines(
-        title="A step against the delay",
+        title="Step time against the delay",
         x=_make_axis(answer),
         y=Axis(field="seconds", title="step time", quantity="seconds"),
         rows=rows,
         guides=guides,
         failed=failed,
         caption=join_words(
-            "Bars are 95 % confidence intervals; dashed is the step without a delay plus the delay.",
+            "Bars are 95 % confidence intervals; dashed: the step without delay plus the delay.",
             _say_rest(answer, MOST_RANKS),
             *describe_failures((row["key"], row["status"]) for row in failed),
         ),
@@ -329,8 +338,8 @@ def plot_delayed_speedups(answer: DelayAnswer) -> Chart | None:
         rows=rows,
         guides=guides,
         caption=join_words(
-            "Bars are 95 % confidence intervals. Amdahl's law takes the delay as serial part: once with the time"
-            " that was measured without a delay, once with an N-th of one rank's.",
+            "Bars are 95 % confidence intervals. Amdahl's law takes the delay as serial part: with the step measured"
+            " without delay, and with 1/N of one rank's.",
             _say_rest(answer, MOST_RANKS - 1),
         ),
     )

@@ -1,9 +1,9 @@
 """Delay: what a fixed time in every step does to the speedup.
 
-A delay that every rank sits out is a serial part: no rank can take it off another. Amdahl's law says what it must do,
-S_N(d) = (T₁ + d) / (T_N + d), and the study lays that over the measurement (`analysis/overlay.py`): once with the
-measured T_N, which asks only whether the delay adds up, and once with T_N = T₁ / N, which also believes that everything
-else scales perfectly.
+A delay that every rank sits out is a serial part: more ranks do not shorten it. Amdahl's law predicts its effect,
+S_N(d) = (T₁ + d) / (T_N + d), and the study compares that with the measurement (`analysis/scaling_laws.py`): once with
+the measured T_N, which asks only whether the delay adds up, and once with T_N = T₁ / N, which also assumes that
+everything else scales perfectly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import Spread
 from scalelab.studies.delay.report import (
     DelayAnswer,
-    format_delay,
+    find_findings,
     make_delay_table,
     make_overlay_table,
+    name_label,
     name_row,
     plot_delayed_speedups,
     plot_delayed_steps,
-    summarise_delay,
 )
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
@@ -38,20 +37,20 @@ from scalelab.units import parse_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Delay(Study):
-    """Every delay on every number of ranks; the phase that is delayed is --delay-phase."""
+    """Measure every delay on every number of ranks; --delay-phase says where in the step."""
 
     name: ClassVar[str] = "delay"
     title: ClassVar[str] = "Injected delay"
-    question: ClassVar[str] = "What does a fixed delay in every step do to the speedup, and does Amdahl's law say so?"
+    question: ClassVar[str] = "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?"
 
     delays: tuple[str, ...] = ("0ms", "10ms")
-    """Delays of every step on every rank; none at all is always measured."""
+    """Delays in every step of every rank; no delay is always measured."""
     ranks: tuple[int, ...] = (1, 2)
-    """Numbers of ranks to measure; one rank is always measured."""
+    """World sizes to measure; one rank is always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
     strategy: Spread = "ddp"
-    """How the training is spread."""
+    """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
 
@@ -60,14 +59,13 @@ class Delay(Study):
         check_ranks(self.ranks, self.global_batch)
         seconds = [read_flag("delays", text, parse_seconds) for text in self.delays]
         if not seconds or len(set(seconds)) < len(seconds):
-            raise UsageError(f"--delays {' '.join(self.delays)} must name at least one time, each once")
-        disturbance = self.job.perturbation
-        if disturbance.seconds:
-            raise UsageError(f"--delay {disturbance.delay} is not read here: use --delays 0ms {disturbance.delay}")
-        if disturbance.delay_rank is not None:
+            raise UsageError(f"--delays {' '.join(self.delays)} needs at least one time, each once")
+        told = self.job.perturbation
+        if told.seconds:
+            raise UsageError(f"--delay {told.delay} is not used here: use --delays 0ms {told.delay}")
+        if told.delay_rank is not None:
             raise UsageError(
-                f"--delay-rank {disturbance.delay_rank} would delay one rank only, which is an imbalance: leave it"
-                " out, or use scalelab run imbalance"
+                f"--delay-rank {told.delay_rank} would delay one rank only: leave it out, or use scalelab run straggler"
             )
 
     @property
@@ -85,14 +83,13 @@ class Delay(Study):
         for delay in self.delay_seconds:
             perturbation = replace(self.job.perturbation, delay=f"{delay * 1e3:.6g}ms")
             for num_ranks in self.all_ranks:
-                words = f" + {format_delay(delay)}" if delay else ""
                 yield Configuration(
                     name=name_row(self.strategy, num_ranks, delay),
                     strategy=self.strategy,
                     num_ranks=num_ranks,
                     global_batch=self.global_batch,
                     job=replace(self.job, perturbation=perturbation),
-                    label=f"{self.strategy} × {num_ranks}{words}",
+                    label=name_label(self.strategy, num_ranks, delay),
                 )
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
@@ -114,6 +111,6 @@ class Delay(Study):
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, arms.values(), *words),
             sections=tuple(sections),
-            findings=as_findings(summarise_delay(answer, phase)),
+            findings=tuple(find_findings(answer, phase)),
             cautions=find_sweep_cautions(arms, answer.find(1, 0.0)),
         )
