@@ -118,11 +118,11 @@ def test_ranks_of_several_nodes_share_the_cores_of_theirs(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"mpiexec": "/opt/mpiexec"}, "--mpiexec /opt/mpiexec is not read without --launcher mpi"),
-        ({"ranks_per_node": 2}, "--ranks-per-node 2 is not read with --launcher local"),
+        ({"mpiexec": "/opt/mpiexec"}, "--mpiexec /opt/mpiexec needs --launcher mpi"),
+        ({"ranks_per_node": 2}, "--ranks-per-node 2 has no effect with --launcher local"),
         ({"launcher": "mpi", "ranks_per_node": 0}, "--ranks-per-node must be"),
-        ({"launcher": "mpi", "ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts"),
-        ({"launcher": "mpi", "link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
+        ({"launcher": "mpi", "ranks_per_host": 2}, "--ranks-per-host 2 needs --launcher hosts"),
+        ({"launcher": "mpi", "link": "1gbit"}, "--link 1gbit needs --launcher hosts"),
     ],
 )
 def test_flags_of_another_launcher_are_refused(fields: dict[str, Any], words: str) -> None:

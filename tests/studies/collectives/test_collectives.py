@@ -131,7 +131,7 @@ def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch
     ("fields", "message"),
     [
         ({"ranks": (1,)}, "--ranks must be at least 2, got 1"),
-        ({"ranks": (2, 2)}, "names a number twice"),
+        ({"ranks": (2, 2)}, "lists a number twice"),
         ({"operations": ()}, "must name at least one, and each once"),
         ({"operations": ("broadcast", "broadcast")}, "must name at least one, and each once"),
         ({"min_size": "2kB", "max_size": "1kB"}, "--max-size 1kB is less than --min-size 2kB"),
@@ -139,7 +139,7 @@ def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch
         ({"budget": "0s"}, "--budget must be a finite number > 0, got 0"),
         ({"repeats": 0}, "--repeats must be at least"),
         ({"timeout": "never"}, "--timeout 'never' is no time"),
-        ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts"),
+        ({"link": "1gbit"}, "--link 1gbit needs --launcher hosts"),
         ({"launcher": "hosts", "ranks_per_host": 2}, "--ranks-per-host 2 puts all of --ranks 2 on one host"),
     ],
 )

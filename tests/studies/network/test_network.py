@@ -292,9 +292,9 @@ def test_any_study_can_be_spread_over_hosts_and_the_link_is_kept_with_the_run() 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"link": "1gbit"}, "--link 1gbit is not read without --launcher hosts: add it"),
-        ({"ranks_per_host": 2}, "--ranks-per-host 2 is not read without --launcher hosts: add it"),
-        ({"launcher": "hosts", "link": "inside"}, "--link inside is what ranks on one host have"),
+        ({"link": "1gbit"}, "--link 1gbit needs --launcher hosts: add it"),
+        ({"ranks_per_host": 2}, "--ranks-per-host 2 needs --launcher hosts: add it"),
+        ({"launcher": "hosts", "link": "inside"}, "--link inside is the link inside one host"),
         ({"launcher": "hosts", "link": "quick"}, "--link 'quick' is no link"),
         ({"launcher": "hosts", "ranks_per_host": 0}, "--ranks-per-host must be at least"),
     ],

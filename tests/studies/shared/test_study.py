@@ -171,7 +171,7 @@ def test_a_file_that_is_gone_can_still_be_named() -> None:
         (lambda: make_strong(ranks=()), "--ranks needs at least one number, for example --ranks 1 2"),
         (lambda: make_strong(ranks=(0,)), "--ranks must be at least 1, got 0"),
         (lambda: make_weak(ranks=(1, -2)), "--ranks must be at least 1, got -2"),
-        (lambda: make_strong(ranks=(2, 2)), "--ranks 2 2 names a number twice: give each once"),
+        (lambda: make_strong(ranks=(2, 2)), "--ranks 2 2 lists a number twice: give each once"),
         (lambda: make_strong(ranks=(3,)), "--global-batch-size 64 is not divisible by 3 ranks: use 63 or 66"),
         (lambda: make_strong(global_batch=0), "--global-batch-size must be at least 1, got 0"),
         (lambda: make_weak(batch_per_rank=0), "--batch-per-rank must be at least 1, got 0"),

@@ -137,9 +137,9 @@ def make_size_table(answer: SizeAnswer) -> Table:
     """Step, speedup and what communication costs, for every size on every number of ranks."""
     columns: list[Field[Arm]] = [
         step_column(),
-        samples_column(),
+        samples_column(is_detail=True),
         ratio_column("speedup", "speedup", answer.speedup),
-        share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False),
+        share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False, is_detail=True),
         seconds_column(
             "exposed_seconds", "exposed comm", lambda arm: found.seconds if (found := find_ablation(arm)) else None
         ),
@@ -234,7 +234,7 @@ def _compare_shares(largest: list[Arm]) -> Iterator[Finding]:
     verdict = "more" if after.value > before.value else "less"
     if do_overlap(before, after):
         verdict = "unresolved"
-    words = "unresolved which is more" if verdict == "unresolved" else f"{verdict} for the larger model"
+    words = "the intervals overlap" if verdict == "unresolved" else f"{verdict} for the larger model"
     yield EXPOSED_BY_SIZE(
         large.label,
         f"Exposed communication takes {format_known('share', before)} of the step of {small.label} and"

@@ -1,7 +1,4 @@
-"""Results grouped by configuration, with their warm-up taken off: what every study's analysis starts from.
-
-What charts say of configurations that have no number: failed, or not run yet.
-"""
+"""Results grouped by configuration, without their warm-up: where every study's analysis starts."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ class Arm:
     """Step times after warm-up, the maximum over ranks."""
     comm_free: Rounds
     warmup: Warmup
-    """What this configuration's own steps show, or what was told."""
+    """Found from this configuration's own steps, or as given."""
     num_dropped: int
-    """How many first steps are left out, the same in every configuration of a study."""
+    """How many first steps are dropped, the same in every configuration of a study."""
     num_clean_steps: int
     """Clean steps of one launch, warm-up included."""
 
@@ -41,7 +38,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """How tables call it."""
+        """What tables call it."""
         return name_configuration(self.trial)
 
     @property
@@ -153,7 +150,7 @@ def make_fetch_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
 def share_warmup(found: Sequence[Warmup]) -> int:
     """One warm-up for all that is compared, or a difference could be that of the cut.
 
-    The longest of those that settled. One that never settled has no warm-up to speak of and is warned of instead.
+    The longest of those that settled. A configuration that never settled has none, and gets a warning instead.
     """
     settled = [warmup.num_steps for warmup in found if warmup.is_settled]
     return max(settled) if settled else min((warmup.num_steps for warmup in found), default=0)

@@ -30,45 +30,45 @@ class Job:
     """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA where there is a GPU."""
+    """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
-    """What the model and its floating-point inputs are cast to, or with --autocast what is computed in. tf32: float32
-    whose matrix products may round their inputs to TF32 (GPUs)."""
+    """Data type of the model and its floating-point inputs; with --autocast, of the computation. tf32: float32 whose
+    matrix products may round their inputs to TF32 (GPUs)."""
     shape: StepShape = field(default_factory=StepShape)
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)
     perturbation: Perturbation = field(default_factory=Perturbation)
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Cores that each rank owns, the same in every trial. None: as many as the largest trial can give each."""
+    """Cores per rank, the same in every trial. None: as many as the trial with the most ranks can give each."""
     bind: Bind = "cores"
-    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
-    is known. none: all that there are, shared."""
+    """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
+    known. none: all cores, shared."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
-    """What one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
+    """Memory that one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
     allocator: Literal["system", "keep", "pages"] = "system"
-    """keep: on CPU, glibc keeps freed memory for the next step instead of giving it back to the kernel and fetching
-    it again, which makes steps of large models jump between two speeds. pages: every tensor has pages of its own, so
-    that every launch needs the same memory, and steps are slower."""
+    """CPU memory allocator. keep: glibc keeps freed memory for the next step instead of returning it to the kernel,
+    which makes steps of large models jump between two speeds. pages: every tensor has its own pages, so every launch
+    needs the same memory, and steps are slower."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0
-    """Of the weights, the data and the dropout."""
+    """Random seed of weights, data and dropout."""
     port: int = 0
-    """Rendezvous port on loopback. 0: any free one."""
+    """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
-    """local: all ranks on this host. hosts: those of a trial with several are spread over hosts that are emulated
-    here (Linux, root). torchrun, mpi: started by torchrun or mpiexec, on every node of an allocation where there is
-    one. slurm, pbs, lsf: by the batch system's own command inside an allocation."""
+    """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
+    mpi: by torchrun or mpiexec, on every node of an allocation if there is one. slurm, pbs, lsf: by the batch system's
+    own command inside an allocation."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
+    """Ranks on each node, with a cluster launcher. None: the tasks per node of the allocation."""
     link: str = UNSHAPED
-    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
+    """With --launcher hosts, the network between them: unshaped, or a rate such as 1gbit or 100mbit."""
     ranks_per_host: int = 1
-    """With --launcher hosts."""
+    """With --launcher hosts, ranks on each emulated host."""
     sees_failure: Annotated[bool, tyro.conf.Suppress, tyro.conf.Fixed] = False
-    """Launch also options that cannot work together: a study that wants to show how they fail says so."""
+    """Launch options that cannot work together too: for a study that shows how they fail."""
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)
@@ -83,18 +83,18 @@ class Job:
         check_at_least("ranks_per_host", self.ranks_per_host, 1)
         link = read_flag("link", self.link, parse_link)
         if link.is_inside:
-            raise UsageError(f"--link {self.link} is what ranks on one host have: leave --launcher hosts out")
+            raise UsageError(f"--link {self.link} is the link inside one host: leave out --launcher hosts")
         for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
             value = getattr(self, name)
             if self.launcher != "hosts" and value != default:
-                raise UsageError(f"{flag(name)} {value} is not read without --launcher hosts: add it")
+                raise UsageError(f"{flag(name)} {value} needs --launcher hosts: add it")
         if self.mpiexec is not None and self.launcher not in ("mpi", "torchrun", "pbs"):
-            raise UsageError(f"--mpiexec {self.mpiexec} is not read without --launcher mpi: add it")
+            raise UsageError(f"--mpiexec {self.mpiexec} needs --launcher mpi: add it")
         if self.ranks_per_node is not None:
             check_at_least("ranks_per_node", self.ranks_per_node, 1)
             if self.launcher in ("local", "hosts"):
                 raise UsageError(
-                    f"--ranks-per-node {self.ranks_per_node} is not read with --launcher {self.launcher}: use mpi,"
+                    f"--ranks-per-node {self.ranks_per_node} has no effect with --launcher {self.launcher}: use mpi,"
                     " torchrun, slurm, pbs or lsf, or --ranks-per-host with hosts"
                 )
 
@@ -115,15 +115,15 @@ class Job:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it runs on the nodes of a batch system, which need not be like this machine."""
+        """Whether it runs on the nodes of a batch system, which may differ from this machine."""
         return self.launcher in ("slurm", "pbs", "lsf")
 
     def count_on_node(self, num_ranks: int) -> int:
-        """How many of so many ranks share one machine."""
+        """How many of these ranks share one machine."""
         return count_ranks_per_node(num_ranks, self._find_allocation(), self.ranks_per_node)
 
     def count_node_cores(self) -> int:
-        """The cores that ranks on one machine may use: those of an allocation, where it has fewer."""
+        """The cores that ranks on one machine may use: those of the allocation, if it has fewer."""
         allocation = self._find_allocation()
         return min(count_cores(), (allocation and allocation.cores_per_node) or count_cores())
 
@@ -137,7 +137,7 @@ class Job:
 
     @property
     def workload_spec(self) -> str:
-        """The workload as a trial carries it; raises `UsageError` where there is none, or not with these options."""
+        """The workload as a trial carries it; raises `UsageError` if there is none, or not with these options."""
         options = self.built_in
         if options is not None:
             if not self.sees_failure:
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """How tables call the workload; a file of the user's own need not be there to be named."""
+        """What tables call the workload; a file of the user's own need not exist to be named."""
         if self.built_in is not None:
             return self.built_in.label
         file, function = split_name(self.workload)
@@ -167,7 +167,7 @@ class Job:
 def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
     """What a job says about every trial of one strategy.
 
-    The plain loop of a study takes over what is not about spreading: it is the reference, not a strategy.
+    The plain loop takes everything but the strategy options: it is the reference, not a strategy.
     """
     return {
         "workload": job.workload_spec,

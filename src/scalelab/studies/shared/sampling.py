@@ -15,6 +15,7 @@ from scalelab.records.observations import Instrument
 from scalelab.records.trial import StepPlan, Trial
 from scalelab.strategies.catalogue import check_strategy
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
+from scalelab.units import format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +23,19 @@ class Sampling:
     """How often it is measured."""
 
     rounds: int = 12
-    """Launches of every configuration, interleaved with the others'."""
+    """Launches of every configuration, interleaved with the others."""
     steps: int = 30
-    """Clean steps of one launch, warm-up included."""
+    """Clean steps per launch, warm-up included."""
     warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """First steps to drop. None: as many as the data show to be slow."""
+    """First steps to drop. None: found from the step times."""
     phase_steps: int = 4
-    """Further steps of one launch with input, forward, backward and optimizer timed."""
+    """Extra steps per launch with input, forward, backward and optimizer timed."""
     comm_free_steps: int = 8
-    """Further steps of one launch without gradient exchange: what communication costs, by leaving it out."""
+    """Extra steps per launch without the gradient all-reduce: they show what communication costs."""
     profile_steps: int = 0
-    """Last steps of one launch, under torch's profiler; traces are kept. None under --memory-limit."""
+    """Last steps per launch, under torch's profiler; traces are kept. No step is profiled under --memory-limit."""
     control: bool = True
-    """The control: the reference measured twice, as if it were two configurations; they must not differ."""
+    """Measure the reference twice, as two configurations: if they differ, so does the machine."""
 
     def __post_init__(self) -> None:
         check_at_least("rounds", self.rounds, 1)
@@ -51,8 +52,8 @@ class Sampling:
 
     @property
     def launches(self) -> str:
-        """How often every configuration is launched, in words."""
-        return f"{self.rounds} launch{'es' if self.rounds > 1 else ''}"
+        """Launches per configuration, in words."""
+        return format_count(self.rounds, "launch")
 
     @property
     def plan(self) -> StepPlan:
@@ -78,9 +79,9 @@ class Configuration:
     job: Job | None = None
     """What is trained, where it differs from the study's job."""
     label: str = ""
-    """How tables call it; empty: by its strategy and number of ranks."""
+    """What tables call it; empty: its strategy and number of ranks."""
     instruments: tuple[Instrument, ...] = ()
-    """What is looked at besides time, in its first round."""
+    """What is recorded besides time, in its first round."""
 
 
 def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
@@ -118,16 +119,16 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
 
 
 def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
-    """Only ddp can leave its whole exchange out: FSDP's gathering is not in `no_sync`, and dp has none.
+    """Only ddp can skip all of its communication: `no_sync` does not cover FSDP's all-gathers, and dp has none.
 
-    Under a limit nothing is profiled: the profiler's own memory must not be what a trial runs out of memory by.
+    Under a memory limit nothing is profiled: the profiler's own memory could make a trial run out of it.
     """
     plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
     return plan if strategy in ("single", "ddp") else replace(plan, comm_free_steps=0)
 
 
 def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
-    """Refuse numbers of ranks that no trial could have, naming the flag."""
+    """Reject numbers of ranks that no trial could have, naming the flag."""
     if not ranks:
         raise UsageError("--ranks needs at least one number, for example --ranks 1 2")
     for num_ranks in ranks:
@@ -135,4 +136,4 @@ def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:
         if global_batch is not None:
             check_divisible(global_batch, num_ranks)
     if len(set(ranks)) < len(ranks):
-        raise UsageError(f"--ranks {' '.join(map(str, ranks))} names a number twice: give each once")
+        raise UsageError(f"--ranks {' '.join(map(str, ranks))} lists a number twice: give each once")

@@ -179,14 +179,20 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
         longest = answer.diagnoses[arm.configuration].longest_waiting
         return None if longest is None else longest.parts["waiting"]
 
+    is_delayed = answer.perturbation.seconds > 0
     columns: list[Field[Arm]] = [
         step_column(),
-        samples_column(),
-        ratio_column("step_ratio", "× no delay", lambda arm: compare_steps(arm, answer.undelayed)),
+        samples_column(is_detail=is_delayed),
+        ratio_column(
+            "step_ratio",
+            "× no delay",
+            lambda arm: compare_steps(arm, answer.undelayed),
+            is_detail=not is_delayed,
+        ),
         text_column("slow_rank", "slow rank", lambda arm: read_main(arm, "rank")),
         text_column("slow_phase", "phase", lambda arm: read_main(arm, "phase")),
         seconds_column("excess_seconds", "excess", lambda arm: read_main(arm, "seconds")),
-        share_column("excess_share", "of the step", lambda arm: read_main(arm, "share")),
+        share_column("excess_share", "of the step", lambda arm: read_main(arm, "share"), is_detail=True),
         seconds_column("waiting_seconds", "waiting", read_waiting),
     ]
     return make_sweep_table(
@@ -264,31 +270,32 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
     diagnosis = answer.diagnosis
     yield from name_slow_ranks(diagnosis)
     longest, main = diagnosis.longest_waiting, diagnosis.main
-    if longest is not None and len(diagnosis.breakdown) > 1:
+    if longest is not None and longest.share("waiting").value >= SMALLEST_EXCESS:
         waiting, share = longest.parts["waiting"], longest.share("waiting")
         text = (
-            f"Rank {longest.rank} waits longest for the others: {format_known('seconds', waiting)} per step,"
-            f" {format_share(share.value)} of its step."
+            f"Rank {longest.rank} waits longest for the others: {format_known('seconds', waiting)} per step"
+            f" ({format_share(share.value)} of it)."
         )
         yield WAITING(f"rank {longest.rank}", text, weight=REASON, seconds=waiting, share=share)
     if answer.perturbation.seconds:
         yield from _compare_with_injected(answer)
         yield from _name_cost(answer)
         if answer.undelayed is not None:
-            yield from name_slow_ranks(answer.diagnoses[UNDELAYED], weight=ASIDE)
+            yield from name_slow_ranks(answer.diagnoses[UNDELAYED], ASIDE, " without the delay")
     elif main is not None:
         saved = format_quantity("seconds", main.seconds.value)
         text = f"If rank {main.rank} were as fast as rank {main.other} there, a step would take up to {saved} less."
         yield GAIN(f"rank {main.rank}", text, seconds=main.seconds)
 
 
-def name_slow_ranks(diagnosis: Diagnosis, weight: int = MAIN) -> Iterator[Finding]:
+def name_slow_ranks(diagnosis: Diagnosis, weight: int = MAIN, when: str = "") -> Iterator[Finding]:
     """Who is slow, where, by how much; or that no rank is; or that it is unresolved."""
     label, excesses = diagnosis.arm.label, diagnosis.excesses
     for number, excess in enumerate(diagnosis.slow[: MOST_NAMED + 1]):
+        longer, share = format_known("seconds", excess.seconds), format_share(excess.share.value)
         text = (
-            f"Rank {excess.rank} of {label} is slow in {excess.phase}: {format_known('seconds', excess.seconds)} longer"
-            f" than rank {excess.other} in every step, {format_share(excess.share.value)} of it."
+            f"Rank {excess.rank} is slow in {excess.phase}{when}: {longer} per step longer than rank {excess.other}"
+            f" ({share} of the step)."
         )
         yield _make_straggler(label, text, excess, "slow", min(weight, REASON) if number else weight)
     if not excesses or diagnosis.slow:
@@ -298,12 +305,11 @@ def name_slow_ranks(diagnosis: Diagnosis, weight: int = MAIN) -> Iterator[Findin
     limit = format_share(SMALLEST_EXCESS)
     if largest.share.high is None or largest.share.high >= SMALLEST_EXCESS:
         share = format_quantity("share", largest.share)
-        text = f"Unresolved whether a rank of {label} is slow: {who} ({share} of it) may be nothing or over {limit}."
+        text = f"Unresolved whether a rank is slow{when}: {who} ({share} of the step) may be nothing or over {limit}."
         yield _make_straggler(label, text, largest, "unresolved", weight)
         return
     where = " in input or optimizer, the only phases compared" if diagnosis.missing_phases else ""
-    share = format_share(largest.share.value)
-    text = f"No rank of {label} is slow{where}: the largest excess is {who}, {share} of it and below {limit}."
+    text = f"No rank is slow{where}{when}: every excess over another rank is below {limit} of the step."
     yield _make_straggler(label, text, largest, "none", weight)
 
 
@@ -343,9 +349,8 @@ def _name_cost(answer: StragglerAnswer) -> Iterator[Finding]:
     verdict = judge(answer.distance)
     yield MODEL(
         LABELS[DELAYED],
-        f"Step without delay + delay: {format_quantity('seconds', answer.model_seconds)}; measured:"
-        f" {format_quantity('seconds', answer.delayed.step)}, {format_interval('ratio', answer.distance)} times that:"
-        f" {verdict}.",
+        f"Model (step without delay + delay): {format_quantity('seconds', answer.model_seconds)}; measured is"
+        f" {format_interval('ratio', answer.distance)} times that: {verdict}.",
         ratio=answer.distance,
         verdict=str(verdict),
     )
