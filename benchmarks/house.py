@@ -1,4 +1,4 @@
-"""How the house is built: modules, lines, importers, directories, functions, types, cycles, and how far a reader must go.
+"""How the house is built: modules, lines, importers, directories, functions, types, cycles, and how far a reader goes.
 
 Static figures come from the syntax trees of src/. "Files run through" are those of ours in which a function was called
 while a command ran, in the process that was typed; ranks are other processes. Modules loaded and processor time of
@@ -147,7 +147,7 @@ def list_imported(node: ast.AST, known: dict[str, ast.Module]) -> list[str]:
 
 
 def count_cyclic(graph: dict[str, set[str]]) -> int:
-    """Modules from which a path of imports leads back: what is left when modules without open imports are taken away."""
+    """Modules from which imports lead back: what is left when modules without open imports are taken away."""
     left = {name: set(others) for name, others in graph.items()}
     while True:
         free = {name for name, others in left.items() if not others}

@@ -18,12 +18,11 @@ PowerSGD remembers Q and the errors from step to step. They belong to a checkpoi
 `find_hook_state` gives them.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -77,7 +76,8 @@ def register_gradient_hook(model: DistributedDataParallel, spreading: Spreading)
         object.__setattr__(model, "hook_state", state)
 
 
-def finish_powersgd(state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, and not as text
+# torch reads these annotations, and not as text: hence no `from __future__ import annotations` in this file.
+def finish_powersgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """PowerSGD on one bucket, waited for.
 
     It exchanges P, and when that has arrived Q. gloo matches messages by the order in which they were begun, and with
