@@ -65,7 +65,7 @@ STUDIES: dict[str, Entry] = {
     "strategies": Entry(
         "scalelab.studies.strategies.study:Strategies",
         "Strategies",
-        "Which strategy is fastest here, and what does each cost in memory, idling and variance?",
+        "Which strategy is fastest, and what does each cost in memory, idle time and variance?",
     ),
     "comm-volume": Entry(
         "scalelab.studies.comm_volume:CommVolume",

@@ -20,7 +20,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
-from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Document, Section, Table
@@ -138,7 +138,7 @@ class CommVolume(Study):
 
     def expects(self, result: TrialResult) -> bool:
         """A row that would repeat ddp is left out on purpose."""
-        is_refused = result.status is Status.NOT_RUN and result.batch is None
+        is_refused = result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
         return is_refused and result.trial.configuration in (UNSENT, SYNCED)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:

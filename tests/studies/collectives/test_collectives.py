@@ -12,9 +12,9 @@ from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.records.settings import LACKED, Operation
+from scalelab.records.settings import Operation
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.findings import MAIN, REASON
 from scalelab.runs.experiment import find_failed, run_study
@@ -218,7 +218,7 @@ def test_launches_that_differ_and_few_launches_are_warned_of(tmp_path: Path) -> 
 def lack(result: TrialResult) -> TrialResult:
     if result.trial.configuration != "all_to_all-2":
         return result
-    return TrialResult(trial=result.trial, status=Status.INVALID, reason=f"gloo {LACKED} (no alltoall)")
+    return TrialResult(trial=result.trial, status=Status.INVALID, cause=Cause.UNSUPPORTED, reason="no alltoall")
 
 
 def test_an_operation_that_a_backend_lacks_is_a_row_and_no_failure(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import MISFIT, LinkFit, TransferSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_median
-from scalelab.records.trial import Status, TrialResult
+from scalelab.records.trial import Cause, Status, TrialResult
 from scalelab.report.charts.curves import plot_rates, plot_times
 from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Chart, Table, make_cell
@@ -76,8 +76,8 @@ def find_failure(series: TransferSeries) -> TrialResult | None:
 
 
 def is_lacking(series: TransferSeries) -> bool:
-    """Whether the backend has no such operation: a rank refuses nothing else."""
-    return any(result.status is Status.INVALID for result in series.results)
+    """Whether the backend has no such operation."""
+    return any(result.cause is Cause.UNSUPPORTED for result in series.results)
 
 
 def make_fit_table(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | None]) -> Table:

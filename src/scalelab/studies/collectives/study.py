@@ -23,7 +23,7 @@ from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.ranks.links import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.settings import NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
-from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
+from scalelab.records.trial import NO_STRATEGY, Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.collectives.report import (
     make_fit_table,
@@ -221,11 +221,11 @@ class Collectives(Study):
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """An operation that the backend lacks is not launched again."""
         earlier = (result for result in results if result.trial.configuration == trial.configuration)
-        return next((result.reason for result in earlier if result.status is Status.INVALID), None)
+        return next((result.reason for result in earlier if result.cause is Cause.UNSUPPORTED), None)
 
     def expects(self, result: TrialResult) -> bool:
         """An operation that the backend lacks is part of the answer."""
-        return result.status in (Status.INVALID, Status.NOT_RUN) and result.batch is None
+        return result.cause in (Cause.UNSUPPORTED, Cause.ANSWERED)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_transfers(results).values())

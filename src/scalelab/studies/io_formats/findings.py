@@ -10,7 +10,7 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.amplification import TOLERATED
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.records.settings import MEMORY, Pass
-from scalelab.records.trial import Status
+from scalelab.records.trial import Cause, Status
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.collectives.report import CROWDED
 from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilisation, find_alike
@@ -247,7 +247,7 @@ def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
     for reason, rows in alike.items():
         failure = rows[0].failure
         assert failure is not None
-        if failure.status is Status.NOT_RUN and failure.batch is None:
+        if failure.status is Status.NOT_RUN and failure.cause in (Cause.ANSWERED, None):
             kind, advice = NOT_RUN, _advise_installing(rows[0].reading.format)
         else:
             advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.status.advice

@@ -32,7 +32,7 @@ from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
-from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
+from scalelab.records.trial import NO_STRATEGY, Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
@@ -278,7 +278,7 @@ class IoFormats(Study):
 
     def expects(self, result: TrialResult) -> bool:
         """A missing library is part of the answer."""
-        return result.status is Status.NOT_RUN and result.trial.reading is not None and result.batch is None
+        return result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_fetches(results).values())

@@ -19,7 +19,7 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
-from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
@@ -143,7 +143,7 @@ class Memory(Study):
         """A row that this machine cannot hold, or that fake tensors cannot forecast, is part of the answer."""
         if result.trial.is_forecast:
             return result.status is Status.INVALID
-        return result.status is Status.NOT_RUN and result.batch is None
+        return result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         rows = collect_rows(results)

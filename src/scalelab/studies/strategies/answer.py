@@ -1,23 +1,19 @@
-"""What is known of every device of a configuration: how busy it was, and what it held.
+"""How busy every device of a configuration was, what it held, and whether strategies train the same thing.
 
-A device is a GPU, or on a CPU the cores of a rank, or of a replica of emulated `dp`.
+A device is a GPU, or on CPU the cores of a rank, or of a replica of emulated `dp`. Memory of a rank on CPU is the
+growth of its resident set since before the workload was built; that of a replica of emulated `dp` is the sum of its
+tensors, because replicas share one process. On GPUs both are the most that torch allocated.
 
-Memory of a rank on a CPU is by how much its resident set rose above what it was before the workload was built; that of
-a replica of emulated `dp` is its tensors added up, because replicas share one process. On GPUs both are what torch
-allocated at most.
-
-Do the strategies train the same thing? Their losses, step by step, against the reference's.
-
-Strategies take the same batches from the same weights, so that losses are equal up to the order in which numbers are
-added. Steps are matched by their place in the training: other kinds of steps may run between them. After steps without
-communication batches have moved on differently, and nothing is compared from there on.
+Strategies take the same batches from the same weights, so losses are equal up to the order of summation. Steps are
+matched by their place in the training: other kinds of steps may run between them. After steps without communication
+the batches differ, and nothing is compared from there on.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -25,15 +21,10 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.utilization import Launch, Utilization, describe_utilization
 from scalelab.records.trial import StepKind, TrialResult
-from scalelab.report.document import Column, Table, make_row
-from scalelab.report.findings import Caution
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_share
 
 OTHERS = "other programs"
 TOGETHER = "all replicas"
-MOST_OTHERS = 0.05
-"""A share of the cores' time above which what other programs do is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +33,7 @@ class Device:
 
     name: str
     utilization: Utilization | None
-    """None: it was not looked at, or not for long enough."""
+    """None: it was not observed, or not for long enough."""
     memory: Estimate | None
 
 
@@ -66,7 +57,7 @@ def list_devices(arm: Arm) -> list[Device]:
 
 
 def read_memory(result: TrialResult) -> list[float]:
-    """What each device held in one round; nothing where that is not known of every one."""
+    """What each device held in one round; empty unless that is known of every one."""
     trial = result.trial
     if trial.strategy == "dp":
         found: list[float] = list(map(float, result.ranks[0].replica_bytes)) if result.ranks else []
@@ -86,7 +77,7 @@ def find_excess(arm: Arm) -> Estimate | None:
 
 
 def list_launches(arm: Arm, device: str) -> list[Launch]:
-    """What was seen of a device, from the first clean step that counts to the last."""
+    """What was observed of a device, from the first clean step that counts to the last."""
     launches = []
     for result in arm.completed:
         clean = [s for s in result.samples if s.kind is StepKind.CLEAN]
@@ -105,43 +96,9 @@ def list_launches(arm: Arm, device: str) -> list[Launch]:
     return launches
 
 
-def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
-    """Where utilisation is not known, or is not that of the training alone."""
-    unknown = [arm for arm in arms if all(device.utilization is None for device in list_devices(arm))]
-    blind = [arm for arm in unknown if not any(result.loads for result in arm.completed)]
-    short = [arm for arm in unknown if arm not in blind]
-    if blind:
-        on_gpu = any(arm.trial.device == "cuda" for arm in blind)
-        yield Caution(
-            message=f"nothing here could look at how busy the devices of {_name(blind)} were",
-            next_step="pip install 'scalelab[gpu]'" if on_gpu else "use --launcher local",
-        )
-    if short:
-        yield Caution(
-            message=f"the launches of {_name(short)} are too short to say how busy their devices were",
-            next_step="use more --steps: devices are looked at 20 times a second",
-        )
-    yield from _warn_of_others(arms)
-
-
-def _warn_of_others(arms: Sequence[Arm]) -> Iterator[Caution]:
-    found = [(describe_utilization(list_launches(arm, OTHERS)), arm.label) for arm in arms]
-    shares = [(seen.busy.value, label) for seen, label in found if seen is not None and seen.busy.value > MOST_OTHERS]
-    if shares:
-        named = ", ".join(f"{format_share(share)} under {label}" for share, label in shares)
-        yield Caution(
-            message=f"other programs used the cores of the ranks too: {named}",
-            next_step="close them: ranks that wait for a core seem to idle",
-        )
-
-
-def _name(arms: Sequence[Arm]) -> str:
-    return ", ".join(arm.label for arm in arms)
-
-
 SAME = 1e-3
 SAME_IN_16_BITS = 5e-2
-"""Relative differences up to here are what another order of adding gives after some dozen steps."""
+"""Relative differences that another order of summation gives after some dozen steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +114,8 @@ class LossPath:
         return max((abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in known), default=None)
 
 
-def read_losses(arm: Arm) -> LossPath:
-    """Of the first round that completed: all rounds train the same, or are warned of."""
+def read_loss_path(arm: Arm) -> LossPath:
+    """Of the first round that completed: rounds that differ are a warning of their own."""
     return LossPath(losses=tuple(_list_losses(arm.completed[0])) if arm.completed else ())
 
 
@@ -167,38 +124,13 @@ def _list_losses(result: TrialResult) -> list[float]:
     return [loss for _, loss in takewhile(lambda entry: entry[0] < first, result.losses().items())]
 
 
-def make_loss_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
-    """First and last loss of every strategy, and how far any step is from the reference's."""
-    columns = (
-        Column(key="run", header="run", align="left"),
-        Column(key="first_loss", header="first loss", quantity="loss"),
-        Column(key="last_loss", header="last loss", quantity="loss"),
-        Column(key="largest_difference", header="largest difference", quantity="share"),
-    )
-    base = read_losses(reference) if reference is not None and reference.is_measured else None
-    rows = []
-    for arm in arms:
-        path = read_losses(arm)
-        first, last = (path.losses[0], path.losses[-1]) if path.losses else (None, None)
-        difference = path.find_difference(base) if base is not None and arm is not reference else None
-        rows.append(make_row(arm.label, first, last, difference))
-    return Table(columns=columns, rows=tuple(rows), notes=("differences are relative to the first row's losses",))
+def find_loss_difference(arms: Sequence[Arm], reference: Arm) -> tuple[float, str] | None:
+    """The largest difference of any step of any other configuration, and whose it is; None where none is known."""
+    base = read_loss_path(reference)
+    found = [(read_loss_path(arm).find_difference(base), arm.label) for arm in arms if arm is not reference]
+    return max(((difference, label) for difference, label in found if difference is not None), default=None)
 
 
-def describe_losses(arms: Sequence[Arm], reference: Arm) -> str | None:
-    """Whether all strategies trained the same thing."""
-    base = read_losses(reference)
-    found = [(read_losses(arm).find_difference(base), arm.label) for arm in arms if arm is not reference]
-    known = [(difference, label) for difference, label in found if difference is not None]
-    if not known:
-        return None
-    largest, label = max(known)
-    if largest == 0:
-        return f"All strategies had the very same losses as the {reference.label}."
-    size = f"at most {largest:.1e} of the loss, {label}"
-    if largest <= (SAME_IN_16_BITS if reference.trial.dtype in ("bfloat16", "float16") else SAME):
-        return f"All strategies trained the same: losses differ by {size}, as adding in another order does."
-    return (
-        f"The strategies did not train the same: losses differ by {size}. Dropout draws other masks on every rank, and"
-        " batch norm looks at a rank's own samples; without either, something is wrong."
-    )
+def is_same_training(difference: float, dtype: str) -> bool:
+    """Whether losses differ by no more than another order of summation explains."""
+    return difference <= (SAME_IN_16_BITS if dtype in ("bfloat16", "float16") else SAME)

@@ -1,21 +1,27 @@
-"""The tables of the comparison of strategies.
-
-The comparison of strategies in words: which is fastest, who varies, who idles and when, who holds more.
-
-The charts of the comparison of strategies: time with memory, and the phases of a step.
-"""
+"""The answer of strategies: which is fastest, who varies, who idles and when, who holds more, and do they agree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
-from scalelab.analysis.utilization import IDLE, NUM_SLICES
+from scalelab.analysis.utilization import IDLE, NUM_SLICES, describe_utilization
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.plot import MOST_SERIES, plot_bars, plot_lines
-from scalelab.report.document import Chart, Column, Table, make_cell, make_row
-from scalelab.report.findings import Finding
+from scalelab.report.charts.plot import MOST_SERIES, plot_lines
+from scalelab.report.document import Chart, Table, make_cell
+from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    Field,
+    bytes_column,
+    make_column,
+    make_table,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.studies.shared.breakdown import plot_phases
 from scalelab.studies.shared.communication import (
@@ -23,98 +29,150 @@ from scalelab.studies.shared.communication import (
     describe_traced,
     estimate_counted,
     estimate_traced_exposed,
-    list_methods,
     measure_ablation,
 )
+from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.shared.sweep import (
     CONTROL,
-    INTERVAL_NOTE,
-    SweepColumn,
+    FASTEST,
+    draw_columns,
+    judge_row,
+    keep_charts,
+    list_keys,
     make_sweep_table,
     memory_column,
-    ratio_column,
+    relative_column,
     samples_column,
     step_column,
 )
-from scalelab.studies.strategies.answer import describe_losses, find_excess, list_devices
+from scalelab.studies.strategies.answer import (
+    OTHERS,
+    Device,
+    find_excess,
+    find_loss_difference,
+    is_same_training,
+    list_devices,
+    list_launches,
+    read_loss_path,
+)
 from scalelab.units import format_interval, format_quantity, format_share
 
 TENSORS = "§"
-"""The mark of memory that was added up from tensors."""
+"""The mark of memory that is a sum of tensors."""
+CLEAR_EXCESS = 0.05
+"""Device 0 is named if it holds this share more than the others."""
+MOST_OTHERS = 0.05
+"""A share of the cores' time above which other programs are named."""
+
+VARIATION = FindingKind("variation", "Variation of step times (standard deviation over mean)", DETAIL, ("share",))
+UTILISATION = FindingKind("utilisation", "How busy the devices of a strategy are", REASON, ("least", "most"))
+EXCESS = FindingKind("device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",))
+
+NOT_OBSERVED = CautionKind("no-utilisation", "How busy devices were could not be observed", "note")
+OTHER_PROGRAMS = CautionKind("other-programs", "Other programs used the cores of the ranks", "noise", ("share",))
 
 
 def make_main_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
     """Time, how it varies, and memory, for every strategy."""
-    columns = (
+    columns: list[Field[Arm]] = [
         step_column(),
-        SweepColumn(
-            column=Column(key="step_seconds_p95", header="95 % below", quantity="seconds"),
-            read=lambda arm: estimate_quantile(arm.clean, 0.95),
-        ),
-        SweepColumn(
-            column=Column(key="variation", header="variation", quantity="share"),
-            read=lambda arm: estimate_variation(arm.clean),
-        ),
+        seconds_column("step_seconds_p95", "p95", lambda arm: estimate_quantile(arm.clean, 0.95), is_detail=True),
+        share_column("variation", "variation", lambda arm: estimate_variation(arm.clean)),
         samples_column(),
-        ratio_column(reference),
+        relative_column(reference),
         memory_column(),
-        SweepColumn(
-            column=Column(key="device_0_excess_bytes", header="device 0 more by", quantity="bytes"),
-            read=lambda arm: make_cell(find_excess(arm), mark=_mark_memory(arm)),
+        bytes_column(
+            "device_0_excess_bytes",
+            "device 0 excess",
+            lambda arm: make_cell(find_excess(arm), mark=_mark_memory(arm)),
+            is_detail=True,
         ),
-    )
+    ]
     return make_sweep_table(arms, columns, notes=_explain_memory(arms))
+
+
+def _list_rows(arms: Sequence[Arm]) -> list[tuple[Arm, Device]]:
+    return [(arm, device) for arm in arms for device in list_devices(arm)]
 
 
 def make_device_table(arms: Sequence[Arm]) -> Table:
     """How busy every device was, and what it held."""
-    columns = (
-        Column(key="device", header="device", align="left"),
-        Column(key="busy", header="busy", quantity="share"),
-        Column(key="busy_p5", header="5 % below", quantity="share"),
-        Column(key="busy_p95", header="95 % below", quantity="share"),
-        Column(key="idle", header="idle", quantity="share"),
-        Column(key="memory_bytes", header="memory", quantity="bytes"),
+
+    def busy_column(key: str, header: str, name: str) -> Field[tuple[Arm, Device]]:
+        return share_column(
+            key, header, lambda row: getattr(row[1].utilization, name) if row[1].utilization is not None else None
+        )
+
+    return make_table(
+        _list_rows(arms),
+        text_column("device", "device", lambda row: f"{row[0].label}, {row[1].name}"),
+        busy_column("busy", "busy", "busy"),
+        busy_column("busy_p5", "p5", "low"),
+        busy_column("busy_p95", "p95", "high"),
+        busy_column("idle", "idle", "idle"),
+        bytes_column(
+            "memory_bytes",
+            "memory",
+            lambda row: make_cell(row[1].memory, mark=_mark_memory(row[0]) if row[1].memory else ""),
+        ),
+        notes=(
+            INTERVAL_NOTE,
+            f"idle: intervals (50 ms, or a pass of dp) in which the device was busy less than {format_share(IDLE)}",
+            *_explain_memory(arms),
+        ),
     )
-    rows = []
-    for arm in arms:
-        for device in list_devices(arm):
-            seen = device.utilization
-            memory = make_cell(device.memory, mark=_mark_memory(arm) if device.memory else "")
-            known = (seen.busy, seen.low, seen.high, seen.idle) if seen else (None,) * 4
-            rows.append(make_row(f"{arm.label}, {device.name}", *known, memory))
-    idle = f"idle: intervals, of 50 ms or a pass of dp, in which the device was busy for less than {format_share(IDLE)}"
-    return Table(columns=columns, rows=tuple(rows), notes=(INTERVAL_NOTE, idle, *_explain_memory(arms)))
 
 
 def make_time_table(arms: Sequence[Arm]) -> Table:
     """The busy share of every device in each tenth of the time of clean steps."""
-    tenths = range(1, NUM_SLICES + 1)
-    columns = (
-        Column(key="device", header="device", align="left"),
-        *(Column(key=f"busy_{number}", header=f"{number}", quantity="share") for number in tenths),
+
+    def slice_column(number: int) -> Field[tuple[Arm, Device]]:
+        return share_column(
+            f"busy_{number + 1}",
+            f"{number + 1}",
+            lambda row: row[1].utilization.slices[number] if row[1].utilization is not None else None,
+        )
+
+    return make_table(
+        _list_rows(arms),
+        text_column("device", "device", lambda row: f"{row[0].label}, {row[1].name}"),
+        *map(slice_column, range(NUM_SLICES)),
+        notes=("busy share in each tenth of the time from the first to the last clean step that counts",),
     )
-    rows = []
-    for arm in arms:
-        for device in list_devices(arm):
-            slices = device.utilization.slices if device.utilization else (None,) * NUM_SLICES
-            rows.append(make_row(f"{arm.label}, {device.name}", *slices))
-    note = "the busy share in each tenth of the time from the first clean step that counts to the last, over launches"
-    return Table(columns=columns, rows=tuple(rows), notes=(note,))
 
 
 def make_communication_table(arms: Sequence[Arm]) -> Table | None:
-    """Exposed communication by every way that a strategy has; None where none has any."""
-    columns = (
-        Column(key="run", header="run", align="left"),
-        Column(key="ablation_seconds", header="comm by ablation", quantity="seconds"),
-        Column(key="counted_seconds", header="comm by DDP counters", quantity="seconds"),
-        Column(key="traced_exposed_seconds", header="comm by trace", quantity="seconds"),
+    """Exposed communication by every method that a strategy has; None where none has any."""
+    ways = [(arm, measure_ablation(arm), estimate_counted(arm), estimate_traced_exposed(arm)) for arm in arms]
+    known = [row for row in ways if any(row[1:])]
+    if not known:
+        return None
+    return make_table(
+        known,
+        text_column("run", "run", lambda row: row[0].label),
+        seconds_column("ablation_seconds", "comm by ablation", lambda row: row[1]),
+        seconds_column("counted_seconds", "comm by DDP counters", lambda row: row[2]),
+        seconds_column("traced_exposed_seconds", "comm by trace", lambda row: row[3]),
+        title="Exposed communication by method",
+        notes=(INTERVAL_NOTE,),
     )
-    ways = {arm.label: (measure_ablation(arm), estimate_counted(arm), estimate_traced_exposed(arm)) for arm in arms}
-    rows = tuple(make_row(label, *found) for label, found in ways.items() if any(found))
-    title = "Exposed communication, by every way to it"
-    return Table(title=title, columns=columns, rows=rows, notes=(INTERVAL_NOTE,)) if rows else None
+
+
+def make_loss_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
+    """First and last loss of every strategy, and how far any step is from the reference's."""
+    base = read_loss_path(reference) if reference is not None and reference.is_measured else None
+
+    def find_difference(arm: Arm) -> float | None:
+        return read_loss_path(arm).find_difference(base) if base is not None and arm is not reference else None
+
+    return make_table(
+        arms,
+        text_column("run", "run", lambda arm: arm.label),
+        make_column("loss", "first_loss", "first loss", lambda arm: next(iter(read_loss_path(arm).losses), None)),
+        make_column("loss", "last_loss", "last loss", lambda arm: next(reversed(read_loss_path(arm).losses), None)),
+        share_column("largest_difference", "largest difference", find_difference),
+        notes=("differences are relative to the losses of the first row",),
+    )
 
 
 def _mark_memory(arm: Arm) -> str:
@@ -124,177 +182,180 @@ def _mark_memory(arm: Arm) -> str:
 def _explain_memory(arms: Sequence[Arm]) -> tuple[str, ...]:
     if not any(arm.trial.is_emulated and arm.is_measured for arm in arms):
         return ()
-    return (f"{TENSORS} replicas share one process: their tensors are added up, which is no peak",)
+    return (f"{TENSORS} replicas share one process: the sum of their tensors, not a peak",)
 
 
-CLEAR_EXCESS = 0.05
-"""A device 0 that holds this share more than the others is worth a word."""
-
-
-def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> tuple[str | Finding, ...]:
+def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> Iterator[Finding]:
     """The findings, the main one first; nothing where nothing was measured."""
-    return tuple(_find_sentences(arms, reference))
-
-
-def _find_sentences(arms: Sequence[Arm], reference: Arm | None) -> Iterator[str | Finding]:
-    if not arms:
-        return
+    has_reference = reference is not None and reference.is_measured
     yield from _name_fastest(arms)
-    if reference is not None and reference.is_measured:
-        yield from _compare_all(arms, reference)
-    yield from _compare_variation(arms)
+    if reference is not None and has_reference:
+        for arm in arms:
+            if arm is not reference:
+                yield judge_row(arm.label, estimate_ratio(arm.clean, reference.clean), reference.label)
+        yield from _describe_losses(arms, reference)
     for arm in arms:
         yield from _describe_idling(arm)
-    yield from _compare_memory(arms)
+        yield from _describe_excess(arm)
+    yield from _compare_variation(arms)
     for arm in arms:
         yield from describe_traced(arm)
-        methods = list_methods(arm)
-        yield from compare_methods(arm, {name: methods[name] for name in ("ablation", "counters", "trace")})
-    if reference is not None and reference.is_measured:
-        words = describe_losses(arms, reference)
-        if words:
-            yield words
+        ways = {"ablation": measure_ablation(arm), "counters": estimate_counted(arm)}
+        if any(ways.values()):
+            yield from compare_methods(arm, ways | {"trace": estimate_traced_exposed(arm)})
 
 
-def _name_fastest(arms: Sequence[Arm]) -> Iterator[str]:
+def _name_fastest(arms: Sequence[Arm]) -> Iterator[Finding]:
     ranked = sorted(arms, key=lambda arm: arm.step.value)
     if len(ranked) < 2:
         return
     first, second = ranked[:2]
     ratio = estimate_ratio(second.clean, first.clean)
-    step = format_quantity("seconds", first.step)
-    if judge(ratio) is Verdict.SLOWER:
-        yield (
-            f"{_capital(first.label)} was the fastest with {step} a step; the next, {second.label}, took"
-            f" {format_quantity('ratio', ratio)} times as long."
-        )
+    verdict, step = judge(ratio), format_quantity("seconds", first.step)
+    if verdict is Verdict.SLOWER:
+        text = f"{first.label} is the fastest, {step} per step; the next, {second.label}, takes"
+        text = f"{text} {format_quantity('ratio', ratio)} times as long."
     else:
-        yield (
-            f"{_capital(first.label)}, with {step} a step, and {second.label} were fastest and cannot be told apart:"
-            f" the ratio is {format_interval('ratio', ratio)}."
-        )
+        text = f"{first.label}, {step} per step, and {second.label} are the fastest and cannot be distinguished: ratio"
+        text = f"{text} {format_interval('ratio', ratio)}."
+    yield FASTEST(first.label, text, ratio=ratio, verdict=str(verdict))
 
 
-def _compare_all(arms: Sequence[Arm], reference: Arm) -> Iterator[str]:
-    words = {
-        Verdict.FASTER: "faster: {} of its time",
-        Verdict.SLOWER: "slower: {} times as long",
-        Verdict.NO_DIFFERENCE: "no different: {}",
-        Verdict.UNRESOLVED: "unresolved: {}",
-    }
-    found = []
-    for arm in arms:
-        if arm is not reference:
-            ratio = estimate_ratio(arm.clean, reference.clean)
-            verdict = judge(ratio)
-            said = format_share(ratio.value) if verdict is Verdict.FASTER else format_interval("ratio", ratio)
-            found.append(f"{arm.label} is {words[verdict].format(said)}")
-    if found:
-        yield f"Against the {reference.label}: {'; '.join(found)}."
-
-
-def _compare_variation(arms: Sequence[Arm]) -> Iterator[str]:
-    """The steadiest and the least steady, where their intervals leave no doubt."""
+def _compare_variation(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """The steadiest and the least steady, and whether their intervals leave no doubt."""
     found = [(estimate_variation(arm.clean), arm) for arm in arms]
     known = sorted(((v, arm) for v, arm in found if v is not None), key=lambda entry: entry[0].value)
     if len(known) < 2:
         return
     (low, steady), (high, unsteady) = known[0], known[-1]
-    said = (
-        f"{unsteady.label} {format_quantity('share', high)} and of {steady.label} {format_quantity('share', low)}"
-        " (standard deviation over mean)"
-    )
-    if low.high is not None and high.low is not None and high.low > low.high:
-        yield f"Steps vary most under {unsteady.label}: those of {said}."
-    else:
-        yield f"No strategy's steps clearly vary more than another's: those of {said}."
+    is_clear = low.high is not None and high.low is not None and high.low > low.high
+    said = f"{format_quantity('share', high)} under {unsteady.label}, {format_quantity('share', low)} under"
+    said = f"{said} {steady.label} (standard deviation over mean)"
+    text = f"Step times vary most under {unsteady.label}: {said}."
+    if not is_clear:
+        text = f"No strategy's step times clearly vary more than another's: {said}."
+    yield VARIATION(unsteady.label if is_clear else "", text, share=high)
 
 
-def _describe_idling(arm: Arm) -> Iterator[str]:
+def _describe_idling(arm: Arm) -> Iterator[Finding]:
     """Who idles, by how much, and in dp also when."""
     known = [(device.name, device.utilization.busy) for device in list_devices(arm) if device.utilization]
     if len(known) < 2 or len(known) < arm.trial.num_ranks:
         return
     shares = ", ".join(f"{name} {format_quantity('share', busy)}" for name, busy in known)
-    yield f"Busy under {arm.label}: {shares}.{_explain_dp(arm) if arm.trial.strategy == 'dp' else ''}"
+    least, most = min(busy.value for _, busy in known), max(busy.value for _, busy in known)
+    text = f"Busy under {arm.label}: {shares}.{_explain_dp(arm) if arm.trial.strategy == 'dp' else ''}"
+    yield UTILISATION(arm.label, text, least=least, most=most)
 
 
 def _explain_dp(arm: Arm) -> str:
-    """Taking the batch and updating are done once, by replica 0's device, while the others have nothing to do."""
+    """Taking the batch and updating are done once, on device 0, while the others have nothing to do."""
     phases = {name: arm.phase(name) for name in ("input", "forward", "backward", "optimizer")}
     values = {name: phase.value for name, phase in phases.items() if phase is not None}
     if len(values) < len(phases) or not sum(values.values()):
         return ""
     alone = (values["input"] + values["optimizer"]) / sum(values.values())
     return (
-        f" Device 0 alone takes the batch and updates the parameters, {format_share(alone)} of the step; within forward"
-        " and backward it also copies parameters, scatters, gathers and sums, while the others wait."
+        f" Device 0 alone takes the batch and updates the parameters, {format_share(alone)} of the step; in forward and"
+        " backward it also copies parameters, scatters, gathers and sums while the others wait."
     )
 
 
-def _compare_memory(arms: Sequence[Arm]) -> Iterator[str]:
-    for arm in arms:
-        excess = find_excess(arm)
-        devices = [device.memory for device in list_devices(arm) if device.memory]
-        if excess is None or len(devices) < 2 or excess.low is None or excess.low <= 0:
-            continue
-        others = devices[0].value - excess.value
-        if others > 0 and excess.value > CLEAR_EXCESS * others:
-            basis = " (tensors added up)" if arm.trial.is_emulated else ""
-            yield (
-                f"Under {arm.label} device 0 holds {format_quantity('bytes', excess)} more than the others, which hold"
-                f" {format_quantity('bytes', others)}{basis}."
-            )
+def _describe_excess(arm: Arm) -> Iterator[Finding]:
+    excess = find_excess(arm)
+    devices: list[Estimate] = [device.memory for device in list_devices(arm) if device.memory]
+    if excess is None or len(devices) < 2 or excess.low is None or excess.low <= 0:
+        return
+    others = devices[0].value - excess.value
+    if others > 0 and excess.value > CLEAR_EXCESS * others:
+        basis = " (sum of tensors)" if arm.trial.is_emulated else ""
+        yield EXCESS(
+            arm.label,
+            f"Under {arm.label} device 0 holds {format_quantity('bytes', excess)} more than the others, which hold"
+            f" {format_quantity('bytes', others)}{basis}.",
+            excess_bytes=excess,
+        )
 
 
-def _capital(text: str) -> str:
-    return text if text.startswith(("ddp", "dp", "fsdp")) else text[:1].upper() + text[1:]
+def _describe_losses(arms: Sequence[Arm], reference: Arm) -> Iterator[Finding]:
+    """Whether all strategies trained the same thing."""
+    found = find_loss_difference(arms, reference)
+    if found is None:
+        return
+    largest, label = found
+    is_same = is_same_training(largest, reference.trial.dtype)
+    size = f"at most {largest:.1e} of the loss ({label})"
+    if largest == 0:
+        text = f"All strategies have exactly the losses of the {reference.label}."
+    elif is_same:
+        text = f"All strategies train the same: losses differ by {size}, as another order of summation does."
+    else:
+        text = (
+            f"The strategies do not train the same: losses differ by {size}. Dropout draws other masks on every rank,"
+            " and batch norm sees only a rank's own samples; without either, something is wrong."
+        )
+    weight = DETAIL if is_same else REASON
+    yield LOSSES_EQUAL("" if is_same else label, text, weight=weight, is_equal=is_same, difference=largest)
 
 
-BARS = "Thin lines are 95 % confidence intervals."
+def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """Where utilisation is unknown, or not that of the training alone."""
+    unknown = [arm for arm in arms if all(device.utilization is None for device in list_devices(arm))]
+    blind = [arm for arm in unknown if not any(result.loads for result in arm.completed)]
+    short = ", ".join(arm.label for arm in unknown if arm not in blind)
+    if blind:
+        on_gpu = any(arm.trial.device == "cuda" for arm in blind)
+        labels = ", ".join(arm.label for arm in blind)
+        yield NOT_OBSERVED(
+            labels,
+            f"device utilisation was not observed for {labels}",
+            "pip install 'scalelab[gpu]'" if on_gpu else "use --launcher local",
+        )
+    if short:
+        yield NOT_OBSERVED(
+            short,
+            f"the launches of {short} are too short to measure device utilisation",
+            "use more --steps: devices are sampled 20 times a second",
+        )
+    found = [(describe_utilization(list_launches(arm, OTHERS)), arm.label) for arm in arms]
+    shares = {label: seen.busy.value for seen, label in found if seen is not None and seen.busy.value > MOST_OTHERS}
+    if shares:
+        named = ", ".join(f"{format_share(share)} under {label}" for label, share in shares.items())
+        yield OTHER_PROGRAMS(
+            ", ".join(shares),
+            f"other programs used the cores of the ranks: {named}",
+            "close them: ranks that wait for a core appear idle",
+            share=max(shares.values()),
+        )
 
 
-def plot_strategies(arms: Sequence[Arm]) -> tuple[Chart, ...]:
-    """A step of each, and what it holds in memory against its time."""
+def plot_strategies(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
+    """A step of each, what it holds in memory against its time, and its phases."""
     shown = [arm for arm in arms if arm.configuration != CONTROL]
-    charts = [plot_step_times(shown), _plot_memory(shown), plot_phases(shown)]
-    return tuple(chart for chart in charts if chart is not None)
-
-
-def plot_step_times(arms: Sequence[Arm], title: str = "Step time") -> Chart | None:
-    """One bar for every configuration; what failed says so in its place."""
-    measured = [arm for arm in arms if arm.is_measured]
-    if not measured:
-        return None
-    failed = [{"bar": arm.label, "status": describe_status(arm)} for arm in arms if not arm.is_measured]
-    return plot_bars(
-        title=title,
-        x=Axis(field="seconds", title="step time", quantity="seconds"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=[{"bar": arm.label, "seconds": arm.step, "key": arm.label} for arm in measured],
-        failed=failed,
-        is_stacked=False,
-        caption=join_words(BARS, *describe_failures((row["bar"], row["status"]) for row in failed)),
+    return keep_charts(
+        draw_columns(table, ["step_seconds"], title="Step time", keys=list_keys(arms), axis_title="step time"),
+        _plot_memory(shown),
+        plot_phases(shown),
     )
 
 
 def _plot_memory(arms: Sequence[Arm]) -> Chart | None:
-    """Memory against time, a point for each: down and to the left is better in both."""
+    """Memory against time, a point for each."""
     every = [arm for arm in arms if arm.is_measured and arm.peak_memory_bytes is not None]
     known, num_left = every[:MOST_SERIES], len(every[MOST_SERIES:])
     if len(known) < 2:
         return None
-    rows = [
-        {"series": arm.label, "seconds": arm.step, "bytes": arm.peak_memory_bytes, "key": arm.label} for arm in known
-    ]
     return plot_lines(
         title="Memory against time",
         x=Axis(field="seconds", title="step time", quantity="seconds"),
         y=Axis(field="bytes", title="peak memory of the fullest rank", quantity="bytes"),
-        rows=rows,
+        rows=[
+            {"series": arm.label, "seconds": arm.step, "bytes": arm.peak_memory_bytes, "key": arm.label}
+            for arm in known
+        ],
         is_joined=False,
         caption=join_words(
-            "Down and to the left is better in both. Memory is the highest of any rank in any round.",
+            "Down and to the left is better. Memory is the highest of any rank in any round.",
             count_rest(num_left, "configuration", "in the table only") if num_left else "",
             *describe_failures((arm.label, describe_status(arm)) for arm in arms if not arm.is_measured),
         ),

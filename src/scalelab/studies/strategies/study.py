@@ -1,10 +1,10 @@
-"""Strategies: the same training, spread in different ways.
+"""Strategies: the same training under different parallel strategies.
 
-Every strategy trains the same model on the same global batches from the same weights, so that its losses must be those
-of the others up to rounding: a strategy that is faster because it trains something else is found out. The first
+Every strategy trains the same model on the same global batches from the same weights, so its losses must equal those
+of the others up to rounding: a strategy that is faster because it trains something else is detected. The first
 strategy is the reference. `single` runs on one rank with the whole global batch.
 
-How busy every device is is looked at from outside the ranks, in every round, and only while clean steps run.
+Device utilisation is sampled from outside the ranks, in every round, while clean steps run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from scalelab.records.observations import Instrument
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import FEW_STEPS, make_traced_table
@@ -28,27 +27,28 @@ from scalelab.studies.shared.learning_charts import plot_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
-from scalelab.studies.strategies.answer import make_loss_table, warn_of_devices
 from scalelab.studies.strategies.report import (
     make_communication_table,
     make_device_table,
+    make_loss_table,
     make_main_table,
     make_time_table,
     plot_strategies,
     summarise_strategies,
+    warn_of_devices,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategies(Study):
-    """The same training under several strategies."""
+    """Run the same training under several strategies."""
 
     name: ClassVar[str] = "strategies"
     title: ClassVar[str] = "Strategies"
-    question: ClassVar[str] = "Which strategy is fastest here, and what does each cost in memory, idling and variance?"
+    question: ClassVar[str] = "Which strategy is fastest, and what does each cost in memory, idle time and variance?"
 
     strategies: tuple[Strategy, ...] = ("single", "dp", "ddp", "fsdp-full")
-    """What to compare; the first is the reference. `single` runs on one rank."""
+    """Strategies to compare; the first is the reference. `single` runs on one rank."""
     ranks: int = 2
     """Ranks of every other strategy; replicas of dp."""
     global_batch: int = 64
@@ -87,13 +87,14 @@ class Strategies(Study):
                 self.job, self.sampling, arms.values(), f"global batch {self.global_batch}", f"{self.ranks} ranks"
             ),
             sections=_make_sections(list(arms.values()), measured, reference),
-            findings=as_findings(summarise_strategies(measured, reference)),
+            findings=tuple(summarise_strategies(measured, reference)),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_devices(measured)),
         )
 
 
 def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) -> tuple[Section, ...]:
-    sections = [Section(tables=(make_main_table(arms, reference),), charts=plot_strategies(arms))]
+    table = make_main_table(arms, reference)
+    sections = [Section(tables=(table,), charts=plot_strategies(table, arms))]
     if measured:
         sections += [
             Section(heading="Devices", tables=(make_device_table(measured),)),
@@ -103,7 +104,7 @@ def _make_sections(arms: list[Arm], measured: list[Arm], reference: Arm | None) 
         traced = make_traced_table(measured, title="")
         tables = tuple(table for table in (traced, make_communication_table(measured)) if table is not None)
         if tables:
-            sections.append(Section(heading="Communication in the profiled steps", tables=tables))
+            sections.append(Section(heading="Communication in profiled steps", tables=tables))
     return tuple(sections)
 
 
@@ -114,9 +115,9 @@ def _draw_losses(measured: list[Arm]) -> tuple[Chart, ...]:
 
 
 def _look(trial: Trial) -> Trial:
-    """In every round: looking from outside costs the ranks nothing, and a number from one launch has no interval.
+    """In every round: sampling from outside costs the ranks nothing, and one launch would give no interval.
 
-    DDP's counters take steps of their own, and are read in one launch as everywhere.
+    DDP's counters need steps of their own, and are read in one launch.
     """
     extra: dict[str, Instrument] = {"dp": "replicas"}
     if trial.round == 1:
@@ -138,7 +139,7 @@ def check_strategies(strategies: Sequence[str]) -> None:
 
 
 def fit_job(job: Job, strategy: str, strategies: Sequence[str]) -> Job:
-    """The job with those settings of spreading that the strategy knows; one that none of them knows is refused."""
+    """The job with the strategy options that the strategy knows; one that none of them knows is refused."""
     defaults = Spreading()
     given = [f.name for f in fields(Spreading) if getattr(job.spreading, f.name) != getattr(defaults, f.name)]
     for name in given:

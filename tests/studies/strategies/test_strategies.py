@@ -13,10 +13,11 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Status, TrialResult
+from scalelab.report.findings import MAIN
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies
-from tests.studies.answers import covers, find_row, say_all, set_machine, warn_all
+from tests.studies.answers import covers, find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.spreads import JOB, conclude, hold, look_at, make_strategies
 
 
@@ -41,8 +42,10 @@ def test_every_strategy_trains_the_same_global_batch_and_single_on_one_rank() ->
 
 def test_the_fastest_is_named_with_its_lead(tmp_path: Path) -> None:
     document = conclude(make_strategies(), tmp_path)
-    assert document.summary[0].startswith("ddp × 2 was the fastest with 200")
-    assert "the next, dp × 2 (emulated), took 1.50" in document.summary[0]
+    fastest = find_finding(document, "fastest", "ddp × 2")
+    assert (fastest.weight, fastest.values["verdict"]) == (MAIN, "slower")
+    assert fastest.text.startswith("ddp × 2 is the fastest, 200")
+    assert "the next, dp × 2 (emulated), takes 1.50" in fastest.text
     row = find_row(document.tables[0], "ddp × 2")
     assert covers(row["step_ratio"], 0.5)
     assert covers(row["step_seconds_p95"], 0.2)
@@ -51,8 +54,8 @@ def test_the_fastest_is_named_with_its_lead(tmp_path: Path) -> None:
 
 def test_strategies_that_take_equally_long_cannot_be_told_apart(tmp_path: Path) -> None:
     document = conclude(make_strategies(strategies=("fsdp-full", "fsdp2")), tmp_path)
-    assert "cannot be told apart" in document.summary[0]
-    assert "fsdp2 × 2 is no different: 1.0" in say_all(document)
+    assert "cannot be distinguished" in find_finding(document, "fastest").text
+    assert find_finding(document, "verdict", "fsdp2 × 2").values["verdict"] == "no difference"
 
 
 def test_a_device_that_waits_is_seen_to_idle(tmp_path: Path) -> None:
@@ -70,11 +73,10 @@ def test_a_device_that_waits_is_seen_to_idle(tmp_path: Path) -> None:
     assert find_row(devices, "dp × 2 (emulated), all replicas")["busy"].value == pytest.approx(0.65)
     tenths = [cell.value for cell in find_row(over_time, "dp × 2 (emulated), replica 1").values()][1:]
     assert tenths == pytest.approx([0.4] * 10)
-    assert "Busy under dp × 2 (emulated): replica 0 90" in say_all(document)
-    assert "Device 0 alone takes the batch and updates the parameters, 12 % of the step" in say_all(document)
-    assert not [
-        word for word in ("nothing here could look", "too short", "other programs") if word in warn_all(document)
-    ]
+    busy_now = find_finding(document, "utilisation", "dp × 2 (emulated)")
+    assert busy_now.values == {"least": pytest.approx(0.4), "most": pytest.approx(0.9)}
+    assert "Device 0 alone takes the batch and updates the parameters, 12 % of the step" in busy_now.text
+    assert not {"no-utilisation", "other-programs"} & list_kinds(document)
 
 
 def test_the_excess_of_device_0_is_found_and_said(tmp_path: Path) -> None:
@@ -86,17 +88,19 @@ def test_the_excess_of_device_0_is_found_and_said(tmp_path: Path) -> None:
     assert find_row(main, "plain loop")["device_0_excess_bytes"].value is None
     assert find_row(devices, "plain loop, rank 0")["memory_bytes"].value == 400
     assert find_row(devices, "dp × 2 (emulated), replica 1")["memory_bytes"].value == 100
-    assert "device 0 holds 200 ± 0 B more than the others, which hold 100 B (tensors added up)" in say_all(document)
+    excess = find_finding(document, "device-0-memory", "dp × 2 (emulated)")
+    assert "device 0 holds 200 ± 0 B more than the others, which hold 100 B (sum of tensors)" in excess.text
 
 
 def test_equal_losses_are_said_to_be_equal(tmp_path: Path) -> None:
     document = conclude(make_strategies(), tmp_path)
-    assert document.summary[-1] == "All strategies had the very same losses as the plain loop."
+    losses = find_finding(document, "losses-equal")
+    assert losses.values == {"is_equal": True, "difference": 0.0}
     assert find_row(document.tables[-1], "ddp × 2")["largest_difference"].value == 0.0
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1 + 1e-5, "trained the same"), (1.5, "did not train the same")])
-def test_a_strategy_that_trains_something_else_is_found_out(tmp_path: Path, factor: float, words: str) -> None:
+@pytest.mark.parametrize(("factor", "is_equal"), [(1 + 1e-5, True), (1.5, False)])
+def test_a_strategy_that_trains_something_else_is_found_out(tmp_path: Path, factor: float, is_equal: bool) -> None:
     def spoil(result: TrialResult) -> TrialResult:
         if result.trial.strategy != "fsdp-full":
             return result
@@ -104,14 +108,14 @@ def test_a_strategy_that_trains_something_else_is_found_out(tmp_path: Path, fact
         return replace(result, samples=tuple(samples))
 
     document = conclude(make_strategies(), tmp_path, spoil)
-    assert words in document.summary[-1]
+    assert find_finding(document, "losses-equal").values["is_equal"] is is_equal
     difference = find_row(document.tables[-1], "fsdp-full × 2")["largest_difference"].value
     assert difference == pytest.approx(factor - 1, rel=1e-3)
 
 
 def test_what_could_not_be_looked_at_is_said(tmp_path: Path) -> None:
     document = conclude(make_strategies(), tmp_path)
-    assert "nothing here could look at how busy the devices of plain loop" in warn_all(document)
+    assert "plain loop" in find_caution(document, "no-utilisation").subject
     assert find_row(document.tables[1], "ddp × 2, rank 0")["busy"].value is None
 
 
@@ -119,7 +123,7 @@ def test_launches_that_are_too_short_are_said_to_be(tmp_path: Path) -> None:
     def look_once(result: TrialResult) -> TrialResult:
         return replace(result, loads=look_at(lambda _: 1.0)(result).loads[:2])
 
-    assert "too short to say how busy" in warn_all(conclude(make_strategies(), tmp_path, look_once))
+    assert "too short" in find_caution(conclude(make_strategies(), tmp_path, look_once), "no-utilisation").message
 
 
 def test_a_rank_on_another_node_is_looked_at_by_its_own_clock(tmp_path: Path) -> None:
@@ -138,7 +142,8 @@ def test_a_rank_on_another_node_is_looked_at_by_its_own_clock(tmp_path: Path) ->
 
 def test_other_programs_on_the_cores_are_said(tmp_path: Path) -> None:
     document = conclude(make_strategies(strategies=("ddp", "fsdp-full")), tmp_path, look_at(lambda _: 0.5, others=0.3))
-    assert "other programs used the cores of the ranks too: 30 % under ddp × 2, 30 % under" in warn_all(document)
+    others = find_caution(document, "other-programs")
+    assert (others.subject, others.values["share"]) == ("ddp × 2, fsdp-full × 2", pytest.approx(0.3))
 
 
 def test_a_strategy_that_fails_leaves_the_others_rows_intact(tmp_path: Path) -> None:
@@ -149,7 +154,7 @@ def test_a_strategy_that_fails_leaves_the_others_rows_intact(tmp_path: Path) -> 
     assert find_row(main, "plain loop")["step_seconds"].value == "crashed"
     assert covers(find_row(main, "ddp × 2")["step_seconds"], 0.2)
     assert find_row(main, "ddp × 2")["step_ratio"].value is None
-    assert "ddp × 2 was the fastest" in document.summary[0]
+    assert find_finding(document, "fastest").subject == "ddp × 2"
 
 
 def test_nothing_measured_is_no_answer_and_no_error() -> None:
@@ -209,4 +214,4 @@ def test_real_ranks_are_compared(launcher: LocalLauncher, tmp_path: Path) -> Non
     excess = find_row(document.tables[0], "dp × 2 (emulated)")["device_0_excess_bytes"].value
     assert isinstance(excess, float)
     assert excess > 0
-    assert "trained the same" in document.summary[-1] or "very same losses" in document.summary[-1]
+    assert find_finding(document, "losses-equal").values["is_equal"] is True
