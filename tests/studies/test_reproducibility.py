@@ -13,12 +13,11 @@ from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import WARMUP_FACTORS
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.findings import MAIN
+from scalelab.report.findings import MAIN, Finding
 from scalelab.runs.experiment import run_study
 from scalelab.studies.reproducibility import Repeats, Reproducibility, describe_mean
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.units import format_quantity
 from tests.studies.answers import find_finding, find_row, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses
 
@@ -153,13 +152,22 @@ def test_real_launches_with_the_same_seed_are_bit_equal_on_two_ranks(tmp_path: P
     assert find_finding(document, "seed-effect").values == {"step": 0}
 
 
-def test_a_mean_that_is_shorter_with_the_first_steps_keeps_the_longer_arm_of_its_interval() -> None:
-    """The interval of −1 % may reach beyond 0: turned round, it is that of 1 %."""
-    launches = [[1.0 + change, *[1.0] * 9] for change in (-0.5, -0.4, 0.2, -0.3, 0.1, -0.2)]
-    repeats = Repeats(
-        launches=launches, dropped=1, warmup=Warmup(num_steps=1, is_settled=True), unequal_step=None, num_steps=10
+def time_first_steps(*changes: float) -> Finding:
+    launches = [[1.0 + change, *[1.0] * 9] for change in changes]
+    return describe_mean(
+        Repeats(
+            launches=launches, dropped=1, warmup=Warmup(num_steps=1, is_settled=True), unequal_step=None, num_steps=10
+        )
     )
-    error = repeats.mean_ratio.map(lambda ratio: 1 - ratio)
-    assert error.low is not None
-    assert error.low < 0 < error.value
-    assert f"is {format_quantity('share', error)} shorter" in describe_mean(repeats).text
+
+
+def test_a_mean_that_is_shorter_with_the_first_steps_is_called_shorter() -> None:
+    found = time_first_steps(-0.5, -0.4, -0.45, -0.5, -0.4, -0.45)
+    assert found.values["error"].value == pytest.approx(-0.045, abs=1e-3)
+    assert "shorter" in found.text
+
+
+def test_an_effect_on_the_mean_whose_interval_is_wider_than_itself_is_unknown() -> None:
+    found = time_first_steps(-0.5, -0.4, 0.2, -0.3, 0.1, -0.2)
+    assert found.values["error"].low < found.values["error"].value < 0 < found.values["error"].high
+    assert "unknown" in found.text

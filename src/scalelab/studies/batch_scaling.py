@@ -38,7 +38,7 @@ from scalelab.studies.batch_size import check_batches, describe_saturation, warn
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.sampling import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, explain_marks, find_marks
-from scalelab.units import format_quantity, format_share
+from scalelab.units import format_known, format_quantity, format_share
 
 Reading = Literal["global", "per-rank"]
 READING_WORDS: dict[Reading, str] = {"global": "batch shared by all ranks", "per-rank": "batch on each rank"}
@@ -286,11 +286,9 @@ def describe_gain(answer: BatchAnswer, reading: Reading) -> Iterator[Finding]:
     if not known:
         return
     ends = [known[0], known[-1]] if len(known) > 1 else known
-    words = " and ".join(f"{format_quantity('ratio', found)} times at batch {batch}" for batch, found in ends)
-    text = (
-        f"With the {READING_WORDS[reading]}, {study.strategy} on {study.ranks} ranks reaches {words} the throughput of"
-        " the plain loop."
-    )
+    words = ", ".join(f"{format_known('ratio', found)} at batch {batch}" for batch, found in ends)
+    who = f"{study.strategy} on {study.ranks} ranks over the plain loop"
+    text = f"Speedup of {who}, {READING_WORDS[reading]}: {words}."
     yield GAIN(reading, text, smallest=ends[0][1], largest=ends[-1][1])
 
 
@@ -301,7 +299,7 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
     for batch in doubled:
         gain = estimate_ratio(by_batch[batch].clean, by_batch[2 * batch].clean).map(lambda ratio: 2 * ratio)
         if gain.value < LARGE_GAIN:
-            factor = format_quantity("ratio", gain)
+            factor = format_known("ratio", gain)
             text = f"Throughput saturates at global batch {batch}: doubling it gives only {factor} times as much."
             yield DOUBLING("", text, global_batch=batch, gain=gain)
             return

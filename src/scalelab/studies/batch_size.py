@@ -38,7 +38,7 @@ from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import PEAK_CAPTION, Sweep, SweepStudy, memory_column, step_column
 from scalelab.studies.shared.work import count_tokens, measure_rate, name_samples
-from scalelab.units import format_bytes, format_quantity, format_share
+from scalelab.units import format_bytes, format_known, format_quantity, format_share, is_known
 
 POOR_FIT = 0.1
 """A root mean square residual above which a straight line does not describe the steps."""
@@ -137,6 +137,8 @@ class BatchSize(SweepStudy):
         best = max(measured, key=lambda arm: measure_rate(arm).value)
         rate = measure_rate(best)
         text = f"Throughput is highest at {best.label} per rank: {format_quantity('rate', rate)} {self._unit}/s."
+        if not is_known(rate):
+            text = "Which batch has the highest throughput is unknown: the intervals are wider than the numbers."
         yield HIGHEST_THROUGHPUT(best.label, text, batch=best.trial.batch_per_rank, per_second=rate)
         yield from describe_limit(sweep)
         yield from describe_saturation(measured, fit_sweep(sweep))
@@ -293,12 +295,16 @@ def describe_saturation(measured: Sequence[Arm], fit: SaturationFit | None) -> I
     """What a step costs whatever the batch, and where a larger one stops paying."""
     if fit is None:
         return
-    fixed, slope = (format_quantity("seconds", part) for part in (fit.fixed_seconds, fit.sample_seconds))
-    text = f"A step costs {fixed} whatever the batch, plus {slope} per sample."
+    fixed, slope = (format_known("seconds", part) for part in (fit.fixed_seconds, fit.sample_seconds))
+    text = f"Fixed cost of a step: {fixed}; cost per sample: {slope}."
     yield STEP_COST("", text, fixed_seconds=fit.fixed_seconds, sample_seconds=fit.sample_seconds)
     most, enough, half = fit.most_samples_per_second, fit.saturated_batch, fit.half_batch
     if most is None or enough is None or half is None:
         yield SATURATION("", "The cost per sample is too small to measure: throughput grows with every batch here.")
+        return
+    if not is_known(enough):
+        text = "Where throughput saturates is unknown: the interval of the fit is wider than its number."
+        yield SATURATION("", text, half_batch=half, saturated_batch=enough)
         return
     last = measured[-1].trial.batch_per_rank
     reached = min(last / measured[-1].step.value / most.value, 1.0)

@@ -114,12 +114,12 @@ STUDIES: dict[str, Entry] = {
     "reproducibility": Entry(
         "scalelab.studies.reproducibility:Reproducibility",
         "Reproducibility",
-        "What does a seed fix, why is there a warm-up, and how far can a step time be trusted?",
+        "What does a seed fix, and how far can a step time be trusted?",
     ),
     "throughput": Entry(
         "scalelab.studies.throughput:Throughput",
         "Throughput",
-        "How many tokens per second does this training run process, and what would a larger model need?",
+        "How many tokens per second, and how long would a larger model train?",
     ),
     "batch-size": Entry(
         "scalelab.studies.batch_size:BatchSize",

@@ -62,6 +62,8 @@ from scalelab.workloads.catalogue import BUILT_IN, make_options
 BASE = "base"
 IN_PROPORTION = 0.05
 """An exponent that certainly lies within 1 ± this is called proportional growth."""
+WIDE = 1.0
+"""An exponent with a wider interval says nothing."""
 MOST_DIMENSIONS = 4
 """A dimension has points and a fit: more could not be told apart in one chart."""
 MOST_GRIDS = 4
@@ -227,8 +229,7 @@ class Dimensions(SweepStudy):
             if judge(ratios[slowest]) is Verdict.SLOWER:
                 yield judge_row(slowest, ratios[slowest], f"the {BASE}")
             alike = [label for label, ratio in ratios.items() if judge(ratio) is Verdict.NO_DIFFERENCE]
-            if alike:
-                labels = ", ".join(alike)
+            if labels := ", ".join(alike):
                 yield NO_DIFFERENCE(labels, f"No difference in step time from the base: {labels}.", rows=len(alike))
         yield from describe_refusals(arm for arm in sweep.rows if self._is_refused(arm))
 
@@ -273,15 +274,11 @@ def make_growth_table(growths: Sequence[Growth]) -> Table:
 
 def describe_growth(growth: Growth, weight: int) -> Finding:
     fit, flops, label = growth.fit, growth.flops_exponent, growth.variation.label
-    text = (
-        f"From {label} = {fit.smallest:g} to {fit.largest:g} the step time {_judge_growth(fit.exponent)}:"
-        f" exponent {format_quantity('ratio', fit.exponent)}"
-    )
-    if flops is not None:
-        text += f", FLOPs have {format_quantity('ratio', flops)}"
+    text = f"From {label} = {fit.smallest:g} to {fit.largest:g} the step time {_judge_growth(fit.exponent)}: exponent"
+    beside = "" if flops is None else f", that of FLOPs {format_quantity('ratio', flops)}"
     return GROWTH(
         label,
-        f"{text}.",
+        f"{text} {format_quantity('ratio', fit.exponent)}{beside}.",
         exponent=fit.exponent,
         flops_exponent=flops,
         smallest=fit.smallest,
@@ -294,6 +291,8 @@ def _judge_growth(exponent: Estimate) -> str:
     low, high = exponent.low, exponent.high
     if low is None or high is None:
         return "grows (too few launches for an interval)"
+    if high - low > WIDE:
+        return "grows in an unknown way"
     if high < 0:
         return "falls"
     if low <= 0:
@@ -393,8 +392,6 @@ def find_arm(sweep: Sweep, wanted: Mapping[str, Option], job: Job) -> Arm | None
 
 def _sort_values(variation: Variation) -> list[Option]:
     """Sizes by size, words as they were given."""
-    if any(read_size(value) is None for value in variation.values):
-        return list(variation.values)
     return sorted(variation.values, key=lambda value: read_size(value) or 0.0)
 
 

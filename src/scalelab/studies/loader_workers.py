@@ -59,7 +59,7 @@ from scalelab.studies.shared.sweep import (
     samples_column,
     step_column,
 )
-from scalelab.units import format_interval, format_quantity
+from scalelab.units import format_count, format_interval, format_known, format_quantity
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
@@ -135,7 +135,7 @@ class LoaderWorkers(SweepStudy):
         job = self.trained_job
         for count in self.counts:
             given = replace(job, options={**job.options, "workers": count})
-            label = f"{count} worker{'s'[: count != 1]}"
+            label = format_count(count, "worker")
             yield self.configure(f"workers-{count}", self.batch_per_rank, given, label=label)
 
     def plan(self) -> list[Trial]:
@@ -193,7 +193,7 @@ class LoaderWorkers(SweepStudy):
         free = trial.spare_cores_per_rank if trial.device == "cpu" else trial.threads_per_rank
         crowded = ", ".join(str(count) for count in self.counts if count > free)
         if crowded:
-            spare = f"{free} spare core{'s'[: free != 1]}" if free else "no spare core"
+            spare = format_count(free, "spare core") if free else "no spare core"
             yield CROWDED(
                 crowded,
                 f"a rank has {spare}: {crowded} workers compete with training or with each other",
@@ -259,9 +259,11 @@ def name_best(sweep: Sweep) -> Iterator[Finding]:
     against = f"a step with {best.label} takes {format_interval('ratio', ratio)} times as long as without workers"
     if verdict is not Verdict.FASTER:
         is_sure = all(judge(other) in (Verdict.SLOWER, Verdict.NO_DIFFERENCE) for other in ratios.values())
-        advice = "Use no workers" if is_sure else "Whether workers help is unresolved"
+        text = (
+            f"Use no workers: {against}, {verdict}." if is_sure else f"Whether workers help is unresolved: {against}."
+        )
         subject = sweep.reference.label if is_sure and sweep.reference else ""
-        yield FASTEST(subject, f"{advice}: {against}, {verdict}.", ratio=ratio, verdict=str(verdict))
+        yield FASTEST(subject, text, ratio=ratio, verdict=str(verdict))
         return
     yield FASTEST(best.label, f"Use {best.label}: {against}.", ratio=ratio, verdict=str(verdict))
     for arm in others[: others.index(best)]:
@@ -274,6 +276,6 @@ def name_best(sweep: Sweep) -> Iterator[Finding]:
 def describe_wait(arm: Arm) -> Iterator[Finding]:
     load, share = estimate_part(arm, read_load), estimate_phase_share(arm, "input")
     if load is not None:
-        wait, part = format_quantity("seconds", load), format_quantity("share", share)
-        text = f"With {arm.label} a step waits {wait} for its batch, {part} of the step."
+        wait, part = format_known("seconds", load), format_quantity("share", share)
+        text = f"With {arm.label}, a step waits {wait} for its batch ({part} of the step)."
         yield LOADER_WAIT(arm.label, text, seconds=load, share=share)

@@ -38,7 +38,7 @@ from scalelab.studies.shared.sweep import (
     samples_column,
     step_column,
 )
-from scalelab.units import format_bytes, format_quantity
+from scalelab.units import format_bytes, format_known, format_quantity
 
 OptimizerName = Literal["sgd", "nesterov", "adagrad", "adadelta", "adam", "adamw"]
 
@@ -174,8 +174,8 @@ def compare_updates(arm: Arm, reference: Arm) -> str:
     ours, theirs = arm.phase("optimizer"), reference.phase("optimizer")
     if ours is None or theirs is None:
         return ""
-    times = [format_quantity("seconds", update) for update in (ours, theirs)]
-    return f"; its update takes {times[0]}, that of {reference.label} {times[1]}"
+    times = [format_known("seconds", update) for update in (ours, theirs)]
+    return f" (update: {times[0]}, that of {reference.label}: {times[1]})"
 
 
 def compare_states(measured: Iterable[Arm]) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, relative_column, samples_column, step_column
-from scalelab.units import UNKNOWN, format_interval, format_quantity, format_share
+from scalelab.units import UNKNOWN, format_interval, format_quantity, format_share, is_known
 
 TEN = 10
 """Steps of the mean that is usually taken."""
@@ -59,7 +59,7 @@ class Reproducibility(SweepStudy):
 
     name: ClassVar[str] = "reproducibility"
     title: ClassVar[str] = "Reproducibility"
-    question: ClassVar[str] = "What does a seed fix, why is there a warm-up, and how far can a step time be trusted?"
+    question: ClassVar[str] = "What does a seed fix, and how far can a step time be trusted?"
 
     global_batch: int = 64
     """Samples per step, over all ranks."""
@@ -146,10 +146,10 @@ class Reproducibility(SweepStudy):
                 continue
             step = find_first_difference(read_losses(arm), expected)
             if step is None:
-                text = f"{arm.label} gave the same losses: the seed reaches neither weights nor data."
+                text = f"With {arm.label}, losses are the same: the seed reaches neither weights nor data."
                 yield OTHER_SEED(arm.label, text, step=None, weight=REASON)
             else:
-                yield OTHER_SEED(arm.label, f"{arm.label} gives other losses from step {step} on.", step=step)
+                yield OTHER_SEED(arm.label, f"With {arm.label}, losses differ from step {step} on.", step=step)
 
 
 def describe_equality(step: int | None) -> str:
@@ -370,6 +370,8 @@ def describe_mean(repeats: Repeats) -> Finding:
     error = repeats.mean_ratio.map(lambda ratio: ratio - 1)
     more, size = ("longer", error) if error.value >= 0 else ("shorter", error.map(lambda ratio: -ratio))
     text = f"A mean that includes the first steps is {format_quantity('share', size)} {more} than one without them."
+    if not is_known(error):
+        text = "What the first steps do to a mean over all steps is unknown: the interval includes 0."
     return MEAN_ERROR("", text, error=error)
 
 

@@ -32,7 +32,7 @@ from scalelab.studies.shared.work import (
     parameters_column,
     speed_column,
 )
-from scalelab.units import format_quantity
+from scalelab.units import format_known, format_quantity
 
 RUN = "throughput"
 MEDIAN, TOTAL = "median step", "all steps"
@@ -60,9 +60,7 @@ class Throughput(SweepStudy):
 
     name: ClassVar[str] = RUN
     title: ClassVar[str] = "Throughput"
-    question: ClassVar[str] = (
-        "How many tokens per second does this training run process, and what would a larger model need?"
-    )
+    question: ClassVar[str] = "How many tokens per second, and how long would a larger model train?"
 
     batch_per_rank: int = 8
     """Samples per step on each rank."""
@@ -148,7 +146,7 @@ class Throughput(SweepStudy):
         if speed is not None:
             text = f"That is {format_quantity('rate', speed)} FLOP/s, counting matrix products."
             yield SPEED(arm.label, text, per_second=speed)
-        text = f"Over all timed steps together, long ones included: {format_quantity('rate', total)} {self._unit}/s."
+        text = f"{self._unit.capitalize()}/s over all timed steps, long ones included: {format_known('rate', total)}."
         yield TOTAL_RATE(arm.label, text, per_second=total)
         yield from self._describe_future(self.extrapolate(arm))
 

@@ -33,7 +33,7 @@ from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_interval
+from scalelab.units import UNKNOWN, format_count, format_interval
 
 PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
@@ -165,9 +165,9 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     """What was measured, in one line: the workload, what the study adds, cores and launches."""
     every = list(arms)
     threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
-    dropped = every[0].num_dropped if every else "–"
+    dropped = every[0].num_dropped if every else UNKNOWN
     how = "" if sampling.warmup is not None else " (auto)"
-    cores = f"{threads} core{'s' if threads != 1 else ''} per rank"
+    cores = f"{UNKNOWN if threads is None else format_count(threads, 'core')} per rank"
     launches = f"{sampling.launches} × {sampling.steps} steps, first {dropped} dropped as warm-up{how}"
     return " · ".join([job.label, *words, cores, launches])
 
