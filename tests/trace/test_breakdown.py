@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.trace import reader as pieces
-from scalelab.trace import spool
+from scalelab.trace import windows as spool
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.rank import read_rank
 from tests.trace.build import TraceBuilder

@@ -210,5 +210,5 @@ def test_odd_events_do_not_disturb(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("{}")
-    with pytest.raises(TraceUnreadable, match="no trace"):
+    with pytest.raises(TraceUnreadable, match="not a trace"):
         read_hta(path)

@@ -44,7 +44,7 @@ def test_the_directory_of_a_trial_and_of_a_run_with_one_of_them_will_do(tmp_path
 def test_a_run_with_several_traced_trials_asks_which(tmp_path: Path) -> None:
     for name in ("ddp-1-r1", "ddp-2-r1"):
         write_trace(tmp_path / "trials" / name / "trace" / "rank0.json")
-    with pytest.raises(UsageError, match=r"2 recordings \(trials/ddp-1-r1, .*: name one, as .*ddp-2-r1$"):
+    with pytest.raises(UsageError, match=r"2 recordings \(trials/ddp-1-r1, .*: give one, such as .*ddp-2-r1$"):
         find_trace_files([tmp_path])
 
 
@@ -59,11 +59,11 @@ def test_a_recording_with_a_directory_of_its_own_is_found_where_it_is_the_only_o
 
 
 def test_what_is_not_there_is_said_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds no trace .*--profile-steps"):
+    with pytest.raises(UsageError, match=r"has no trace .*--profile-steps"):
         find_trace_files([tmp_path])
     with pytest.raises(UsageError, match="nowhere does not exist"):
         find_trace_files([tmp_path / "nowhere"])
-    with pytest.raises(UsageError, match="name a trace file"):
+    with pytest.raises(UsageError, match="give a trace file"):
         find_trace_files([])
 
 

@@ -118,21 +118,21 @@ def test_the_shapes_that_tools_write_are_read(
     [
         ("", "empty"),
         (" \n", "empty"),
-        ("hello", "no trace"),
-        ('{"a": 1}', "no trace"),
-        ('{"traceEvents": {"a": 1}}', "no trace"),
-        ('{"traceEvents": [{"a": 1}', "too early"),
-        ('{"traceEvents": [{"a": 1}]', "too early"),
-        ('{"traceEvents": [{"a": "b', "too early"),
-        ('{"traceEvents": [{"a": 1}], "b": [1', "too early"),
-        ('[{"a": 1}, {"b', "too early"),
-        ('[{"a": 1}] {"b": 2}', "goes on"),
-        ('{"traceEvents": [{"a": NaN}, {"b": 1}]}', "no valid JSON"),
-        ('{"traceEvents": [{"a": 1}}, {"b": 1}, {"c": 1}]}', "no valid JSON"),
-        ('{"traceEvents": [{"a": 1} {"b": 1}, {"c": 1}]}', "no valid JSON"),
-        ('{"traceEvents": [{"a": 1}]]}', "no valid JSON"),
-        ('{"traceEvents": [{"a": 1}], "b" 1}', "no valid JSON"),
-        ('{"traceEvents": [{"a": 1}]} x', "no valid JSON"),
+        ("hello", "not a trace"),
+        ('{"a": 1}', "not a trace"),
+        ('{"traceEvents": {"a": 1}}', "not a trace"),
+        ('{"traceEvents": [{"a": 1}', "truncated"),
+        ('{"traceEvents": [{"a": 1}]', "truncated"),
+        ('{"traceEvents": [{"a": "b', "truncated"),
+        ('{"traceEvents": [{"a": 1}], "b": [1', "truncated"),
+        ('[{"a": 1}, {"b', "truncated"),
+        ('[{"a": 1}] {"b": 2}', "unexpected bytes"),
+        ('{"traceEvents": [{"a": NaN}, {"b": 1}]}', "not valid JSON"),
+        ('{"traceEvents": [{"a": 1}}, {"b": 1}, {"c": 1}]}', "not valid JSON"),
+        ('{"traceEvents": [{"a": 1} {"b": 1}, {"c": 1}]}', "not valid JSON"),
+        ('{"traceEvents": [{"a": 1}]]}', "not valid JSON"),
+        ('{"traceEvents": [{"a": 1}], "b" 1}', "not valid JSON"),
+        ('{"traceEvents": [{"a": 1}]} x', "not valid JSON"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_a_sentence(
@@ -161,8 +161,8 @@ def test_an_event_whose_lists_hold_many_objects_is_cut_rightly(tmp_path: Path, m
 def test_an_event_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
     monkeypatch.setattr(pieces, "LARGEST_EVENT_BYTES", 20_000)
-    assert "no end" in refuse(write(tmp_path / "t.json", '{"traceEvents": [{"name": "' + "x" * 100_000))
-    assert "no trace" in refuse(write(tmp_path / "t.json", '{"name": "' + "x" * 100_000))
+    assert "is longer than" in refuse(write(tmp_path / "t.json", '{"traceEvents": [{"name": "' + "x" * 100_000))
+    assert "not a trace" in refuse(write(tmp_path / "t.json", '{"name": "' + "x" * 100_000))
     assert "longer" in refuse(write(tmp_path / "t.json", '{"traceEvents": [{},{},{}], "name": "' + "x" * 100_000))
 
 
@@ -178,7 +178,7 @@ def test_many_lists_of_that_name_do_not_take_quadratic_time(tmp_path: Path, monk
 
     monkeypatch.setattr(Pieces, "_take_header", count)
     text = '{"x": {' + ", ".join(['"traceEvents": [1]'] * 1000) + "}}"
-    assert "no trace" in refuse(write(tmp_path / "t.json", text))
+    assert "not a trace" in refuse(write(tmp_path / "t.json", text))
     assert tried <= 6
 
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace.spool import RECORD, Records
-from scalelab.trace.windows import Step, Window, arrange_steps, cut_windows
+from scalelab.trace.windows import RECORD, Records, Step, Window, arrange_steps, cut_windows
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=20)
 

@@ -24,7 +24,7 @@ How a step grows with its batch, and where larger batches stop paying.
 
     T(B) = t₀ + c · B         throughput  B / T(B) = (1/c) · B / (B + B½)         B½ = t₀ / c
 
-t₀ is what a step costs whatever the batch (launching, the update, the exchange), c what a sample adds. Throughput rises
+t₀ is the fixed cost of a step (launching, the update, communication), c the cost of a sample. Throughput rises
 like the rate of an enzyme with its substrate (Michaelis & Menten 1913; for vectors, Hockney's n½, 1985): at B½ it is
 half of what it can become, at 19 · B½ 95 %. Neither number can be negative: a fit that would want that finds 0.
 
@@ -63,14 +63,14 @@ MUCH = 0.05
 UNSEEN = 0.1
 """The share of a limit that libraries may take without a forecast seeing it."""
 MOST_PROBES = 40
-"""A search that needs more is given up: its memory does not depend on the batch, or nobody can see it."""
+"""A search that needs more is given up: its memory does not depend on the batch, or cannot be observed."""
 SECOND = 4
 """How many times the first batch the second is at least: libraries compute one or two samples in other ways."""
 FARTHEST = 128
 """How many times the largest batch so far the next may be."""
 LEVER, SHORT_LEVER = 0.75, 0.98
 """A line is drawn from the largest batch to the largest that is at most this share of it. The short one is for memory
-that has failed the line twice: it bends, and only what is near tells how it goes on."""
+that has failed the line twice: it bends, and only nearby points predict it."""
 
 
 @dataclass(frozen=True, kw_only=True)

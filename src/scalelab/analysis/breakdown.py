@@ -1,25 +1,38 @@
-"""Where a rank's step goes: step = input + compute + exposed communication + waiting + stalled + rest.
+"""Where a rank's step goes (step = input + compute + exposed communication + waiting + stalled + rest); slow ranks.
 
-From steps that are timed phase by phase, and the moment at which every rank had computed its last gradient. The clock
-is one for all ranks of a host, so that moments can be compared. For rank r and one step:
+From phase-timed steps, and the moment at which every rank had computed its last gradient. Ranks of a host share a
+clock, so moments can be compared. For rank r and one step:
 
-    backward computing   ready_r − input_r − forward_r, up to the last gradient
-    gap                  what is left of backward: there the rank only waits, for others or for their messages
-    waiting              of the gap, until the last rank has its gradients: min(gap_r, max_q ready_q − ready_r)
-    exposed              the rest of the gap: the exchange is under way, and nothing is computed meanwhile
-    compute              forward, backward computing and optimizer
-    stalled              of input and compute, while the kernel had given the rank's core to other programs
+    backward compute   ready_r − input_r − forward_r, up to the last gradient
+    gap                the rest of backward: the rank only waits, for others or for messages
+    waiting            of the gap, until the last rank has its gradients: min(gap_r, max_q ready_q − ready_r)
+    exposed            the rest of the gap: the gradient all-reduce runs and nothing is computed
+    compute            forward, backward compute and optimizer
+    stalled            of input and compute, while the kernel had given the rank's core to other programs
 
-Waiting is what Scalasca calls "wait at N × N": an exchange of all with all cannot end before the last has come (Geimer
-et al. 2010, "The Scalasca performance toolset architecture"). Where DDP replaces buffers by rank 0's before forward,
-the others wait there too: max(0, enter_0 − enter_r), with the moments at which forward was entered.
+Waiting is Scalasca's "wait at N × N": an all-to-all operation cannot end before the last rank arrives (Geimer et al.
+2010, "The Scalasca performance toolset architecture"). If DDP broadcasts buffers from rank 0 before forward, the others
+wait there too: max(0, enter_0 − enter_r), with the moments at which forward was entered.
 
-The parts add up to a phase-timed step exactly. Each launch gives their means over the middle half of its steps, by
-length: means add up, and the middle half knows no outliers. What remains to the clean step, which carries no
-instrument, is the rest: further clock readings, and how blocks of steps differ.
+The parts add up to a phase-timed step exactly. Each launch gives their means over the middle half of its steps by
+length: means add up, and the middle half has no outliers. The rest is the difference to the clean step, which carries
+no instrument: extra clock readings, and how blocks of steps differ.
+
+A slow rank is found from each rank's own time in a phase, without waiting and stalls: otherwise a slow rank would make
+all others look slow in the phase in which they wait for it.
+
+    other          the rank to compare with: of all other ranks, the lower median by own time; so two slow ranks of
+                   four, or of three, are both found. Of two ranks it is the other one
+    excess         lower quartile of the rank's own times in a launch, minus that of the other
+    over rounds    their Hodges–Lehmann centre with its interval (`stats.py`)
+
+The lower quartile is used because disturbances only make steps longer: a delay in every step moves the quartile like
+the median, and a shared machine moves it far less. A rank that is late in fewer than three of four steps is therefore
+not called slow; its lateness shows as waiting of the others. A rank is slow if the interval excludes zero and the
+excess is at least `SMALLEST_EXCESS` of the step without stalls (`find_quiet_step`).
 
 Limits: hosts whose clocks differ cannot be compared. In a model with buffers, a rank 0 that is late inside forward
-looks as if all were. A strategy that exchanges in forward, such as FSDP, has no moment from which on it only waits.
+looks as if all were. A strategy that communicates in forward, such as FSDP, has no moment after which it only waits.
 """
 
 from __future__ import annotations
@@ -31,8 +44,8 @@ from functools import cached_property
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Floats, estimate_over_rounds
-from scalelab.records.trial import StepKind, StepSample
+from scalelab.analysis.stats import FEWEST_STEPS, Floats, estimate_location, estimate_median, estimate_over_rounds
+from scalelab.records.trial import PHASES, StepKind, StepSample
 
 PARTS = ("input", "compute", "exposed", "waiting", "stalled")
 """What a step is made of, besides the rest."""
@@ -53,7 +66,7 @@ class LaunchSteps:
     times: Mapping[str, Floats]
     """input, forward, backward, optimizer and ready; NaN where it was not timed."""
     stalls: Mapping[str, Floats] | None
-    """The same without backward; None where nobody counted them."""
+    """The same without backward; None if not counted."""
     waits_for_buffers: bool = False
     """Whether ranks get rank 0's buffers before every forward."""
 
@@ -198,3 +211,90 @@ def _average_middle(launch: LaunchSteps, part: str, rank: int) -> float:
 def _centre(values: Floats) -> Estimate:
     """The median over launches, with the arms of their centre."""
     return estimate_over_rounds(float(np.median(values)), values)
+
+
+SMALLEST_EXCESS = 0.03
+"""A smaller share of the step is what two cores of one machine may differ by."""
+
+QUARTILE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excess:
+    """By how much one rank's own time in a phase is longer than another's."""
+
+    rank: int
+    other: int
+    """The rank that it is compared with."""
+    phase: str
+    seconds: Estimate
+    share: Estimate
+    """Of the step without stalls."""
+
+    @property
+    def is_alarm(self) -> bool:
+        return self.seconds.low is not None and self.seconds.low > 0 and self.share.value >= SMALLEST_EXCESS
+
+
+def find_quiet_step(launches: Sequence[LaunchSteps]) -> float:
+    """The step without stalls: the slowest rank's own time, and the exposed communication after it.
+
+    The lower quartile of a launch, the median over launches. Without the moment of the last gradient it is the step.
+    """
+    quiet = []
+    for launch in launches:
+        steps = launch.step.max(axis=1)
+        if launch.parts is not None:
+            own = launch.parts["input"] + launch.parts["compute"]
+            steps = own.max(axis=1) + launch.parts["exposed"].min(axis=1)
+        quiet.append(np.quantile(steps, QUARTILE))
+    return float(np.median(quiet))
+
+
+def find_excesses(launches: Sequence[LaunchSteps]) -> list[Excess]:
+    """Every rank in every phase whose own time is known, the largest excess first; nothing for one rank."""
+    if not launches or launches[0].start.shape[1] < 2:
+        return []
+    step_seconds = find_quiet_step(launches)
+    phases = [phase for phase in PHASES if all(phase in launch.own for launch in launches)]
+    found = [
+        _compare(launches, phase, rank, step_seconds) for phase in phases for rank in range(launches[0].start.shape[1])
+    ]
+    return sorted(found, key=lambda excess: -excess.seconds.value)
+
+
+def find_slow_ranks(excesses: Sequence[Excess]) -> list[Excess]:
+    """The excesses that are certain and large enough, the largest first."""
+    return [excess for excess in excesses if excess.is_alarm]
+
+
+def _compare(launches: Sequence[LaunchSteps], phase: str, rank: int, step_seconds: float) -> Excess:
+    own = [launch.own[phase] for launch in launches]
+    levels = np.array([np.quantile(times, QUARTILE, axis=0) for times in own])
+    other = _choose_other(np.median(levels, axis=0), rank)
+    seconds = _estimate_excess(own, levels, rank, other)
+    return Excess(
+        rank=rank,
+        other=other,
+        phase=phase,
+        seconds=seconds,
+        share=seconds.map(lambda value: value / step_seconds),
+    )
+
+
+def _choose_other(levels: Floats, rank: int) -> int:
+    """The lower median of the other ranks."""
+    others = sorted((float(level), number) for number, level in enumerate(levels) if number != rank)
+    return others[(len(others) - 1) // 2][1]
+
+
+def _estimate_excess(own: Sequence[Floats], levels: Floats, rank: int, other: int) -> Estimate:
+    """Over rounds; of a single launch, from how its steps differ one by one, which cannot see how launches differ."""
+    if len(own) > 1:
+        return estimate_location(levels[:, rank] - levels[:, other])
+    differences = own[0][:, rank] - own[0][:, other]
+    value = float(levels[0, rank] - levels[0, other])
+    if len(differences) < FEWEST_STEPS:
+        return Estimate(value=value)
+    middle = estimate_median([list(differences)])
+    return middle.map(lambda end: end - middle.value + value)

@@ -25,7 +25,7 @@ A collective is timed with a size, and the size is that of the whole message, as
     reduce-scatter, scatter                         what is scattered, over all ranks together
     all-to-all                                      what one rank sends, to all ranks together
 
-Size over time is the *algorithm* bandwidth: what a training waits for. It falls with the number of ranks even on
+Size over time is the *algorithm* bandwidth: what training waits for. It falls with the number of ranks even on
 a perfect network, because more must be sent for the same message. The *bus* bandwidth takes that out. It is
 what every rank's link carries in each direction under the cheapest schedule, so that it can be held against the
 link's nominal rate (NVIDIA nccl-tests, doc/PERFORMANCE.md; Rabenseifner 2004 for the all-reduce). With n ranks:
@@ -50,7 +50,7 @@ from scalelab.records.observations import Message, MessageBasis
 from scalelab.records.settings import Spreading
 
 FLOAT_BYTES = 4
-"""Statistics of batch norm are exchanged in float32."""
+"""Statistics of batch norm are reduced in float32."""
 HALF_BYTES = 2
 """Of a gradient that a hook has compressed to 16 bits."""
 WIRE_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
@@ -208,7 +208,7 @@ def bus_factor(kind: str, num_ranks: int) -> float:
     if kind not in _FACTORS:
         raise UnknownName("collective", kind, KINDS)
     if num_ranks < 1:
-        raise ValueError(f"{num_ranks} ranks cannot communicate: use 1 or more")
+        raise ValueError(f"the number of ranks must be ≥ 1, got {num_ranks}")
     return _FACTORS[kind](num_ranks)
 
 

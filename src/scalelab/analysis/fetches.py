@@ -90,7 +90,7 @@ class FetchSeries:
 
     @property
     def main(self) -> PassTimes | None:
-        """Shuffled and warm, by whole batches where the reader knows such: what a training does."""
+        """Shuffled and warm, by whole batches where the reader knows such: what training does."""
         access = "item" if self.reading.mode == "naive" else "batch"
         return self.passes.get(Pass(access=access).name)  # type: ignore[arg-type]
 
@@ -156,7 +156,7 @@ class FetchSeries:
 
     @property
     def shuffle(self) -> str:
-        """How a training would shuffle the set, in words, where that is by blocks."""
+        """How training would shuffle the set, in words, if by blocks."""
         return next((report.shuffle for report in self.reports if report.shuffle), "")
 
     @property

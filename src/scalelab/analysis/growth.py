@@ -89,7 +89,7 @@ class Extrapolation:
 def extrapolate_training(
     tokens_per_second: Estimate, num_parameters: float, *, target_parameters: float, target_tokens: float
 ) -> Extrapolation:
-    """The larger model's throughput, and the time that it needs for so many tokens."""
+    """The larger model's throughput, and the time that it needs for the tokens."""
     rate = tokens_per_second.map(lambda tokens: tokens * num_parameters / target_parameters)
     days = rate.map(lambda tokens: target_tokens / tokens / SECONDS_PER_DAY)
     return Extrapolation(tokens_per_second=rate, days=days, years=days.map(lambda number: number / DAYS_PER_YEAR))

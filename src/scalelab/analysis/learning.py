@@ -3,7 +3,7 @@
 A seed decides the first weights and the order of the data, and both decide much of the accuracy. Trainings that share a
 seed share that part, so they are compared seed by seed, and the difference has the smaller spread.
 
-The simple noise scale of a training: the batch size at which noise and gradient are equally large.
+The simple noise scale of a training run: the batch size at which noise and gradient are equally large.
 
 The gradient of a batch of B samples is the true gradient G plus noise of variance tr(Σ) / B, where Σ is the covariance
 of the gradients of single samples. Their ratio
@@ -107,7 +107,7 @@ def estimate_noise_scale(
     then says less about other seeds.
     """
     if not 0 < small_batch < large_batch:
-        raise ValueError(f"two sizes of batch are needed, the small one first, not {small_batch} and {large_batch}")
+        raise ValueError(f"small_batch must be < large_batch, got {small_batch} and {large_batch}")
     given = [split_squares(steps, small_batch, large_batch) for steps in trainings if len(steps)]
     if not given:
         return None

@@ -9,7 +9,7 @@ compared category by category:
     optimizer     its state, such as Adam's two moments
     activations   made in forward and kept until backward
     output        the model's output, and what the loss keeps of it (the logits of a language model)
-    buckets       what the exchange needs: DDP's buckets; FSDP's gathered units and the pieces it sends
+    buckets       for communication: DDP's buckets; FSDP's gathered units and the pieces it sends
     batch         this step's samples
     buffers       such as the running statistics of batch norm
     temporary     everything else that lives within the step: gradients of activations, what an operation needs while it
@@ -150,7 +150,7 @@ def _follow(events: Sequence[MemoryEvent]) -> tuple[list[_Piece], list[tuple[int
     """The pieces that were allocated, and every change of them by the number of its event.
 
     A release of something that was there before is not seen by every source, so it is left out. An address that is
-    given out again was released by somebody whom nobody watched.
+    given out again was released unobserved.
     """
     pieces: list[_Piece] = []
     calls: list[tuple[int, _Piece, int]] = []

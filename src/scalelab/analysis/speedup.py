@@ -5,7 +5,7 @@
 
 Two ways lead to the cost of communication. By subtraction it is everything that keeps N ranks from the
 ideal: it needs no instrument, and counts memory contention, imbalance and the serial part as communication
-too. By ablation it is the part of the step that vanishes when the gradient exchange is left out:
+too. By ablation it is the part of the step that vanishes without the gradient all-reduce:
 communication that is hidden behind computation does not count, and that is the number that an optimisation
 of it could win.
 
@@ -59,7 +59,7 @@ def communication_by_subtraction(base: Rounds, rounds: Rounds, num_ranks: int, *
 
 
 def communication_by_ablation(clean: Rounds, comm_free: Rounds) -> ExposedCommunication:
-    """What leaving out the gradient exchange saves: blocks of both kinds from the same launches, by round."""
+    """What leaving out the gradient all-reduce saves: blocks of both kinds from the same launches, by round."""
     return ExposedCommunication(
         seconds=estimate_difference(clean, comm_free),
         share=estimate_ratio(comm_free, clean).map(lambda ratio: 1 - ratio),

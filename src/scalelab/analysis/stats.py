@@ -21,7 +21,7 @@ is such a wander.
 The centre of a handful of numbers, one per round, with its 95 % interval.
 
 The numbers are what each round says about the question: the log of a ratio, a difference, a fitted
-fraction. There are few of them, and now and then a launch is hit by somebody else's burst of work and its
+fraction. There are few of them, and now and then a launch is hit by a burst of other work and its
 number is far off. The mean with Student's interval is the best answer without such launches and a poor one
 with them: where one launch in twenty is hit, its error doubles. The Hodges–Lehmann estimate (Hodges &
 Lehmann 1963) gives up 5 % of the mean's efficiency and is hardly moved. Its interval is Wilcoxon's
@@ -96,7 +96,7 @@ def estimate_location(values: Sequence[float] | Floats) -> Estimate:
     """The Hodges–Lehmann centre of one or more independent values, with its 95 % interval."""
     data = np.asarray(values, dtype=np.float64)
     if not len(data):
-        raise ValueError("nothing has no centre: leave out a configuration that gave no steps")
+        raise ValueError("no values: leave out a configuration without steps")
     walsh = _average_pairs(data)
     centre = float(np.median(walsh))
     if len(data) < 2:
@@ -181,7 +181,7 @@ def judge(ratio: Estimate) -> Verdict:
     """Faster or slower where the interval excludes 1 and the effect is large enough to be worth a word.
 
     No difference where the whole interval is within the tolerance, which is the equivalence test by interval
-    inclusion (Westlake 1972). Otherwise unresolved: that is no finding, "no difference" is one.
+    inclusion (Westlake 1972). Otherwise unresolved, which unlike "no difference" is not a finding.
     """
     if ratio.low is None or ratio.high is None:
         return Verdict.UNRESOLVED
@@ -210,7 +210,7 @@ def estimate_median(rounds: Rounds) -> Estimate:
     """
     series = drop_empty(rounds)
     if not series:
-        raise ValueError("no steps have no median: leave out a configuration that gave none")
+        raise ValueError("no steps: leave out a configuration without steps")
     steps = np.concatenate(series)
     centre = float(np.median(steps))
     if len(series) == 1:

@@ -186,7 +186,7 @@ class Overlapped:
 def overlap_buckets(
     backward_seconds: float, buckets: Sequence[Bucket], cost: Cost, contention: float = 0.0
 ) -> Overlapped:
-    """Backward of DDP with the exchange of its buckets."""
+    """Backward of DDP with the all-reduces of its buckets."""
     delay = end = total = 0.0
     for bucket in sorted(buckets, key=lambda found: found.ready_seconds):
         start = max(bucket.ready_seconds + delay, end)

@@ -144,7 +144,7 @@ class StepParts:
 
 
 def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepParts:
-    """One step of a job on so many ranks, with so many samples on each."""
+    """One step of a job, with `batch_per_rank` samples on each rank."""
     if num_ranks < 1:
         raise UsageError(f"--ranks must be ≥ 1, got {num_ranks}")
     if batch_per_rank < 1:
@@ -159,7 +159,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
     if num_ranks == 1:
         exposed = communication = 0.0
     elif job.strategy in SHARDED:
-        forward_exposed, exposed, communication = _exchange_units(job, num_ranks, times["forward"], backward)
+        forward_exposed, exposed, communication = _overlap_sharded(job, num_ranks, times["forward"], backward)
     else:
         buckets = fill_buckets(
             [Gradient(g.ready_seconds * backward, g.payload_bytes * job.compression) for g in job.gradients],
@@ -193,7 +193,7 @@ def _find_crowding(job: ScaledJob, num_ranks: int) -> float:
     return 0.0 if job.network.cores is None else max(0.0, per_node / job.network.cores - 1) * job.core_seconds
 
 
-def _exchange_units(job: ScaledJob, num_ranks: int, forward: float, backward: float) -> tuple[float, float, float]:
+def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: float) -> tuple[float, float, float]:
     """Exposed in forward and in backward, and all communication, of a sharded model in equal units."""
     size = job.gradient_bytes * job.compression / job.num_units
     units = [Unit(forward / job.num_units, backward / job.num_units, size)] * job.num_units
@@ -267,7 +267,7 @@ GROUP_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledStep:
-    """A job on so many ranks."""
+    """A job on `num_ranks` ranks."""
 
     num_ranks: int
     batch_per_rank: float

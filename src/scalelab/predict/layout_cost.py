@@ -240,7 +240,7 @@ class _Machine:
         return reduce_all(self.inside, inner, payload_bytes) + reduce_all(shared, outer, payload_bytes)
 
     def exchange(self, layout: Layout, passage: _Passage, parameters: float, count: int) -> float:
-        """What the exchange between replicas adds to a step."""
+        """What communication between replicas adds to a step."""
         if layout.data < 2:
             return 0.0
         payload = parameters * self.job.item_bytes

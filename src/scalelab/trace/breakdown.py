@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.classify import Kind
-from scalelab.trace.spool import Records
-from scalelab.trace.windows import Window
+from scalelab.trace.windows import Records, Window
 
 Times = NDArray[np.int64]
 

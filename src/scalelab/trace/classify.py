@@ -1,13 +1,11 @@
-"""What an event is, by its category and its name.
+"""What an event is, by its category and name; and the part of Kineto's trace format that we read.
 
-`COMMUNICATION` is a list of patterns of kernels that move data between ranks: collective libraries, and kernels of
-frameworks that do without one. `--communication PATTERN` adds to it, with upper and lower case told apart. The kind of
-a collective is read off the record where there is one, else off the name.
+`COMMUNICATION` lists patterns of kernels that move data between ranks: collective libraries, and frameworks' own
+kernels. `--communication PATTERN` adds to it (case-sensitive). The kind of a collective comes from its record if there
+is one, else from its name.
 
-What a trace file holds, as far as we read it: one event, its arguments, the header.
-
-The names are those of Kineto, torch's profiler, which writes Chrome's trace format: times in microseconds, to the
-nanosecond since torch 2.4. What is not named here is skipped while decoding.
+Kineto (torch.profiler) writes Chrome's trace format: times in microseconds, with nanoseconds since torch 2.4. Fields
+that are not named here are skipped while decoding.
 """
 
 from __future__ import annotations
@@ -46,9 +44,7 @@ class Kind(IntEnum):
 
 
 MOST_NAMES = 100_000
-"""Distinct names that are told apart in one file; what comes later is counted together."""
-DEVICE_KINDS = (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)
-
+"""Distinct names in one file; later ones are counted together."""
 COMMUNICATION: tuple[str, ...] = (
     r"^(void )?(nccl|rccl|hccl|msccl|mscclpp)",
     r"\bnccl(Dev)?Kernel",

@@ -1,18 +1,13 @@
-"""The clocks of several ranks, brought together on the ends of the collectives that they share.
+"""Align the clocks of several ranks by the ends of the collectives that they share.
 
-A collective that gives every rank a result ends on all of them at nearly the same time: nobody has it before the last
-piece has arrived. So the median, over collectives, of one rank's end less another's is the difference of their clocks.
-Clocks of different hosts also run at different speeds. Where a straight line through the differences (its slope by
-Theil 1950 and Sen 1968) leaves less than half of the spread that a constant leaves, it is taken instead.
+A collective that gives every rank a result ends on all of them at nearly the same time: no rank has the result before
+the last piece arrives. So the median difference of two ranks' ends is the offset of their clocks. Clocks of different
+hosts also drift: if a line through the differences (slope by Theil 1950 and Sen 1968) leaves less than half the spread
+of a constant, the line is used. The remaining spread is the clock error. Ranks of one host share a clock: there, an
+offset within the error counts as zero.
 
-How far the ends still lie apart then is what the alignment is uncertain by. Ranks of one host have one clock: there,
-a difference within the uncertainty is none.
-
-Two lists that are the same but for what one of them lacks: which entries belong together.
-
-The shortest list of insertions and deletions that makes one from the other is found by the algorithm of Myers, "An
-O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986): quick where little differs, and given up where
-more than `MOST_DIFFERENCES` do.
+Lists that differ by missing entries are aligned with the shortest edit script (Myers, "An O(ND) Difference Algorithm
+and Its Variations", Algorithmica 1, 1986): fast if little differs, and given up beyond `MOST_DIFFERENCES`.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
-"""The collectives of one rank, as its trace records them: kind, times, bytes, group.
+"""The collectives of one rank as its trace records them: kind, times, bytes, group.
 
-On a device, a collective is a communication kernel. What torch puts on the kernel itself comes first; where there is
-nothing, as in older traces and on RCCL's generic kernel, the record that torch made on the host when it launched the
-kernel (`record_param_comms`, found by its external id), or the operator around that record. Where neither says more,
-the kind is read off the kernel's name and the size is unknown.
+On a device, a collective is a communication kernel. The arguments on the kernel come first; if there are none (older
+traces, RCCL's generic kernel), the record that torch made on the host at launch (`record_param_comms`, by external
+id), or the operator around it. Otherwise the kind comes from the kernel's name and the size is unknown.
 
-On a host, a collective is the annotation of the thread that ran it (gloo, MPI); kind and size come from the operator
-that asked for it (`requests.py`). One inside another on the same thread is the same collective. Annotations that
-NCCL's calls leave on the host (`nccl:all_reduce`) are no collectives: the kernel is.
+On a host, a collective is the annotation of the thread that ran it (gloo, MPI). Kind and size come from the operator
+that requested it, which may be something else: gloo runs a reduce-scatter as an all-reduce of the whole tensor. The
+threads serve calls in order, so the k-th call and the k-th annotation belong together. If their numbers differ, as when
+a trace begins between the two, an annotation gets the last free call before it that agrees in size. Nested annotations
+on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count: the kernel does.
 
-A collective and an operator each take 128 bytes while a file is read: little, but it does grow with the file.
-
-Which operator asked for what a thread of the host ran.
-
-gloo and MPI run collectives on threads of their own. An annotation says when a thread ran which algorithm; the
-operator on the thread that trains says what was asked for, which may be something else: gloo runs a reduce-scatter as
-an all-reduce of the whole tensor. The threads take calls in their order, so that the k-th call and the k-th annotation
-that begins belong together. Where there are more of one than of the other, as when a trace begins between the two,
-an annotation gets the last call before it that is still free and agrees in size.
+A collective and an operator take 128 bytes each while a file is read; this is the part that grows with the file.
 """
 
 from __future__ import annotations
@@ -29,10 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.trace.classify import Event, GroupInfo, Header, Kind, find_collective_kind
-from scalelab.trace.collectives import Collectives, Row, Rows, Texts
-from scalelab.trace.sizes import (
+from scalelab.trace.collectives import (
     REQUESTS,
+    Collectives,
     MessageSize,
+    Row,
+    Rows,
+    Texts,
     count_recorded_bytes,
     read_annotated_message,
     read_operator_message,

@@ -69,7 +69,7 @@ class HtaBreakdown:
     compute_us: float = 0.0
     non_compute_us: float = 0.0
     overlap: float | None = None
-    """Of the communication's union, how much lies beside compute; None: there is no communication."""
+    """The share of the union of communication that overlaps with compute; None: no communication."""
     num_kernels: int = 0
     num_dropped: int = 0
     """Kernels of the last step, and those whose launch is not in the trace."""
@@ -94,7 +94,7 @@ _decode_one = msgspec.json.Decoder(Event).decode
 
 
 def read_hta(path: Path) -> HtaBreakdown:
-    """Read one rank's file. Raises `TraceUnreadable` where it is no trace."""
+    """Read one rank's file. Raises `TraceUnreadable` if it is not a trace."""
     table = _Table()
     for rows in Pieces(path, _decode_rows):
         table.take(rows)

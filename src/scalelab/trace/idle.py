@@ -1,21 +1,17 @@
-"""Why a stream of a device had nothing to run, and between which kernels.
+"""Why a device stream was idle, and between which kernels.
 
-A gap is the time between the end of all that a stream has run so far and its next kernel. Its reason, by the rules of
-HolisticTraceAnalysis:
+A gap is the time between the end of everything that a stream has run so far and its next kernel. Its reason, by the
+rules of HolisticTraceAnalysis:
 
-    host wait      the next kernel was launched only after the last one had ended: the host was late
-    kernel wait    it had been launched before, and the gap is shorter than 30 ns: the device going from one to the next
-    other          all the rest: waiting for another stream or an event, or a launch that the trace does not hold
+    host wait      the next kernel was launched after the previous one had ended: the host was late
+    kernel wait    it was launched before, and the gap is shorter than 30 ns: the device switches kernels
+    other          the rest: waiting for another stream or an event, or a launch that is not in the trace
 
-They add up to the idle time of the stream, between its first kernel and its last, in integer nanoseconds. Where a trace
-knows no device, gaps are those between the operators of a host's thread, and have no reason.
+They add up to the idle time of the stream, between its first kernel and its last, in integer nanoseconds. Without a
+device, gaps are those between the operators of a host thread and have no reason.
 
-The most costly gaps of every lane, by the names of what ran before and after.
-
-Lane by lane: the gaps of streams and threads, the launches of kernels, and the queues between both.
-
-A lane is a stream of a device or a thread of the host. Kernels are matched with their launches once, for all three.
-Where a trace knows no device, the lanes are the threads that train; those that run collectives have no gaps to explain.
+A lane is a device stream or a host thread. Kernels are matched with their launches once, for gaps, launches and
+queues. Without a device, the lanes are the training threads; threads that run collectives are left out.
 """
 
 from __future__ import annotations
@@ -31,11 +27,10 @@ from scalelab.trace.breakdown import select_busy
 from scalelab.trace.classify import Kind
 from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
 from scalelab.trace.rank import Lane, Tables
-from scalelab.trace.spool import Records
-from scalelab.trace.windows import Steps, Window, is_chosen
+from scalelab.trace.windows import Records, Steps, Window, is_chosen
 
 MOST_PAIRS = 100_000
-"""Pairs that are told apart at any time; beyond, the less costly half is forgotten."""
+"""Distinct pairs at any time; beyond that, the less costly half is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)

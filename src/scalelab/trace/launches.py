@@ -1,29 +1,22 @@
-"""From the call that launches a kernel to the kernel: which belong together, and how long it took.
+"""From the call that launches a kernel to the kernel: matching, delays and queues.
 
-A launch and its kernel carry the same correlation number. Of launches, only those whose kernel has not begun are kept;
-one that never gets a kernel, such as a failed call, is forgotten after `MOST_PENDING` later ones. A graph is launched
-by one call and runs many kernels: it is counted once, with its first kernel.
+A launch and its kernel share a correlation number. Only launches whose kernel has not begun are kept; one that never
+gets a kernel, such as a failed call, is dropped after `MOST_PENDING` later ones. A graph is launched by one call and
+runs many kernels: it counts once, with its first kernel. The delay is the time from the start of the call to the start
+of the kernel. Clocks of host and device differ: a kernel that seems to begin before its launch has a delay of 0.
 
-A delay is the time from the beginning of the call to the beginning of the kernel. Clocks of host and device differ; a
-kernel that seems to begin before its launch has a delay of 0.
+Delays are kept in a histogram of fixed size whose bins are 1/64 of their power of two wide: a quantile is at most 0.8 %
+off, and exact below 128 ns. The idea is HdrHistogram's (Gil Tene).
 
-The distribution of any number of times in a fixed amount of memory.
+A stream runs kernels in launch order. For the k-th kernel, launched at L(k) and started at S(k):
 
-Times fall into bins whose width is 1/64 of their power of two, so that a quantile is at most 0.8 % off; below 128 ns it
-is exact. The idea is that of HdrHistogram (Gil Tene).
-
-How many launched kernels wait for their turn on a stream, over time.
-
-A stream runs its kernels in the order in which they were launched. So of the k-th kernel of a stream, launched at L(k)
-and begun at S(k):
-
-    length when k is launched   k minus the number of kernels that had begun by L(k); the longest is among these
+    queue length at launch k    k minus the number of kernels started by L(k); the maximum is among these
     mean over time              the sum of all S(k) − L(k), over the time from the first launch to the start of the last
                                 kernel (Little's law)
     time at the limit n         the sum over k of max(0, S(k−n+1) − max(S(k−n), L(k)))
 
-and the last n starts are all that has to be remembered. A driver takes about 1024 launches and then lets the host wait.
-Where several threads launch on one stream their launches may be out of order; the later one then counts for both.
+so only the last n starts have to be remembered. A driver takes about 1024 launches and then blocks the host. Launches
+of several threads on one stream may be out of order; the later one then counts for both.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.classify import Kind
 from scalelab.trace.rank import Lane
-from scalelab.trace.spool import Records
+from scalelab.trace.windows import Records
 
 BITS = 6
 """A power of two is cut into 2^BITS bins."""

@@ -1,18 +1,18 @@
-"""The same collective in the traces of several ranks, and who waited for whom in it.
+"""The same collective in the traces of several ranks, and which rank waited in it.
 
-The k-th collective of a group is the same on all of its ranks. Where torch numbered them, the number tells; otherwise
-the order does, and where one trace lacks some, the longest common list of kinds and sizes (step by step where steps
-are known). Of several such lists that are as long, the one is taken whose ends agree best in time. What is in one
-trace only is counted and left out, and so is point-to-point communication, whose other end no record names.
+The k-th collective of a group is the same on all its ranks. If torch numbered them, the number decides; otherwise the
+order does, and if one trace lacks some, the longest common list of kinds and sizes (step by step if steps are known).
+Of several equally long lists, the one whose ends agree best in time is taken. Collectives in one trace only are
+counted and left out, and so is point-to-point communication, whose other end is not recorded.
 
 In a matched collective
 
-    transfer   the shortest time that any rank spent in it: that of the rank that came last and found all others there
-    waiting    what a rank spent in it beyond that
+    transfer   the shortest time of any rank: that of the last rank, which found all others there
+    waiting    the time of a rank beyond that
 
-so that waiting needs no common clock. Who came last does: see `clocks.py`. It is the rank with the latest start, and
-nobody where the next one is closer than the clocks are certain. On a device, a collective begins when its kernel
-does; with gloo, when one of its threads takes it up, which may be after it was asked for.
+so waiting needs no common clock. The last rank does (see `clocks.py`): it is the one with the latest start, or none if
+the next one is closer than the clock error. On a device, a collective begins with its kernel; with gloo, when one of
+its threads starts it, which may be later than the call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Times = NDArray[np.int64]
 
 POINT_TO_POINT = ("send", "recv", "send_recv")
 SIZED_BY_RANK = ("all_to_all",)
-"""Collectives in which ranks may send different amounts, as experts do: sizes do not tell them apart."""
+"""Collectives in which ranks may send different amounts, as experts do: sizes do not identify them."""
 LARGEST_BASE_NS = 2**62
 """Clocks that count from 1970 get there in 2116."""
 

@@ -1,19 +1,13 @@
-"""What the threads of the host did, by name: how often, how long in all, how long themselves.
+"""Host operators and device kernels by name: count, total, self time, maximum.
 
-Operators call each other: `aten::linear` runs `aten::addmm`, which may launch a kernel. The time of an operator itself
-is what is left of it without the operators and library calls that it made. At any moment a thread's time belongs to the
-innermost event that is open there, so the times themselves add up to the time in which the thread was in any, exactly.
-The total counts an operator that calls one of its own name twice, as torch's tables do.
+Operators call each other: `aten::linear` runs `aten::addmm`, which may launch a kernel. The self time of an operator
+excludes the operators and library calls inside it. At any moment the time of a thread belongs to the innermost open
+event, so self times add up exactly to the time in any operator. The total counts an operator that calls one of its own
+name twice, as torch's tables do. Chosen steps are those of the host, which runs ahead of its device. Events of one
+thread nest; if rounding in a file breaks that, the event that began last ends first.
 
-Where steps are chosen, they are those of the host: it runs ahead of its device, whose step is another stretch of time.
-
-Events of one thread nest. Where a file says otherwise, because it rounded times, the one that began last is taken to
-end first.
-
-What the streams of a device ran, by name: how often, how long in all, how long at most.
-
-A kernel counts where it begins. The total is the sum of durations, whatever ran beside them on other streams, so it may
-be longer than the span; a share of it says which kernels to look at, not how much faster the training would be.
+A kernel counts where it begins. Its total is the sum of durations, overlaps on other streams included, so it may
+exceed the span: a share of it shows which kernels to look at, not how much faster training would be.
 """
 
 from __future__ import annotations
@@ -26,8 +20,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.classify import Kind
 from scalelab.trace.rank import Tables
-from scalelab.trace.spool import Records
-from scalelab.trace.windows import Steps, Window, is_chosen
+from scalelab.trace.windows import Records, Steps, Window, is_chosen
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""

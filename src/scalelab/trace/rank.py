@@ -1,7 +1,7 @@
 """One rank's trace, from its file to numbers: read once, sorted by time, counted window by window.
 
-What is counted is up to the counters: each is handed every window once and gives its result at the end. So a further
-question is a further counter, and the file is read once for all of them.
+Counters define what is counted: each gets every window once and returns its result at the end. A new question is a new
+counter, and the file is still read once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from scalelab.trace.classify import MOST_NAMES, Classifier, Header, Kind, read_s
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import Collectives
 from scalelab.trace.reader import Batch, TraceFile
-from scalelab.trace.spool import RECORD, Spool
-from scalelab.trace.windows import Step, Window, arrange_steps, cut_windows
+from scalelab.trace.windows import RECORD, Spool, Step, Window, arrange_steps, cut_windows
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
 OTHER_NAMES = "(other names)"
@@ -141,7 +140,7 @@ class _Collector:
                 self.collectives.take(event, start, end, kind)
 
     def _find_entry(self, category: str, name: str) -> int:
-        """The number of a category and name; those beyond the most that are told apart share one for every kind."""
+        """The number of a category and name; names beyond the limit share one per kind."""
         key = (category, name)
         found = self._entries.get(key)
         if found is not None:
@@ -174,7 +173,7 @@ def read_rank(
     communication: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
 ) -> RankTrace:
-    """Read one file and count. Raises `TraceUnreadable` where it is no trace."""
+    """Read one file and count. Raises `TraceUnreadable` if it is not a trace."""
     file = TraceFile(path, ns_per_tick)
     collector = _Collector(Classifier(communication))
     spans = _Spans()
@@ -250,7 +249,7 @@ class _Spans:
 
 
 def peek_rank(path: Path) -> int | None:
-    """The rank of a file by its beginning; None: neither header nor name tells."""
+    """The rank of a file by its beginning; None: unknown."""
     file = TraceFile(path)
     next(iter(file.batches()), None)
     return _find_rank(path, file.header)

@@ -1,4 +1,4 @@
-"""The traces of a job, one file per rank: found, read one after the other, held against each other."""
+"""The traces of a job, one file per rank: find them, read them one by one, match them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def find_trace_files(paths: Sequence[Path]) -> list[Path]:
     where there is nothing, or where a directory holds several recordings.
     """
     if not paths:
-        raise UsageError("name a trace file, or a directory of them")
+        raise UsageError("give a trace file or a directory of them")
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -79,7 +79,7 @@ def find_trace_files(paths: Sequence[Path]) -> list[Path]:
         elif path.exists():
             found.append(path)
         else:
-            raise UsageError(f"{path} does not exist: name a trace file, or a directory of them")
+            raise UsageError(f"{path} does not exist: give a trace file or a directory of them")
     return list(dict.fromkeys(found))
 
 
@@ -97,11 +97,11 @@ def _search(directory: Path) -> list[Path]:
         names = [str(place.relative_to(directory)).removesuffix("/trace") for place in places]
         listed = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
         raise UsageError(
-            f"{directory} holds the traces of {len(places)} recordings ({listed}): name one, as {directory / names[-1]}"
+            f"{directory} has traces of {len(places)} recordings ({listed}): give one, such as {directory / names[-1]}"
         )
     raise UsageError(
-        f"{directory} holds no trace (*.json, *.json.gz): name the directory that torch's profiler wrote to;"
-        " a study records traces with --profile-steps 3"
+        f"{directory} has no trace (*.json, *.json.gz): give the directory that torch.profiler wrote to; studies record"
+        " traces with --profile-steps 3"
     )
 
 
@@ -127,7 +127,7 @@ def read_ranks(
     communication: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
 ) -> JobTrace:
-    """Read the files of a job, one after the other. Raises `TraceUnreadable` where one is no trace."""
+    """Read the files of a job, one after the other. Raises `TraceUnreadable` if one is not a trace."""
     traces = [
         read_rank(path, ns_per_tick=ns_per_tick, communication=communication, counters=counters) for path in paths
     ]

@@ -1,17 +1,14 @@
-"""A trace file as batches of events whose times are integer nanoseconds. See `pieces` for how memory stays bounded.
+"""A trace file as batches of events with integer nanoseconds, in memory that does not grow with the file.
 
-A double holds microseconds to the nanosecond up to 2⁴³ of them, 101 days; where a file counts from 1970, numbers are
-decoded as decimals instead. An event whose fields are of the wrong kind is repaired, or left out and counted.
+A file is read in pieces, each a list of events of its own. The boundary between two events is guessed from the text
+near the end of a piece: `}`, a comma, `{`. A guess inside an event leaves at least two brackets or a quotation mark
+open; only one bracket is added, so decoding fails and a wrong cut is never accepted. If the last guesses are wrong, as
+in events that hold lists of objects, the piece is scanned bracket by bracket from its start, which is a known boundary.
+All of this is linear in the length of the file.
 
-A trace file in pieces, each a list of events of its own: memory does not grow with the file.
-
-Where one event ends and the next begins is guessed from the text near the end of a piece: `}`, a comma, `{`. A guess
-that lies inside an event leaves at least two brackets or a quotation mark open; as only one bracket is added, decoding
-fails, so that a wrong cut is never taken for a right one. Where the last guesses are wrong, as in events that hold
-lists of objects, the piece is gone through bracket by bracket from its beginning, which is known to lie between events:
-that finds the right cut whenever there is one. All of it is linear in the file's length.
-
-What is no JSON, or ends too early, is a `TraceUnreadable` that names the file, the byte and what to do.
+A double holds microseconds to the nanosecond up to 2⁴³ of them (101 days); if a file counts from 1970, numbers are
+decoded as decimals instead. Events with malformed fields are repaired, or left out and counted. A file that is not
+JSON, or is truncated, raises `TraceUnreadable` with the file, the byte and what to do.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ class Pieces(Generic[T]):
                         return
                 if len(buffer) > LARGEST_EVENT_BYTES:
                     raise self.error(
-                        f"an event before byte {self.num_bytes:,} has no end within {LARGEST_EVENT_BYTES:,}"
+                        f"an event before byte {self.num_bytes:,} is longer than {LARGEST_EVENT_BYTES:,} bytes"
                     )
                 buffer += piece
             yield self._decode_last(buffer, is_object)
@@ -92,7 +89,7 @@ class Pieces(Generic[T]):
                 piece = stream.read(PIECE_BYTES)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 where = f"after {self.num_bytes:,} bytes"
-                raise self.error(f"its compressed data end or break {where} ({error}): copy it again") from None
+                raise self.error(f"compressed data truncated or damaged {where} ({error}): copy it again") from None
             except OSError as error:
                 raise self.error(error.strerror or str(error)) from None
             if not piece:
@@ -123,7 +120,7 @@ class Pieces(Generic[T]):
                 break
         if not buffer:
             raise self.error("it is empty")
-        raise self.error('it is no trace: there is no list "traceEvents" in it: name files of torch\'s profiler')
+        raise self.error('not a trace: it has no "traceEvents" list; give files of torch.profiler')
 
     def _take_header(self, text: bytes) -> None:
         """Take from an object what the header does not know yet."""
@@ -191,7 +188,7 @@ class Pieces(Generic[T]):
         """What stands behind the events belongs to the header, or is nothing."""
         tail = tail.strip()
         if not is_object and tail:
-            raise self.error(f"it goes on after its list of events, for {len(tail):,} bytes that do not belong there")
+            raise self.error(f"{len(tail):,} unexpected bytes after its list of events")
         if not is_object:
             return
         text = b"{" + tail.removeprefix(b",")
@@ -220,12 +217,12 @@ class Pieces(Generic[T]):
         return self.error(f"its lists are nested too deeply before byte {self.num_bytes:,}")
 
     def _truncated(self) -> TraceUnreadable:
-        return self.error(f"it ends too early, after {self.num_bytes:,} bytes: record or copy it again")
+        return self.error(f"truncated after {self.num_bytes:,} bytes: record or copy it again")
 
     def _malformed(self, error: msgspec.DecodeError, bytes_from_end: int) -> TraceUnreadable:
         what = BYTE.sub("", str(error)).removeprefix("JSON is malformed: ").strip()
         place = max(0, self.num_bytes - bytes_from_end)
-        return self.error(f"it is no valid JSON ({what} at about byte {place:,}): record or copy it again")
+        return self.error(f"not valid JSON ({what} at about byte {place:,}): record or copy it again")
 
     def error(self, what: str) -> TraceUnreadable:
         return TraceUnreadable(f"cannot read {self.path}: {what}")

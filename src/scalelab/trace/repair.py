@@ -1,4 +1,4 @@
-"""Events and headers that are not as Kineto writes them: fields of another kind, beginnings and ends apart."""
+"""Events and headers that differ from Kineto's format: fields of another type, separate begin and end events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_header(text: bytes) -> Header:
-    """A header, without the fields that are of another kind. Raises `msgspec.DecodeError` where it is no object."""
+    """A header, without the fields that are of another kind. Raises `msgspec.DecodeError` if it is not an object."""
     fields = _decode_fields(text)
     header = _read_record(Header, fields)
     if header.distributed is None and "distributedInfo" in fields:
@@ -53,7 +53,7 @@ def _read_record(kind: type[Record], found: Mapping[str, msgspec.Raw]) -> Record
 
 
 def repair_events(text: bytes, decode: Callable[[msgspec.Raw], Event]) -> tuple[list[Event], int]:
-    """The events that make sense, and how many did not. Raises `msgspec.DecodeError` where the text is no list."""
+    """The events that make sense, and how many did not. Raises `msgspec.DecodeError` if the text is not a list."""
     events = []
     items = _decode_items(text)
     for item in items:

@@ -1,12 +1,19 @@
-"""Who waited and who was waited for, from matched collectives: by rank, and by rank and step."""
+"""Which rank waited for which, from matched collectives; and collectives by kind: count, size, time, bandwidth.
+
+Bandwidth is bytes over time, summed over the collectives of known size (formulas: `analysis/communication.py`). There
+are two times. A rank's own time includes waiting for the others: it is what the training run pays. The transfer, the
+shortest time of any rank, is what the network needs; it is known if the traces of several ranks were matched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from scalelab.analysis.communication import KINDS, POINT_TO_POINT, bus_factor
+from scalelab.trace.collectives import Collective
 from scalelab.trace.matching import MatchedGroup, Matching, find_steps
 from scalelab.trace.rank import RankTrace
 
@@ -42,7 +49,7 @@ class JobArrivals:
 
     @property
     def last(self) -> Arrivals | None:
-        """The rank that the others waited for longest; None where nobody ever surely was the last."""
+        """The rank that the others waited for longest; None if no rank was ever certainly last."""
         most = max(self.by_rank, key=lambda arrivals: arrivals.waited_for_ns, default=None)
         return most if most is not None and most.num_last else None
 
@@ -83,7 +90,7 @@ def find_arrivals(matching: Matching) -> JobArrivals:
 
 
 def _tally_last(group: MatchedGroup, uncertainty_ns: int, tallies: dict[int, _Tally]) -> int:
-    """Add up who came last, and give the number of collectives of which that cannot be said."""
+    """Count which rank was last, and return the number of undecided collectives."""
     if not len(group):
         return 0
     ordered = np.sort(group.start_ns, axis=1)
@@ -141,3 +148,101 @@ def sum_by_step(matching: Matching, ranks: Mapping[int, RankTrace]) -> dict[int,
                         waiting_ns=known.waiting_ns + int(waiting),
                     )
     return found
+
+
+ALIASES = {"send_recv": POINT_TO_POINT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindSummary:
+    """All collectives of one kind."""
+
+    kind: str
+    ran_as: str = ""
+    """What was really run where it is another kind."""
+    count: int
+    num_sized: int
+    """Those whose size is known."""
+    payload_bytes: int | None
+    """Of those, together; None: of none."""
+    group_sizes: tuple[int, ...]
+    """The sizes of the groups that they ran in, as far as known."""
+    total_ns: int
+    mean_ns: float
+    p95_ns: float
+    max_ns: int
+    algorithm_bandwidth: float | None
+    """Bytes per second; None where no size is known, or no time passed."""
+    bus_bandwidth: float | None
+    """The same; None also where the size of the group is not known."""
+
+
+@dataclass
+class _KindTally:
+    times_ns: list[int] = field(default_factory=list)
+    num_sized: int = 0
+    payload_bytes: int = 0
+    sized_ns: int = 0
+    bus_bytes: float = 0.0
+    bus_ns: int = 0
+    group_sizes: set[int] = field(default_factory=set)
+
+    def add(self, kind: str, nanoseconds: int, payload_bytes: int | None, group_size: int | None) -> None:
+        self.times_ns.append(nanoseconds)
+        if group_size is not None:
+            self.group_sizes.add(group_size)
+        if payload_bytes is None:
+            return
+        self.num_sized += 1
+        self.payload_bytes += payload_bytes
+        self.sized_ns += nanoseconds
+        known = ALIASES.get(kind, kind)
+        if known in KINDS and group_size is not None:
+            self.bus_bytes += payload_bytes * bus_factor(known, group_size)
+            self.bus_ns += nanoseconds
+
+    def conclude(self, kind: str, ran_as: str) -> KindSummary:
+        times = np.array(self.times_ns, dtype=np.int64)
+        return KindSummary(
+            kind=kind,
+            ran_as=ran_as,
+            count=len(times),
+            num_sized=self.num_sized,
+            payload_bytes=self.payload_bytes if self.num_sized else None,
+            group_sizes=tuple(sorted(self.group_sizes)),
+            total_ns=int(times.sum()),
+            mean_ns=float(times.mean()),
+            p95_ns=float(np.quantile(times, 0.95)),
+            max_ns=int(times.max()),
+            algorithm_bandwidth=_divide(self.payload_bytes, self.sized_ns) if self.num_sized else None,
+            bus_bandwidth=_divide(self.bus_bytes, self.bus_ns),
+        )
+
+
+def summarise_kinds(collectives: Iterable[Collective]) -> list[KindSummary]:
+    """By kind, the most time first; of one rank, or of several together."""
+    tallies: dict[tuple[str, str], _KindTally] = {}
+    for collective in collectives:
+        tally = tallies.setdefault((collective.kind, collective.ran_as), _KindTally())
+        length = collective.end_ns - collective.start_ns
+        tally.add(collective.kind, length, collective.payload_bytes, collective.group_size)
+    return _summarise(tallies)
+
+
+def summarise_transfers(matching: Matching) -> list[KindSummary]:
+    """The same of matched collectives, each counted once, with the shortest time of any rank."""
+    tallies: dict[tuple[str, str], _KindTally] = {}
+    for group in matching.groups:
+        for kind, payload_bytes, transfer in zip(group.kinds, group.payload_bytes, group.transfer_ns, strict=True):
+            tally = tallies.setdefault((kind, ""), _KindTally())
+            tally.add(kind, int(transfer), payload_bytes, group.group_size)
+    return _summarise(tallies)
+
+
+def _summarise(tallies: dict[tuple[str, str], _KindTally]) -> list[KindSummary]:
+    found = [tally.conclude(*key) for key, tally in tallies.items()]
+    return sorted(found, key=lambda summary: -summary.total_ns)
+
+
+def _divide(num_bytes: float, nanoseconds: int) -> float | None:
+    return num_bytes / (nanoseconds / 1e9) if nanoseconds > 0 else None

@@ -28,8 +28,8 @@ from scalelab.report.charts.curves import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.trace.breakdown import Parts
-from scalelab.trace.kinds import summarise_kinds, summarise_transfers
 from scalelab.trace.ranks import find_match_doubts
+from scalelab.trace.waiting import summarise_kinds, summarise_transfers
 from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 
 EXPOSED = FindingKind(

@@ -20,9 +20,9 @@ from scalelab.report.tables import (
 )
 from scalelab.trace.breakdown import Parts
 from scalelab.trace.idle import KERNEL_WAIT_NS
-from scalelab.trace.kinds import KindSummary, summarise_kinds, summarise_transfers
 from scalelab.trace.launches import LIMIT, LONG_CALL_NS, LONG_DELAY_NS
 from scalelab.trace.rank import Lane
+from scalelab.trace.waiting import KindSummary, summarise_kinds, summarise_transfers
 from scalelab.units import format_count
 
 MOST_RANKS_PER_STEP = 4

@@ -14,11 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.analysis.breakdown import LaunchSteps, RankBreakdown
+from scalelab.analysis.breakdown import (
+    SMALLEST_EXCESS,
+    Excess,
+    LaunchSteps,
+    RankBreakdown,
+    find_excesses,
+    find_slow_ranks,
+)
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.scaling_laws import add_delay
 from scalelab.analysis.stats import estimate_difference, estimate_median, estimate_ratio, judge
-from scalelab.analysis.straggler import SMALLEST_EXCESS, Excess, find_excesses, find_slow_ranks
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.axes import Axis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalelab.trace.collection import Call, Ran, assign_calls
-from scalelab.trace.sizes import MessageSize
+from scalelab.trace.collectives import MessageSize
 
 UNSIZED = MessageSize()
 

@@ -93,7 +93,7 @@ def test_one_step_has_a_value_and_no_interval() -> None:
 def test_without_steps_there_is_nothing_and_equal_sizes_are_refused() -> None:
     assert estimate_noise_scale([], 8, 32) is None
     assert estimate_noise_scale([[], []], 8, 32) is None
-    with pytest.raises(ValueError, match="two sizes"):
+    with pytest.raises(ValueError, match="small_batch must be < large_batch"):
         estimate_noise_scale([[GradientSquares(1.0, 1.0)]], 8, 8)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import StorageFull
-from scalelab.trace import spool as spool_module
-from scalelab.trace.spool import RECORD, Records, Spool
+from scalelab.trace import windows as spool_module
+from scalelab.trace.windows import RECORD, Records, Spool
 
 
 def make(starts: list[int]) -> Records:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.trace.classify import Arguments
-from scalelab.trace.sizes import (
+from scalelab.trace.collectives import (
     REQUESTS,
     MessageSize,
     count_recorded_bytes,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.trace.collectives import Collective
-from scalelab.trace.kinds import summarise_kinds, summarise_transfers
+from scalelab.trace.waiting import summarise_kinds, summarise_transfers
 from tests.trace.jobs import reduce_on_time, write_job
 
 
