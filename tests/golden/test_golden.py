@@ -101,10 +101,14 @@ def fill_in(arguments: Sequence[str], directory: Path) -> list[str]:
     return filled
 
 
+def assert_same(old: Json, new: Json, timed: frozenset[str] = frozenset()) -> None:
+    differences = compare_documents(old, new, timed)
+    assert not differences, "\n".join(["what has changed:", *differences])
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_run_concludes_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    new = answer("show", unpack(name, tmp_path), "--refresh")
-    assert compare_documents(read_golden(name), new) == []
+    assert_same(read_golden(name), answer("show", unpack(name, tmp_path), "--refresh"))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -113,13 +117,12 @@ def test_run_shows_its_stored_document(name: str, tmp_path: Path) -> None:
     if not (run / "document.json").exists():
         pytest.skip("this run was never concluded when it was measured")
     stored: Json = json.loads((run / "document.json").read_text())
-    assert compare_documents(stored, answer("show", run)) == []
+    assert_same(stored, answer("show", run))
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_command_answers_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    new = answer(*fill_in(ANSWERS[name], tmp_path))
-    assert compare_documents(read_golden(name), new, TIMED.get(name, frozenset())) == []
+    assert_same(read_golden(name), answer(*fill_in(ANSWERS[name], tmp_path)), TIMED.get(name, frozenset()))
 
 
 def test_every_document_is_compared() -> None:
