@@ -12,6 +12,7 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.comparison import draw_comparison
 from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.charts.columns import draw_columns
 from scalelab.report.document import Chart, Column, Document, Table, make_row
 from scalelab.studies.compile import Compile, Payoff, draw_payoffs
 from scalelab.studies.dimensions import Dimensions
@@ -20,7 +21,6 @@ from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.optimizers import Optimizers
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sweep import draw_columns
 from scalelab.studies.throughput import Throughput
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Change, run

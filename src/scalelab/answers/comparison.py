@@ -17,11 +17,11 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, to_builtins
+from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sweep import INTERVALS, draw_columns, keep_charts
 from scalelab.units import format_interval
 
 

@@ -15,8 +15,9 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.recipes.recipe import Outcome, Size
 from scalelab.records.trial import Option, Status, StepKind, TrialResult
 from scalelab.report.document import Column, Table, make_row
+from scalelab.report.tables import INTERVAL_NOTE
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sweep import CONTROL, INTERVAL_NOTE
+from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_quantity
 
 OTHER_MACHINE = "published: of another machine and another size, so that only ratios and orders can be compared"

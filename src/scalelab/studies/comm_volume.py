@@ -22,6 +22,7 @@ from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -35,10 +36,7 @@ from scalelab.studies.shared.sweep import (
     CONTROL,
     compare_steps,
     describe_measurement,
-    draw_columns,
     find_sweep_cautions,
-    keep_charts,
-    list_keys,
     make_sweep_table,
     plan_sweep,
     relative_column,
@@ -363,14 +361,11 @@ def _find(arm: Arm | None, purpose: str) -> list[Line]:
 
 def draw_payloads(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
     """What was counted, what theory gives, and what goes over the wire; and the step."""
-    keys = list_keys(arms)
     columns = {"payload_bytes": "payload, counted", "expected_bytes": "payload by theory", "wire_bytes": "on the wire"}
     caption = "Counted in one step, so without intervals. A dash: theory does not give every byte."
     return keep_charts(
-        draw_columns(
-            table, columns, title="Bytes per step", keys=keys, axis_title="bytes of one rank", caption=caption
-        ),
-        draw_columns(table, ["step_seconds"], title="Step time by strategy", keys=keys),
+        draw_columns(table, columns, title="Bytes per step", axis_title="bytes of one rank", caption=caption),
+        draw_columns(table, ["step_seconds"], title="Step time by strategy"),
     )
 
 

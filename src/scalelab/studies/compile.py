@@ -27,6 +27,7 @@ from scalelab.analysis.stats import Verdict, estimate_difference, estimate_locat
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import StepKind, Trial, TrialResult
+from scalelab.report.charts.columns import draw_columns
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, REASON, Finding, FindingKind
@@ -45,7 +46,6 @@ from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     Sweep,
     SweepStudy,
-    draw_columns,
     judge_row,
     memory_column,
     relative_column,

@@ -20,6 +20,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Status, TrialResult
+from scalelab.report.charts.columns import draw_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
@@ -41,7 +42,6 @@ from scalelab.studies.shared.sweep import (
     Sweep,
     SweepStudy,
     compare_steps,
-    draw_columns,
     judge_row,
     memory_column,
     relative_column,

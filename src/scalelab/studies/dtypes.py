@@ -19,6 +19,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.settings import Dtype
+from scalelab.report.charts.columns import INTERVALS, draw_columns
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, share_column, text_column
@@ -27,11 +28,9 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.losses import LOSSES_EQUAL, compare_last_losses, is_non_finite, read_last_loss, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
-    INTERVALS,
     PEAK_CAPTION,
     Sweep,
     SweepStudy,
-    draw_columns,
     memory_column,
     name_fastest,
     relative_column,

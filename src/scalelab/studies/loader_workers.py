@@ -27,7 +27,7 @@ from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial
 from scalelab.report.charts.amounts import read_number
-from scalelab.report.charts.columns import make_value_axis, read_columns
+from scalelab.report.charts.columns import draw_columns, keep_charts, make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis, plot_bars
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -50,9 +50,7 @@ from scalelab.studies.shared.sweep import (
     FASTEST,
     Sweep,
     SweepStudy,
-    draw_columns,
     judge_row,
-    keep_charts,
     make_sweep_table,
     plan_sweep,
     relative_column,

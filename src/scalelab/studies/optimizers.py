@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, seconds_column
@@ -29,9 +30,7 @@ from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     Sweep,
     SweepStudy,
-    draw_columns,
     judge_row,
-    keep_charts,
     make_sweep_table,
     memory_column,
     relative_column,

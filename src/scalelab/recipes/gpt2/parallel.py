@@ -30,12 +30,12 @@ from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.records.observations import Message, RankReport
 from scalelab.records.settings import Course, StepShape
 from scalelab.report.document import Column, Table, make_row
+from scalelab.report.tables import INTERVAL_NOTE
 from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.diff import Amount, Change, Comparison, Side, compare_operators
 from scalelab.units import format_learning_rate, format_loss, format_share

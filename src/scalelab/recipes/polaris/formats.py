@@ -13,10 +13,10 @@ from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
 from scalelab.records.settings import MEMORY
 from scalelab.records.trial import Option
 from scalelab.report.document import Column, Table, make_row
+from scalelab.report.tables import INTERVAL_NOTE
 from scalelab.studies.io_formats.study import PUBLISHED, TRAINING, IoFormats
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.input_split import estimate_mean_step
-from scalelab.studies.shared.sweep import INTERVAL_NOTE
 
 AS_PUBLISHED = {
     "in memory": MEMORY,

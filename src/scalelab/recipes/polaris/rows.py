@@ -23,12 +23,12 @@ from scalelab.recipes.polaris.jobs import SHALLOW, SMALL_WIDTH, make_training_jo
 from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
 from scalelab.records.settings import Dtype
 from scalelab.report.document import Column, Table, make_row
+from scalelab.report.tables import INTERVAL_NOTE
 from scalelab.studies.dimensions import BASE, Dimensions
 from scalelab.studies.dtypes import REFERENCE, Dtypes
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import break_arm
 from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.sweep import INTERVAL_NOTE
 from scalelab.studies.straggler.study import Straggler
 from scalelab.workloads.options import TransformerOptions
 

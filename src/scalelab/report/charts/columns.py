@@ -33,7 +33,6 @@ def draw_columns(
     columns: Columns,
     *,
     title: str,
-    keys: Sequence[str] = (),
     axis_title: str = "",
     reference: float | None = None,
     from_zero: bool = True,
@@ -41,7 +40,7 @@ def draw_columns(
 ) -> Chart | None:
     """Columns of a table as bars by the names of its rows; None where fewer than two numbers are known."""
     rows = read_columns(table, columns, leaving_out=(CONTROL,))
-    has_control = CONTROL in keys or any(cells[0].value == CONTROL for cells in table.rows)
+    has_control = any(cells[0].value == CONTROL for cells in table.rows)
     name_title = table.columns[0].header
     return plot_amounts(
         title=title,

@@ -15,6 +15,7 @@ from scalelab.analysis.stats import estimate_location, estimate_ratio
 from scalelab.records.settings import MEMORY, Pass, Reading
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.amounts import plot_amounts
+from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Cell, Chart, Table, make_cell
 from scalelab.report.findings import Known
@@ -32,17 +33,7 @@ from scalelab.report.tables import (
 from scalelab.studies.shared.arms import NOT_YET, Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.input_split import collect_phases, estimate_part, read_load, read_train
-from scalelab.studies.shared.sweep import (
-    INTERVALS,
-    OVERSUBSCRIBED,
-    draw_columns,
-    keep_charts,
-    list_keys,
-    make_sweep_table,
-    ratio_column,
-    samples_column,
-    step_column,
-)
+from scalelab.studies.shared.sweep import OVERSUBSCRIBED, make_sweep_table, relative_column, samples_column, step_column
 from scalelab.units import format_count
 
 CUT = "‡"
@@ -293,7 +284,7 @@ def make_training_table(arms: Mapping[str, Arm]) -> Table:
         seconds_column("input_seconds", "wait", lambda arm: estimate_part(arm, read_load), note="for the batch"),
         share_column("input_share", "of the step", lambda arm: estimate_phase_share(arm, "input")),
         share_column("accelerator_utilisation", "AU", lambda arm: estimate_utilisation(arm, reference), note=note),
-        ratio_column(reference, header="× memory"),
+        relative_column(reference, header="× memory"),
         samples_column(),
     ]
     return make_sweep_table(arms.values(), columns, name_header="format")
@@ -361,15 +352,13 @@ def draw_workers(table: Table) -> tuple[Chart, ...]:
 
 def draw_trainings(table: Table, arms: Mapping[str, Arm]) -> tuple[Chart, ...]:
     """The step of every training, and how long it waits."""
-    keys = list_keys(arms.values())
     columns = {"step_seconds": "whole step", "input_seconds": "waiting for the batch"}
     return keep_charts(
-        draw_columns(table, columns, title="Training step by format", keys=keys, axis_title="time"),
+        draw_columns(table, columns, title="Training step by format", axis_title="time"),
         draw_columns(
             table,
             ["step_ratio"],
             title="Step over that from memory",
-            keys=keys,
             reference=1.0,
             from_zero=False,
             caption=f"{INTERVALS} Right of the dashed line reading costs time.",

@@ -9,6 +9,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.learning import Change, NoiseScale, judge_change, predict_samples_ratio, predict_updates_ratio
 from scalelab.analysis.stats import FEWEST_FOR_SIGNED_RANK
 from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.columns import keep_charts
 from scalelab.report.charts.curves import plot_curves
 from scalelab.report.document import Chart, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -29,7 +30,6 @@ from scalelab.studies.shared.arms import NOT_YET, describe_failures, join_words
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.learning_charts import ACCURACY as ACCURACY_AXIS
 from scalelab.studies.shared.learning_charts import LOSS as LOSS_AXIS
-from scalelab.studies.shared.sweep import keep_charts
 from scalelab.units import format_count, format_interval, format_learning_rate, format_quantity, format_share
 
 Arms = Mapping[str, LearningArm]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
 from scalelab.records.trial import Status
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.memory import SIDES, plot_categories
 from scalelab.report.charts.plot import Row
 from scalelab.report.document import Cell, Chart, Table, make_cell
@@ -14,7 +15,6 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, Cauti
 from scalelab.report.tables import bytes_column, make_table, share_column, text_column
 from scalelab.studies.memory.answer import MemoryRow, find_failures
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, VERBS
-from scalelab.studies.shared.sweep import draw_columns, keep_charts
 from scalelab.units import format_bytes, format_count, format_share
 
 FORECAST_MARK = "°"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.charts.amounts import plot_amounts, read_number
-from scalelab.report.charts.columns import make_value_axis, read_columns
+from scalelab.report.charts.columns import INTERVALS, keep_charts, make_value_axis, read_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Table
@@ -45,9 +45,7 @@ from scalelab.studies.shared.communication import (
     list_methods,
 )
 from scalelab.studies.shared.sweep import (
-    INTERVALS,
     divide_by_ranks,
-    keep_charts,
     make_sweep_table,
     measure_speedup,
     samples_column,

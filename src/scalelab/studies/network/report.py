@@ -32,14 +32,13 @@ from scalelab.studies.network.answer import (
     read_transfer,
     read_waiting,
 )
-from scalelab.studies.shared.arms import Arm, describe_failures, join_words
+from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.sweep import (
     CONTROL,
     compare_steps,
-    describe_status,
     make_sweep_table,
-    ratio_column,
+    relative_column,
     samples_column,
     step_column,
 )
@@ -78,7 +77,7 @@ def make_cost_table(answer: NetworkAnswer) -> Table:
     columns = [
         step_column(),
         samples_column(),
-        ratio_column(answer.inside, "× inside"),
+        relative_column(answer.inside, "× inside"),
         seconds_column("exposed_seconds", "exposed comm", read_exposed(lambda exposed: exposed.seconds)),
         share_column("exposed_share", "of the step", read_exposed(lambda exposed: exposed.share)),
     ]

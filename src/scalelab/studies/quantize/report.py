@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from scalelab.analysis.paired import PairedCounts, estimate_share
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
 from scalelab.report.charts.amounts import plot_amounts
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.histogram import Bins, list_marks, plot_histogram
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
@@ -23,7 +24,6 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.quantize.answer import Latency, LayerBlame, StageAnswer, find_size, rank_layers
-from scalelab.studies.shared.sweep import draw_columns, keep_charts
 
 PAIRED_NOTE = "± is a 95 % interval over test samples (Newcombe's for pairs; Wilson's for a share), the larger side"
 ROUNDS_NOTE = "± is a 95 % interval over rounds of one process, on one thread, in random order"

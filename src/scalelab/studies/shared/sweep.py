@@ -19,16 +19,20 @@ from scalelab.checks import check_at_least
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import CONTROL as CONTROL
-from scalelab.report.charts.columns import INTERVALS as INTERVALS
-from scalelab.report.charts.columns import draw_columns as draw_columns
-from scalelab.report.charts.columns import keep_charts as keep_charts
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.document import Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, Caution, CautionKind, Finding, FindingKind
-from scalelab.report.tables import INTERVAL_NOTE as INTERVAL_NOTE
-from scalelab.report.tables import Field, bytes_column, make_table, rate_column, seconds_column, text_column
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    Field,
+    bytes_column,
+    make_table,
+    rate_column,
+    seconds_column,
+    text_column,
+)
 from scalelab.strategies.catalogue import Strategy
-from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.arms import describe_status as describe_status
+from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
@@ -38,9 +42,13 @@ from scalelab.units import UNKNOWN, format_count, format_interval
 PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
-
-
 MaybeStrategy = Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")]
+
+FASTEST = FindingKind("fastest", "The fastest row, and its step time over the reference's", MAIN, ("ratio", "verdict"))
+VERDICT = FindingKind(
+    "verdict", "Step time of a row over the reference's, and the verdict", DETAIL, ("ratio", "verdict")
+)
+CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
 
 
 def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
@@ -48,16 +56,6 @@ def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configurat
     first, *others = configurations
     control = [replace(first, name=CONTROL, label=CONTROL, instruments=())] if sampling.control else []
     return plan_rounds(job, sampling, [first, *control, *others])
-
-
-SweepColumn = Field[Arm]
-"""A column, and how a measured arm fills it."""
-
-FASTEST = FindingKind("fastest", "The fastest row, and its step time over the reference's", MAIN, ("ratio", "verdict"))
-VERDICT = FindingKind(
-    "verdict", "Step time of a row over the reference's, and the verdict", DETAIL, ("ratio", "verdict")
-)
-CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
 
 
 def step_column(header: str = "step", **options: Any) -> Field[Arm]:
@@ -77,9 +75,6 @@ def samples_column(**options: Any) -> Field[Arm]:
 def relative_column(reference: Arm | None, header: str = "× reference", **options: Any) -> Field[Arm]:
     """The step time over the reference's, round by round."""
     return tables.ratio_column("step_ratio", header, lambda arm: compare_steps(arm, reference), **options)
-
-
-ratio_column = relative_column
 
 
 def memory_column(**options: Any) -> Field[Arm]:
@@ -172,18 +167,9 @@ def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *wor
     return " · ".join([job.label, *words, cores, launches])
 
 
-def list_keys(arms: Iterable[Arm]) -> list[str]:
-    return [arm.label for arm in arms]
-
-
 def choose_strategy(strategy: str | None, num_ranks: int) -> str:
     """The one that was asked for; otherwise the plain loop on one rank and ddp on more."""
     return strategy or ("single" if num_ranks == 1 else "ddp")
-
-
-def check_placement(num_ranks: int, batch_per_rank: int) -> None:
-    check_at_least("ranks", num_ranks, 1)
-    check_at_least("batch_per_rank", batch_per_rank, 1)
 
 
 def describe_placement(strategy: str | None, num_ranks: int) -> str:

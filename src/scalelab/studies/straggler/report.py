@@ -28,6 +28,7 @@ from scalelab.analysis.stats import estimate_difference, estimate_median, estima
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.columns import INTERVALS
 from scalelab.report.charts.plot import plot_bars
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
@@ -42,7 +43,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.breakdown import WAITING, break_arm, explain_strategy, tabulate_launches, waits_for_buffers
-from scalelab.studies.shared.sweep import INTERVALS, compare_steps, make_sweep_table, samples_column, step_column
+from scalelab.studies.shared.sweep import compare_steps, make_sweep_table, samples_column, step_column
 from scalelab.units import format_interval, format_known, format_quantity, format_share
 
 UNDELAYED, DELAYED = "undisturbed", "disturbed"

@@ -9,6 +9,7 @@ from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.analysis.utilization import IDLE, NUM_SLICES, describe_utilization
 from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES, plot_lines
 from scalelab.report.document import Chart, Table, make_cell
 from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, Finding, FindingKind
@@ -35,10 +36,7 @@ from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.shared.sweep import (
     CONTROL,
     FASTEST,
-    draw_columns,
     judge_row,
-    keep_charts,
-    list_keys,
     make_sweep_table,
     memory_column,
     relative_column,
@@ -333,7 +331,7 @@ def plot_strategies(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
     """A step of each, what it holds in memory against its time, and its phases."""
     shown = [arm for arm in arms if arm.configuration != CONTROL]
     return keep_charts(
-        draw_columns(table, ["step_seconds"], title="Step time", keys=list_keys(arms), axis_title="step time"),
+        draw_columns(table, ["step_seconds"], title="Step time", axis_title="step time"),
         _plot_memory(shown),
         plot_phases(shown),
     )
