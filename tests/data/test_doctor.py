@@ -73,9 +73,9 @@ def test_where_a_reader_cannot_keep_the_set_blocks_of_its_chunks_are_advised(
     assert found.blocks is not None
     blocks = next(way for way in found.ways if way.name == BY_BLOCKS)
     assert blocks.inflated.shuffled == NOISE.nbytes
-    words = " ".join(summarise(found))
-    assert "BlockShuffle(chunk_samples=16, window_chunks=16)" in words
-    assert "Left out, since only arrays of numbers are samples: names (text)." in words
+    findings = {finding.kind: finding for finding in summarise(found)}
+    assert findings["block-shuffle"].text.startswith("BlockShuffle(chunk_samples=16, window_chunks=16)")
+    assert "names (text)" in findings["ignored-columns"].text
 
 
 def test_primes() -> None:

@@ -1,4 +1,4 @@
-"""`scalelab data VERB`: make the data that workloads are trained on."""
+"""`scalelab data VERB`: prepare the data that workloads train on."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenize:
-    """Texts to shards of tokens."""
+    """Tokenize text files into shards."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.arg(name="files", metavar="FILE…"), tyro.conf.Positional]
-    """The texts, in this order."""
+    """Text files, in this order."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR|FILE")]
-    """Where the shards go. A directory: they are called after the first text; name.bin: they are called name_…."""
+    """Output directory, with shards named after the first text; or name.bin, with shards named name_…."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
-    """bytes: every byte is a token; gpt2: byte-pair encoding from --vocab and --merges."""
+    """bytes: one token per byte; gpt2: byte-pair encoding from --vocab and --merges."""
     vocab: MaybePath = None
     """GPT-2's encoder.json."""
     merges: MaybePath = None
     """GPT-2's vocab.bpe."""
     separator: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    r"""gpt2: what a document ends with, such as '\n\n'. None: each file is one document."""
+    r"""gpt2: the end of a document, such as '\n\n'. None: each file is one document."""
     test_share: float = 0.1
-    """Share of the tokens, the first ones, that is kept to test on."""
+    """Fraction of the tokens, from the start, kept as test set."""
     test_tokens: MaybeInt = None
-    """The same as a number of tokens."""
+    """Size of the test set in tokens, instead of --test-share."""
     tokens_per_shard: int = 100_000_000
-    """Most tokens in one file."""
+    """Maximum tokens per shard."""
     format: ShardKind = "v1"
-    """v1: uint16 behind a header; v7: uint32 behind a header; raw: uint16 without one."""
+    """v1: uint16 with a header; v7: uint32 with a header; raw: uint16 without a header."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Refuse invalid values before anything is read."""
         check_share("test_share", self.test_share)
         check_at_least("tokens_per_shard", self.tokens_per_shard, 1)
         if self.test_tokens is not None:
             check_at_least("test_tokens", self.test_tokens, 0)
         if not self.files:
-            raise UsageError("there is nothing to tokenize: name at least one FILE")
+            raise UsageError("no FILE to tokenize: name at least one")
         for file in self.files:
             if not file.is_file():
-                raise UsageError(f"{file} cannot be tokenized: there is no such file")
+                raise UsageError(f"{file} does not exist")
         if self.out.suffix != ".bin" and self.out.is_file():
             raise UsageError(f"--out {self.out} is a file: use a directory, or a name that ends in .bin")
         self._check_tokenizer()
@@ -71,9 +71,9 @@ class Tokenize:
         if self.tokenizer == "bytes":
             for name in ("vocab", "merges", "separator"):
                 if getattr(self, name) is not None:
-                    raise UsageError(f"--{name} {getattr(self, name)} has no meaning for bytes: use --tokenizer gpt2")
+                    raise UsageError(f"--{name} {getattr(self, name)} needs --tokenizer gpt2")
         if self.separator == "":
-            raise UsageError("--separator '' separates nothing: leave it out, or use a text such as '\\n\\n'")
+            raise UsageError("--separator must not be empty: omit it, or use a text such as '\\n\\n'")
 
     @property
     def place(self) -> tuple[Path, str]:
@@ -118,7 +118,7 @@ def make_encoder(wanted: Tokenize) -> Encoder:
 
 
 def read_escapes(text: str) -> str:
-    r"""A text in which \n is written as two characters, as a shell passes it on."""
+    r"""A text in which \n is two characters, as a shell passes it."""
     try:
         return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError as error:
@@ -148,10 +148,10 @@ def _count(number: int) -> str:
 
 
 VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "fetch": (fetch, "A published data set, verified, to where workloads look for it."),
-    "tokenize": (tokenize, "Texts to shards of tokens."),
-    "doctor": (data_doctor.main, "What the layout of a data file costs, and what would be better."),
-    "convert": (data_convert.main, "The samples of a data file in another format, verified."),
+    "fetch": (fetch, "Download a published data set and verify it."),
+    "tokenize": (tokenize, "Tokenize text files into shards."),
+    "doctor": (data_doctor.main, "Measure what the layout of a data file costs, and what would be faster."),
+    "convert": (data_convert.main, "Convert a data file to another format and verify it."),
 }
 
 FLAGS: dict[str, type[Any]] = {
@@ -160,11 +160,11 @@ FLAGS: dict[str, type[Any]] = {
     "doctor": data_doctor.DataDoctor,
     "convert": data_convert.DataConvert,
 }
-"""What each of them is told."""
+"""The flags of each."""
 
 
 def print_verbs() -> None:
     lines = ["usage: scalelab data COMMAND [OPTIONS]", "", "Commands:"]
     lines += [f"  {verb:<12}{sentence}" for verb, (_, sentence) in VERBS.items()]
-    lines += ["", "scalelab data COMMAND --help lists its flags."]
+    lines += ["", "scalelab data COMMAND --help lists the flags of a command."]
     print("\n".join(lines))  # noqa: T201

@@ -1,4 +1,4 @@
-"""`scalelab data convert FILE --out OUT`: the same samples in another format."""
+"""`scalelab data convert FILE --out OUT`: the same samples in another format, verified."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_second
 
 @dataclass(frozen=True, kw_only=True)
 class DataConvert:
-    """The samples of a data file in another format, verified."""
+    """Convert the samples of a data file to another format and verify them."""
 
     file: Annotated[Path, tyro.conf.arg(name="file", metavar="FILE"), tyro.conf.Positional]
-    """A file or a directory with samples."""
+    """File or directory of samples."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
-    """Where they go."""
+    """Output file or directory."""
     format: str = ""
-    """What it is written in; empty: what the name of --out stands for."""
+    """Format of --out; default: from its name."""
     source_format: str = ""
-    """What FILE is in; empty: what its name stands for."""
+    """Format of FILE; default: from its name."""
     chunk_samples: MaybeInt = None
-    """Samples in a chunk, for formats that have chunks."""
+    """Samples per chunk, for chunked formats."""
     option: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """Further options of the format, such as level=9 or chunks=128,20,512."""
+    """Other options of the format, such as level=9 or chunks=128,20,512."""
     overwrite: bool = False
-    """Take the place of what is at --out."""
+    """Replace an existing --out."""
     measure: bool = True
-    """Read shuffled batches of both for a moment, and say how much faster the new one is."""
+    """Time shuffled reads of both files."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Refuse invalid values before anything is read."""
         for name in (self.format, self.source_format):
             if name:
                 find_entry(name)
@@ -54,7 +54,7 @@ class DataConvert:
 
     @property
     def options(self) -> dict[str, Setting]:
-        """Those of the format."""
+        """The options of the format."""
         found = dict(map(read_option, self.option))
         return found | ({} if self.chunk_samples is None else {"chunk_samples": self.chunk_samples})
 
@@ -76,10 +76,10 @@ def main(args: Sequence[str]) -> int:
 
 
 def read_option(text: str) -> tuple[str, Setting]:
-    """A name with its value: true, false, a number, numbers with commas between, or a word."""
+    """Name and value: true, false, a number, comma-separated numbers, or a word."""
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
-        raise UsageError(f"--option {text} cannot be read: write NAME=VALUE, such as level=9")
+        raise UsageError(f"--option must be NAME=VALUE, such as level=9, got {text}")
     if value in ("true", "false"):
         return name, value == "true"
     try:
@@ -90,7 +90,7 @@ def read_option(text: str) -> tuple[str, Setting]:
 
 
 def print_converted(wanted: DataConvert, done: Converted) -> None:
-    """What was written, and what it gains."""
+    """What was written, and how much faster it is."""
     told = f"{format_quantity('count', done.num_samples)} samples of {format_bytes(done.sample_bytes)}"
     lines = [
         f"{told}, verified (blake2b {done.digest})",
@@ -101,17 +101,17 @@ def print_converted(wanted: DataConvert, done: Converted) -> None:
         places = ((wanted.file, wanted.source_format), (wanted.out, wanted.format))
         before, after = (measure_shuffled(path, name, done.num_samples) for path, name in places)
         lines += [
-            f"  one sample at a time, shuffled: {format_seconds(before)} an epoch before, {format_seconds(after)} now,"
+            f"  shuffled epoch, one sample at a time: {format_seconds(before)} before, {format_seconds(after)} now,"
             f" {format_gain(before, after)}"
         ]
     if done.left_out:
-        lines.append(f"  not written, since only arrays of numbers are: {', '.join(done.left_out)}")
+        lines.append(f"  ignored, because only arrays of numbers are samples: {', '.join(done.left_out)}")
     lines += ["", f"scalelab data doctor {shlex.quote(str(wanted.out))}"]
     print("\n".join(lines))  # noqa: T201
 
 
 def format_gain(before: float, after: float) -> str:
-    """How much faster the new one is, or slower."""
+    """How much faster or slower the new file is."""
     if not before or not after:
         return f"{UNKNOWN} times as fast"
     if before >= after:
@@ -120,12 +120,12 @@ def format_gain(before: float, after: float) -> str:
 
 
 def measure_shuffled(path: Path, name: str, num_samples: int) -> float:
-    """Seconds of an epoch, from the samples that are read in half a second."""
+    """Seconds per epoch, extrapolated from half a second of reads."""
     form = name or find_format(path)
     return measure_plain_shuffled(path, form, describe_chunks(path, form), seconds=0.5) * num_samples
 
 
 def say_progress(what: str, number: int, total: int) -> None:
-    """How far it is, where somebody looks."""
+    """Progress on a terminal."""
     end = "\n" if number == total and what == "verifying" else "\r"
     print(f"\x1b[2K{what}, {number} of {total} samples", end=end, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,9 +1,9 @@
-"""`scalelab data doctor FILE`: what a data file's layout costs, and what would be better."""
+"""`scalelab data doctor FILE`: what a data file's layout costs per epoch, and what would be faster."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -16,33 +16,43 @@ from scalelab.cli.output import Output, write_outputs
 from scalelab.data.amplification import TOLERATED, ColumnChunks
 from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, Diagnosis, Way, examine
 from scalelab.data.formats.catalogue import ENTRIES, find_entry
-from scalelab.report.document import Column, Document, Section, Table, make_row
-from scalelab.report.findings import Value, as_findings
-from scalelab.units import UNKNOWN, format_bytes, format_quantity, format_seconds
+from scalelab.report.document import Document, Section, Table
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
+from scalelab.report.tables import Field, bytes_column, make_column, make_table, seconds_column, text_column
+from scalelab.units import format_bytes, format_quantity, format_seconds
 
-AMPLIFICATION = "bytes that must be read or inflated for each byte of a sample, if nothing is kept"
-HOW = (
-    "Bytes are counted. What one costs was measured on this file, which was in memory, for about {seconds:g} s, in"
-    " processor time; a conversion on the first samples, really converted."
+EPOCH = FindingKind("epoch", "Time of an epoch, one sample at a time", MAIN, ("shuffled_seconds", "in_order_seconds"))
+AMPLIFICATION = FindingKind(
+    "read-amplification", "Bytes read or decompressed per byte of a sample", REASON, ("amplification",)
 )
+CONVERSION = FindingKind("conversion", "Time of a shuffled epoch after converting the file", MAIN, ("seconds", "gain"))
+OWN_READER = FindingKind("own-reader", "Time of a shuffled epoch with scalelab's reader", DETAIL, ("seconds", "gain"))
+BLOCK_SHUFFLE = FindingKind("block-shuffle", "Time of an epoch shuffled by blocks of chunks", DETAIL, ("seconds",))
+CHUNK_CACHE = FindingKind(
+    "chunk-cache", "Time of an epoch with a larger chunk cache", DETAIL, ("seconds", "cache_bytes")
+)
+GOOD_LAYOUT = FindingKind("good-layout", "The layout of the file needs no change", REASON)
+IGNORED = FindingKind("ignored-columns", "Parts of the file that are not arrays of numbers", ASIDE, ("num_ignored",))
+
+HOW = "estimated from {seconds:g} s of CPU time measured on this file in memory; conversions from the first samples"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataDoctor:
-    """What the layout of a data file costs, and what would be better."""
+    """Measure what the layout of a data file costs per epoch, and what would be faster."""
 
     file: Annotated[Path, tyro.conf.arg(name="file", metavar="FILE"), tyro.conf.Positional]
-    """A file or a directory with samples."""
+    """File or directory of samples."""
     format: str = ""
-    """Its format; empty: what its name stands for."""
+    """Format of FILE; default: from its name."""
     batch: int = 32
-    """Samples that scalelab's reader is asked for at once."""
+    """Samples per read of scalelab's reader."""
     seconds: float = 1.0
-    """How long it is tried, about."""
+    """Approximate measuring time."""
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Refuse invalid values before anything is read."""
         self.output.check()
         check_at_least("batch", self.batch, 1)
         check_positive("seconds", self.seconds)
@@ -55,152 +65,170 @@ def main(args: Sequence[str]) -> int:
     wanted.check()
     found = examine(wanted.file, format=wanted.format, batch=wanted.batch, seconds=wanted.seconds)
     write_outputs(describe(found, wanted.seconds), wanted.output)
+    best = choose_conversion(found)
+    if best is not None and not wanted.output.takes_stdout:
+        print(f"\n{format_command(found, best)}")  # noqa: T201
     return 0
 
 
 def describe(found: Diagnosis, seconds: float) -> Document:
     """The document of a diagnosis."""
     num_bytes = found.num_samples * found.sample_bytes
-    told = f"{format_quantity('count', found.num_samples)} samples of {format_bytes(found.sample_bytes)}"
+    samples = f"{format_quantity('count', found.num_samples)} samples of {format_bytes(found.sample_bytes)}"
     return Document(
         title="Data doctor",
-        question="what does an epoch of this file cost, and why?",
-        setting=f"{found.path} · {found.format} · {told} · {format_bytes(num_bytes)} in memory",
+        question="What does an epoch of this file cost, and why?",
+        setting=f"{found.path} · {found.format} · {samples} · {format_bytes(num_bytes)} in memory",
         sections=(
-            Section(tables=(list_columns(found.columns),)),
             Section(heading="An epoch", tables=(list_ways(found, seconds),)),
+            Section(heading="Layout", tables=(list_columns(found.columns),)),
         ),
-        findings=as_findings(summarise(found)),
+        findings=tuple(summarise(found)),
     )
 
 
 def list_columns(columns: Sequence[ColumnChunks]) -> Table:
-    return Table(
-        columns=(
-            Column(key="column", header="column", align="left"),
-            Column(key="shape", header="shape", align="left"),
-            Column(key="chunk", header="chunk", align="left"),
-            Column(key="filters", header="filters", align="left"),
-            Column(key="amplification", header="amplification", quantity="number", note=AMPLIFICATION),
-            Column(key="disk_bytes", header="on disk", quantity="bytes"),
+    return make_table(
+        columns,
+        text_column("column", "column", lambda column: column.name),
+        text_column("shape", "shape", lambda column: format_shape(column.shape)),
+        text_column("chunk", "chunk", lambda column: format_shape(column.chunk) if column.chunk else "none"),
+        text_column("filters", "filters", lambda column: " ".join(column.filters) or "none"),
+        make_column(
+            "number",
+            "amplification",
+            "amplification",
+            lambda column: column.amplification,
+            note="bytes read or decompressed per byte of a sample if no chunk is cached",
         ),
-        rows=tuple(
-            make_row(
-                column.name,
-                format_shape(column.shape),
-                format_shape(column.chunk) if column.chunk else "none",
-                " ".join(column.filters) or "none",
-                column.amplification,
-                column.stored_bytes,
-            )
-            for column in columns
-        ),
+        bytes_column("disk_bytes", "on disk", lambda column: column.stored_bytes),
     )
 
 
 def list_ways(found: Diagnosis, seconds: float) -> Table:
     slowest = found.ways[0].epoch.shuffled
-    every: list[tuple[Column, list[Value]]] = [
-        (Column(key="way", header="read", align="left"), [way.name for way in found.ways]),
-        (
-            Column(key="inflated_in_order", header="inflated", quantity="bytes", note="in an epoch in order"),
-            [way.inflated.in_order or None for way in found.ways],
+    fields: list[Field[Way]] = [
+        text_column("way", "read", lambda way: way.name),
+        bytes_column(
+            "inflated_in_order",
+            "inflated",
+            lambda way: way.inflated.in_order or None,
+            note="decompressed in an epoch in order",
         ),
-        (
-            Column(key="inflated_shuffled", header="if shuffled", quantity="bytes", unit_of="inflated_in_order"),
-            [way.inflated.shuffled or None for way in found.ways],
+        bytes_column(
+            "inflated_shuffled", "if shuffled", lambda way: way.inflated.shuffled or None, unit_of="inflated_in_order"
         ),
-        (
-            Column(key="in_order_seconds", header="in order", quantity="seconds"),
-            [way.epoch.in_order for way in found.ways],
+        seconds_column("in_order_seconds", "in order", lambda way: way.epoch.in_order),
+        seconds_column("shuffled_seconds", "shuffled", lambda way: way.epoch.shuffled, unit_of="in_order_seconds"),
+        make_column(
+            "number",
+            "gain",
+            "gain",
+            lambda way: divide(slowest, way.epoch.shuffled),
+            note="shuffled, relative to one sample at a time",
         ),
-        (
-            Column(key="shuffled_seconds", header="shuffled", quantity="seconds", unit_of="in_order_seconds"),
-            [way.epoch.shuffled for way in found.ways],
-        ),
-        (
-            Column(key="gain", header="gain", quantity="number", note="shuffled, beside one sample at a time"),
-            [slowest / way.epoch.shuffled if way.epoch.shuffled else None for way in found.ways],
-        ),
-        (Column(key="disk_bytes", header="on disk", quantity="bytes"), [way.disk_bytes for way in found.ways]),
+        bytes_column("disk_bytes", "on disk", lambda way: way.disk_bytes),
     ]
-    told = [(column, values) for column, values in every if any(value is not None for value in values)]
-    return Table(
-        columns=tuple(column for column, _ in told),
-        rows=tuple(make_row(*values) for values in zip(*(values for _, values in told), strict=True)),
-        notes=(HOW.format(seconds=seconds),),
-    )
+    known = [one for one in fields if any(one.read(way) is not None for way in found.ways)]
+    return make_table(found.ways, *known, notes=(HOW.format(seconds=seconds),))
 
 
-def summarise(found: Diagnosis) -> list[str]:
-    """The cause, what it costs, and the fixes from the smallest change to the largest."""
-    sentences = [*describe_left_out(found), describe_cause(found)]
-    plain = found.ways[0]
+def divide(before: float, after: float) -> float | None:
+    return before / after if after else None
+
+
+def choose_conversion(found: Diagnosis) -> Way | None:
+    """The conversion worth making; None: the layout is fine."""
     best = found.advised or min(found.ways, key=lambda way: way.epoch.shuffled)
-    sentences.append(
-        f"Shuffled, one sample at a time, an epoch takes {format_seconds(plain.epoch.shuffled)};"
-        f" in order {format_seconds(plain.epoch.in_order)}."
+    return best if found.amplification > TOLERATED and best.format else None
+
+
+def summarise(found: Diagnosis) -> Iterator[Finding]:
+    """The time of an epoch, its cause, and the fixes from the smallest change to the largest."""
+    plain = found.ways[0]
+    yield EPOCH(
+        "",
+        f"A shuffled epoch takes {format_seconds(plain.epoch.shuffled)} one sample at a time"
+        f" ({format_seconds(plain.epoch.in_order)} in order).",
+        shuffled_seconds=plain.epoch.shuffled,
+        in_order_seconds=plain.epoch.in_order,
     )
-    if found.cache is not None and plain.inflated.shuffled > found.ways[1].inflated.shuffled:
-        sentences.append(describe_cache(found))
-    blocks = find_way(found, BY_BLOCKS)
+    best = choose_conversion(found)
+    if best is not None:
+        gain = divide(plain.epoch.shuffled, best.epoch.shuffled)
+        yield CONVERSION(
+            best.format,
+            f"Converted to {best.format} and read by scalelab, it takes {format_seconds(best.epoch.shuffled)}:"
+            f" {format_quantity('number', gain)} times as fast.",
+            seconds=best.epoch.shuffled,
+            gain=gain,
+        )
+    else:
+        yield GOOD_LAYOUT("", "The layout of the file needs no change.")
+    yield describe_cause(found)
+    yield from describe_fixes(found)
+    if found.left_out:
+        words = f"Ignored, because only arrays of numbers are samples: {', '.join(found.left_out)}."
+        yield IGNORED("", words, num_ignored=len(found.left_out))
+
+
+def describe_fixes(found: Diagnosis) -> Iterator[Finding]:
+    """What makes an epoch faster without converting the file."""
+    plain, own, blocks = found.ways[0], find_way(found, BY_BATCHES), find_way(found, BY_BLOCKS)
+    gain = None if own is None else divide(plain.epoch.shuffled, own.epoch.shuffled)
+    if own is not None and gain is not None and choose_conversion(found) is not None:
+        yield OWN_READER(
+            own.name,
+            f"Unchanged but read by scalelab, it takes {format_seconds(own.epoch.shuffled)}:"
+            f" {format_quantity('number', gain)} times as fast.",
+            seconds=own.epoch.shuffled,
+            gain=gain,
+        )
     if blocks is not None and found.blocks is not None:
-        sentences.append(
-            f"Block shuffle, BlockShuffle(chunk_samples={found.blocks.chunk_samples},"
-            f" window_chunks={found.blocks.window_chunks}), inflates each chunk once with scalelab's reader:"
-            f" {format_seconds(blocks.epoch.shuffled)}."
+        yield BLOCK_SHUFFLE(
+            blocks.name,
+            f"BlockShuffle(chunk_samples={found.blocks.chunk_samples}, window_chunks={found.blocks.window_chunks})"
+            f" decompresses each chunk once: {format_seconds(blocks.epoch.shuffled)}.",
+            seconds=blocks.epoch.shuffled,
         )
-    if found.amplification <= TOLERATED or not best.format:
-        return [*sentences, "There is nothing to fix in how the file is laid out."]
-    gain = plain.epoch.shuffled / best.epoch.shuffled if best.epoch.shuffled else None
-    times = UNKNOWN if gain is None else format_quantity("number", gain)
-    own = find_way(found, BY_BATCHES)
-    if own is not None and own.epoch.shuffled:
-        times_own = format_quantity("number", plain.epoch.shuffled / own.epoch.shuffled)
-        sentences.append(
-            f"As it is, but read by scalelab, an epoch takes {format_seconds(own.epoch.shuffled)}: {times_own} times as"
-            " fast."
-        )
-    sentences.append(
-        f"Converted to {best.format} and read by scalelab, an epoch takes {format_seconds(best.epoch.shuffled)}:"
-        f" {times} times as fast."
-    )
-    return [*sentences, format_command(found, best)]
+    if found.cache is not None and plain.inflated.shuffled > found.ways[1].inflated.shuffled:
+        yield describe_cache(found)
 
 
-def describe_left_out(found: Diagnosis) -> list[str]:
-    if not found.left_out:
-        return []
-    return [f"Left out, since only arrays of numbers are samples: {', '.join(found.left_out)}."]
-
-
-def describe_cause(found: Diagnosis) -> str:
+def describe_cause(found: Diagnosis) -> Finding:
     worst = max(found.columns, key=lambda column: column.inflated_bytes)
     pages = worst.page_amplification
     if worst.is_read_in_part and pages is not None and pages > TOLERATED:
-        return (
-            f"Samples of {worst.name} lie in the file as they are; one that is not in memory costs"
-            f" {format_quantity('number', pages)} times its bytes, since pages are read whole."
+        return AMPLIFICATION(
+            worst.name,
+            f"Samples of {worst.name} are stored as they are; one that is not in memory costs"
+            f" {format_quantity('number', pages)} times its bytes, because pages are read whole.",
+            amplification=pages,
         )
     if worst.is_read_in_part:
-        return f"Samples of {worst.name} lie in the file as they are: nothing is read in vain."
+        words = f"Samples of {worst.name} are stored as they are: no byte is read in vain."
+        return AMPLIFICATION(worst.name, words, amplification=1.0)
     number = format_quantity("count", worst.chunks_per_sample)
     chunks = f"{number} chunk{'s' if worst.chunks_per_sample != 1 else ''} of {format_bytes(worst.chunk_bytes)}"
-    return (
-        f"A sample of {worst.name} has {format_bytes(worst.sample_bytes)} and lies in {chunks}:"
-        f" {format_quantity('number', worst.amplification)} bytes are inflated for each that is delivered."
+    return AMPLIFICATION(
+        worst.name,
+        f"A sample of {worst.name} has {format_bytes(worst.sample_bytes)} in {chunks}:"
+        f" {format_quantity('number', worst.amplification)} bytes are decompressed per byte delivered.",
+        amplification=worst.amplification,
     )
 
 
-def describe_cache(found: Diagnosis) -> str:
+def describe_cache(found: Diagnosis) -> Finding:
     cache, better = found.cache, found.ways[1]
+    assert cache is not None
     own = max((column.cache for column in found.columns if column.cache), key=lambda size: size.num_bytes)
-    if cache is None:
-        return ""
-    return (
-        f"HDF5 keeps {format_bytes(own.num_bytes)} of chunks in {format_quantity('count', own.num_slots)} slots;"
-        f" with h5py.File(…, rdcc_nbytes={cache.num_bytes}, rdcc_nslots={cache.num_slots}) an epoch takes"
-        f" {format_seconds(better.epoch.shuffled)} shuffled and {format_seconds(better.epoch.in_order)} in order."
+    return CHUNK_CACHE(
+        better.name,
+        f"h5py.File(…, rdcc_nbytes={cache.num_bytes}, rdcc_nslots={cache.num_slots}) instead of"
+        f" {format_bytes(own.num_bytes)} of cache: {format_seconds(better.epoch.shuffled)} shuffled,"
+        f" {format_seconds(better.epoch.in_order)} in order.",
+        seconds=better.epoch.shuffled,
+        cache_bytes=cache.num_bytes,
     )
 
 
@@ -209,7 +237,7 @@ def find_way(found: Diagnosis, name: str) -> Way | None:
 
 
 def format_command(found: Diagnosis, way: Way) -> str:
-    """What the user types to have it so."""
+    """The command that converts the file."""
     suffix = ENTRIES[way.format].suffix
     out = found.path.with_name(f"{found.path.stem}-{way.format}{suffix}")
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in way.options]

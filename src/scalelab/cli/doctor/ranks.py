@@ -1,8 +1,8 @@
-"""The doctor as every rank of a job: one line for each rank, and what is wrong among them.
+"""The doctor under a launcher: one line per rank, and what is wrong among them.
 
-Every rank writes what it is into a directory that all share, under the name of the launch, and rank 0 prints all of it
-in order: only who sees all masks can say which overlap. Where no variable names the launch MPI can, which `--mpi` asks;
-otherwise a rank prints its own line, in whatever order they come.
+Every rank writes its line into a shared directory named after the launch, and rank 0 prints them in order: overlapping
+masks are visible only side by side. If no variable names the launch, `--mpi` gets a name from MPI; otherwise every rank
+prints its own line in any order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from scalelab.records.files import read_json, storage_errors, write_json
 from scalelab.records.trial import from_builtins, to_builtins
 
 WAIT_SECONDS = 60.0
-"""How long rank 0 waits for the others' words: nodes load programs from one file system."""
+"""How long rank 0 waits for the others: nodes load programs from one file system."""
 OLD_SECONDS = 3600.0
-"""Words of that age are of an earlier launch that was killed, and had the same name."""
+"""Older lines are from an earlier launch of the same name that was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLine:
-    """What one rank says of itself."""
+    """What one rank reports."""
 
     member: Membership
     placement: Placement
@@ -49,17 +49,17 @@ class RankLine:
     """The array that was copied for that."""
     flops_per_second: float | None = None
     unmeasured: str = ""
-    """Why not; empty: it was, or was not to be."""
+    """Why it was not measured; empty: it was, or was not requested."""
     nccl: Check | None = None
     """Tried by the first rank of every node; None: not tried."""
     difference: str = ""
-    """What MPI itself says otherwise; empty: nothing, or it was not asked."""
+    """Where mpi4py disagrees; empty: nowhere, or it was not asked."""
 
 
 def examine_rank(
     console: Console, member: Membership, runs_dir: Path, *, is_quick: bool, asks_mpi: bool, is_json: bool
 ) -> int:
-    """Say who this rank is; on rank 0, who all are. Gives the exit code."""
+    """Report this rank; rank 0 reports all. Gives the exit code."""
     asked, by_mpi = ask_mpi(member) if asks_mpi else (None, None)
     difference = asked.detail if asked is not None and asked.grade is Grade.FAILED else ""
     line = make_line(member, difference, is_quick=is_quick)
@@ -82,7 +82,7 @@ def examine_rank(
 
 
 def make_line(member: Membership, difference: str, *, is_quick: bool) -> RankLine:
-    """What this rank says of itself, with what it measures unless it is only to look."""
+    """The line of this rank, with its measurements unless `is_quick`."""
     is_first = member.local_rank == 0 or (member.local_rank is None and member.rank == 0)
     roofs: Mapping[str, Any] = {} if is_quick else measure_roofs(member.num_local_ranks or member.num_ranks)
     return RankLine(
@@ -99,7 +99,7 @@ def make_line(member: Membership, difference: str, *, is_quick: bool) -> RankLin
 
 
 def gather_lines(place: Path, num_ranks: int) -> list[RankLine]:
-    """What all ranks have written, in order; those that have not in time are missing."""
+    """The lines of all ranks in order; ranks that are late are missing."""
     give_up = time.monotonic() + WAIT_SECONDS
     found: dict[int, RankLine] = {}
     while len(found) < num_ranks and time.monotonic() < give_up:
@@ -121,7 +121,7 @@ def print_lines(console: Console, lines: Sequence[RankLine], *, is_json: bool) -
 
 
 def describe_line(line: RankLine) -> str:
-    """All of it in one line."""
+    """A rank in one line."""
     placement = line.placement
     parts = [
         describe_member(line.member),
@@ -138,7 +138,7 @@ def describe_line(line: RankLine) -> str:
 
 
 def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check]:
-    """What is wrong among these ranks, those included of which nothing came."""
+    """What is wrong among these ranks, including ranks that sent nothing."""
     checks = [Check(name="mpi4py", grade=Grade.FAILED, detail=line.difference) for line in lines if line.difference]
     missing = sorted(set(ranks) - {line.member.rank for line in lines})
     if missing:
@@ -146,9 +146,9 @@ def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check
             Check(
                 name="ranks",
                 grade=Grade.FAILED,
-                detail=f"of {len(ranks)} ranks nothing came from {', '.join(map(str, missing))} within"
-                f" {WAIT_SECONDS:.0f} s",
-                next_step="choose a --runs-dir that all nodes share",
+                detail=f"no line from {len(missing)} of {len(ranks)} ranks within {WAIT_SECONDS:.0f} s:"
+                f" {', '.join(map(str, missing))}",
+                next_step="use a --runs-dir that all nodes share",
             )
         )
     checks += [
@@ -156,14 +156,14 @@ def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check
         for mistake in find_mistakes([line.placement for line in lines])
     ]
     unmeasured = {(line.placement.host, line.unmeasured) for line in lines if line.unmeasured}
-    checks += [Check(name="roofs", grade=Grade.WARNING, detail=f"{host}: {why}") for host, why in sorted(unmeasured)]
+    checks += [Check(name="roofline", grade=Grade.WARNING, detail=f"{host}: {why}") for host, why in sorted(unmeasured)]
     tried = [(line.placement.host, line.nccl) for line in lines if line.nccl is not None]
     checks += [replace(nccl, detail=f"{host}: {nccl.detail}") for host, nccl in tried]
     return checks
 
 
 def print_mistakes(console: Console, checks: Sequence[Check], *, is_json: bool) -> int:
-    """The same words as lines or as JSON; gives the exit code."""
+    """Print problems as lines or JSON; gives the exit code."""
     for check in checks:
         print_check(console, check, is_json=is_json)
     return 1 if any(check.grade is Grade.FAILED for check in checks) else 0

@@ -1,7 +1,7 @@
-"""What the doctor tries out in processes of their own, which have torch: the roofs of a host, and NCCL.
+"""Checks that run torch in a process of their own: the roofline of a host, and NCCL.
 
-Ranks of one node try at the same time. So that they never take more memory than is left, each copies arrays of its
-share of it, and what was copied is said; where a share is too small for torch itself nothing is measured.
+Ranks of one node measure at the same time. Each copies arrays that fit its share of the free memory; if the share is
+too small to import torch, nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from scalelab.units import format_bytes, format_quantity
 
 TRY_SECONDS = 60.0
 MOST_COPY_BYTES = 256 * 2**20
-"""More than the caches of a core's share."""
+"""More than the caches of one core."""
 LEAST_COPY_BYTES = 8 * 2**20
-"""Less than that any cache holds."""
+"""Smaller arrays fit in a cache."""
 PROCESS_BYTES = 400_000_000
-"""Of a process that has torch loaded, besides the two arrays: rounded up from a measured 240 MB."""
+"""A process with torch imported, without the two arrays: rounded up from a measured 240 MB."""
 USED_SHARE = 0.5
-"""What of the memory that is left all ranks of a node may take together."""
+"""Share of the free memory that all ranks of a node may use together."""
 
 
 def choose_copy_bytes(available_bytes: int, num_ranks: int) -> int | None:
-    """The array that each of so many ranks on a host copies, a power of two; None: there is no room for it."""
+    """Bytes of the array that each rank copies, a power of two; None: there is no room."""
     room = (USED_SHARE * available_bytes / num_ranks - PROCESS_BYTES) / 2
     if room < LEAST_COPY_BYTES:
         return None
@@ -40,32 +40,31 @@ def choose_copy_bytes(available_bytes: int, num_ranks: int) -> int | None:
 
 
 def measure_roofs(num_ranks: int = 1) -> dict[str, Any]:
-    """Memory and matrix products at their best here, with so many ranks at the same time; where they could not be
-    measured, why."""
+    """Peak memory bandwidth and matmul rate with `num_ranks` ranks at once, or why they could not be measured."""
     available = read_available_memory()
     copy_bytes = choose_copy_bytes(available, num_ranks)
     if copy_bytes is None:
-        who = f"{num_ranks} ranks share" if num_ranks > 1 else "there are"
-        return {"unmeasured": f"{who} {format_bytes(available)} of memory, too little to load torch and copy arrays"}
+        where = f" for {num_ranks} ranks" if num_ranks > 1 else ""
+        return {"unmeasured": f"{format_bytes(available)} of free memory{where} is too little to import torch"}
     found = _run("scalelab.measure.roofs", str(copy_bytes))
-    return found or {"unmeasured": "memory and matrix products could not be measured"}
+    return found or {"unmeasured": "memory bandwidth and matmul rate could not be measured"}
 
 
 def look_at_roofs() -> Iterator[Check]:
     roofs = measure_roofs()
     if "unmeasured" in roofs:
-        yield Check(name="roofs", grade=Grade.WARNING, detail=roofs["unmeasured"])
+        yield Check(name="roofline", grade=Grade.WARNING, detail=roofs["unmeasured"])
         return
-    yield Check(name="roofs", grade=Grade.OK, detail=describe_roofs(roofs))
+    yield Check(name="roofline", grade=Grade.OK, detail=describe_roofs(roofs))
     if roofs["backends"]:
-        yield Check(name="backends", grade=Grade.OK, detail=f"built into torch: {', '.join(roofs['backends'])}")
+        yield Check(name="backends", grade=Grade.OK, detail=f"torch is built with {', '.join(roofs['backends'])}")
 
 
 def describe_roofs(roofs: Mapping[str, Any]) -> str:
     threads = "" if roofs["threads"] is None else f", {roofs['threads']} thread{'s'[: roofs['threads'] > 1]}"
     flops = roofs["flops_per_second"] / 1e9
     copied = describe_copy(roofs["memory_bytes_per_second"], roofs["copy_bytes"])
-    return f"{copied}, float32 products {flops:.3g} GFLOP/s ({roofs['library']}{threads})"
+    return f"{copied}, float32 matmul {flops:.3g} GFLOP/s ({roofs['library']}{threads})"
 
 
 def describe_copy(bytes_per_second: float, copy_bytes: int | None) -> str:
@@ -74,7 +73,7 @@ def describe_copy(bytes_per_second: float, copy_bytes: int | None) -> str:
 
 
 def look_at_nccl() -> Check:
-    """Whether NCCL adds numbers of all devices of this host that this process may use, one process for each."""
+    """Whether an NCCL all-reduce works over all visible devices of this host, one process each."""
     num_devices = len(find_gpus())
     if not num_devices:
         return Check(name="NCCL", grade=Grade.OK, detail="not tried: no CUDA device")
@@ -82,21 +81,21 @@ def look_at_nccl() -> Check:
 
 
 def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> Check:
-    """The check from what the processes said; None: they said nothing in time."""
+    """The check from the answer of the processes; None: no answer in time."""
     devices = f"{num_devices} CUDA device{'s'[: num_devices > 1]}"
     if found is not None and found["works"]:
-        return Check(name="NCCL", grade=Grade.OK, detail=f"works: an all-reduce over {devices}")
+        return Check(name="NCCL", grade=Grade.OK, detail=f"all-reduce over {devices} works")
     reason = found["reason"] if found is not None else f"no answer within {TRY_SECONDS:.0f} s"
     return Check(
         name="NCCL",
         grade=Grade.FAILED,
-        detail=f"does not work: an all-reduce over {devices} gave {reason}",
-        next_step="NCCL_DEBUG=INFO scalelab doctor, or train with --device cpu",
+        detail=f"all-reduce over {devices} failed: {reason}",
+        next_step="NCCL_DEBUG=INFO scalelab doctor, or use --device cpu",
     )
 
 
 def _run(module: str, *words: str) -> dict[str, Any] | None:
-    """What a module prints that has torch, as JSON; None: nothing that can be read, or not in time."""
+    """The JSON that a module prints; None: nothing readable in time."""
     command = [sys.executable, "-P", "-m", module, *words]
     try:
         done = subprocess.run(
