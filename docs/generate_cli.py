@@ -45,8 +45,8 @@ This page is made from the commands' own help texts by `python docs/generate_cli
 | 2 | usage: a flag, a value or a name that cannot work |
 | 3 | some trials failed; the others are kept and reported |
 | 124 | no trial completed, and the first failure was the time limit |
-| 130 | interrupted; what was measured is kept |
-| 143 | ended by SIGTERM, as batch systems do; what was measured is kept |
+| 130 | interrupted; results so far are kept |
+| 143 | terminated by SIGTERM, as batch systems do; results so far are kept |
 
 `scalelab doctor` ends with 1 when a check failed.
 

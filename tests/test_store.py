@@ -223,7 +223,7 @@ def test_a_result_whose_samples_are_gone_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_run_json_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"is not a run: it has no run\.json"):
+    with pytest.raises(StoreError, match=r"is not a run: no run\.json"):
         RunStore.open(tmp_path)
 
 
@@ -359,7 +359,7 @@ def test_a_process_that_takes_the_run_while_another_looks_at_a_stale_marker_keep
         return looks[-1]
 
     monkeypatch.setattr(store_module, "find_holder", look_and_be_overtaken)
-    with pytest.raises(RunBusy, match="just now"):
+    with pytest.raises(RunBusy, match="another process just claimed run"):
         store.claim().__enter__()
     assert looks[0] is None
     assert json.loads(marker.read_text())["pid"] == sleeper.pid
@@ -425,7 +425,7 @@ def test_a_damaged_run_is_found_too(tmp_path: Path) -> None:
 
 def test_a_place_without_runs_has_none(tmp_path: Path) -> None:
     assert find_runs(tmp_path / "nowhere") == []
-    with pytest.raises(UnknownName, match=r"unknown run 'last'\. Known: none yet\. Looked in .*--runs-dir"):
+    with pytest.raises(UnknownName, match=r"unknown run 'last'\. Known: none yet\. Searched .*--runs-dir"):
         open_run("last", tmp_path / "nowhere")
 
 
@@ -449,7 +449,7 @@ def test_an_unknown_run_lists_the_known_ones_and_guesses(tmp_path: Path) -> None
 def test_a_beginning_that_fits_several_runs_lists_them(tmp_path: Path) -> None:
     make_dated_runs(tmp_path)
     make_store(tmp_path)
-    with pytest.raises(UsageError, match="'run-' begins the names of 3 runs: run-2, run-1, run-0; give more"):
+    with pytest.raises(UsageError, match="'run-' matches 3 runs: run-2, run-1, run-0; use more"):
         open_run("run-", tmp_path)
 
 

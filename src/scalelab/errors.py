@@ -1,12 +1,12 @@
 """Every error that scalelab raises on purpose.
 
-A message says what happened, which value, and what to do next, in one sentence that fits a terminal line; the
-command line prints it after ``error:`` and exits with the code of its class.
+A message says what happened, which value, and what to do next, in one line; the command line prints it after
+``error:`` and exits with the code of its class.
 
     ScalelabError                 exit 1
-    ├── UsageError                exit 2   a flag or a field has a value that cannot work
+    ├── UsageError                exit 2   a flag or a field has an invalid value
     │   ├── NotSupported                   the backend lacks an operation
-    │   ├── RankUnknown                    who launched this process, as which rank, cannot be told
+    │   ├── RankUnknown                    rank and world size are missing or contradictory
     │   └── UnknownName                    a study, workload, strategy or run that does not exist
     ├── StoreError                         the directory of a run
     │   ├── DamagedRun                     a file in it is corrupt, truncated or of a newer schema
@@ -15,11 +15,11 @@ command line prints it after ``error:`` and exits with the code of its class.
     │   └── NotWritable                    permissions, read-only file system
     ├── LaunchFailed                       ranks could not be started at all
     │   ├── PeerLeft                       another rank left before all had come
-    │   └── JobRejected                    a batch system does not take a job; the message is its own words
+    │   └── JobRejected                    a batch system rejected a job; the message is its own
     ├── StudyFailed                        a method of the user's own study raised
-    ├── TraceUnreadable                    a trace file is corrupt, truncated or no trace
+    ├── TraceUnreadable                    a trace file is corrupt, truncated or not a trace
     ├── DataUnreadable                     a data file is corrupt, truncated, changed or not what was expected
-    ├── OutOfReach                         a data set cannot be fetched from anywhere that was tried
+    ├── OutOfReach                         a data set cannot be downloaded from any source
     └── NothingMeasured                    every trial of a run failed
 """
 
@@ -36,13 +36,13 @@ class ScalelabError(Exception):
 
 
 class UsageError(ScalelabError):
-    """A flag or a field has a value that cannot work."""
+    """A flag or a field has an invalid value."""
 
     exit_code = 2
 
 
 class UnknownName(UsageError):
-    """A name that is not among the known ones; the message lists them."""
+    """An unknown name; the message lists the known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
@@ -57,11 +57,11 @@ class NotSupported(UsageError):
 
 
 class RankUnknown(UsageError):
-    """Which rank of how many this process is cannot be told, or what launchers say contradicts itself."""
+    """The rank or world size of this process is missing, or launchers contradict each other."""
 
 
 class StoreError(ScalelabError):
-    """Something about the directory of a run."""
+    """The directory of a run cannot be used."""
 
 
 class DamagedRun(StoreError):
@@ -73,15 +73,15 @@ class RunBusy(StoreError):
 
 
 class StorageFull(StoreError):
-    """No space is left where the run is stored."""
+    """No space left on the device of the run."""
 
 
 class NotWritable(StoreError):
-    """The place of a run cannot be written to."""
+    """The directory of a run is not writable."""
 
 
 class LaunchFailed(ScalelabError):
-    """Ranks could not be started at all, so no trial of this kind can run."""
+    """Ranks could not be started, so no trial of this kind can run."""
 
 
 class PeerLeft(LaunchFailed):
@@ -89,7 +89,7 @@ class PeerLeft(LaunchFailed):
 
 
 class JobRejected(LaunchFailed):
-    """A batch system does not take a job; the message is what it said."""
+    """A batch system rejected a job; the message is its own."""
 
 
 class StudyFailed(ScalelabError):
@@ -97,7 +97,7 @@ class StudyFailed(ScalelabError):
 
 
 class TraceUnreadable(ScalelabError):
-    """A trace file is corrupt, truncated or no trace at all."""
+    """A trace file is corrupt, truncated or not a trace."""
 
 
 class DataUnreadable(ScalelabError):
@@ -105,7 +105,7 @@ class DataUnreadable(ScalelabError):
 
 
 class OutOfReach(ScalelabError):
-    """A data set cannot be fetched: no network, no such program, no such file on the site."""
+    """A data set cannot be downloaded: no network, a missing program or a missing file."""
 
 
 class NothingMeasured(ScalelabError):

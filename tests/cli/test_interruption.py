@@ -76,7 +76,7 @@ def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=30)
     assert refused.returncode == 1
-    assert f"is being executed by process {command.pid}" in refused.stderr
+    assert f"process {command.pid} on " in refused.stderr
     assert "running" in listed.stdout
 
 

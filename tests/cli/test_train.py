@@ -87,7 +87,7 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
 
     resumed = scalelab("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    steps = int(re.findall(r"going on after (\d+) steps", resumed.stderr)[0])
+    steps = int(re.findall(r"resuming from the checkpoint after step (\d+)", resumed.stderr)[0])
     assert steps % 15 == 0
     assert int(LINE.findall(resumed.stderr)[0][0]) == steps
     assert read_losses(tmp_path / "runs") == read_losses(undisturbed)
@@ -109,7 +109,7 @@ def test_the_same_command_works_under_torchrun(tmp_path: Path) -> None:
     assert len(read_result(tmp_path / "runs")["ranks"]) == 2
 
     longer = torchrun(*SMALL, "--steps", "6", *kept, "--runs-dir", "longer", cwd=tmp_path)
-    assert "going on after 4 steps" in longer.stderr
+    assert "resuming from the checkpoint after step 4" in longer.stderr
     assert [step for rank, step, _ in read_losses(tmp_path / "longer") if rank == "0"] == ["4", "5"]
 
 
@@ -184,7 +184,7 @@ def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tm
     (tmp_path / "stuck").unlink()
     resumed = torchrun("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on after 4 steps" in resumed.stderr
+    assert "resuming from the checkpoint after step 4" in resumed.stderr
     assert read_result(tmp_path / "runs")["status"] == "completed"
     assert [step for rank, step, _ in read_losses(tmp_path / "runs") if rank == "0"] == [str(n) for n in range(8)]
 
@@ -197,7 +197,7 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
     refused = scalelab("resume", "last", cwd=tmp_path)
     _, errors = command.communicate(timeout=60)
     assert refused.returncode == 1
-    assert "is being executed by process" in refused.stderr
+    assert "is executing run" in refused.stderr
     assert command.returncode == 0, errors
     assert [point["step"] for point in read_result(tmp_path / "runs")["curve"]] == list(range(60))
 

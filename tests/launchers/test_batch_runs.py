@@ -69,7 +69,7 @@ def test_a_dry_run_needs_no_batch_system(place: Path, monkeypatch: pytest.Monkey
     study = ["pbs", "--nodes", "2", "--ranks", "1", "2", "--job-per-trial", "--dry-run"]
     shown = scalelab(*STUDY, "--launcher", *study, cwd=place)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("The job script for pbs, not submitted") == 3
+    assert shown.stdout.count("Job script for pbs (not submitted)") == 3
     assert "--only ddp-2-r1" in shown.stdout
 
 
@@ -142,10 +142,10 @@ def test_later_rounds_of_what_was_refused_come_again_too(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ([*STUDY, "--ranks", "1", "--wall-time", "1h"], "--wall-time is for batch systems, and --launcher is local"),
-        (["reproduce", "scaling", "--wall-time", "1h"], "--wall-time is for a run that is submitted as a whole"),
-        (["reproduce", "polaris", "--only", "P9", "--detach"], "--detach is for a run that is submitted as a whole"),
-        (["reproduce", "polaris", "--launcher", "slurm"], "--launcher is no flag of reproduce: every row has its own"),
+        ([*STUDY, "--ranks", "1", "--wall-time", "1h"], "--wall-time needs a batch system, but --launcher is local"),
+        (["reproduce", "scaling", "--wall-time", "1h"], "--wall-time has no effect: a recipe is not submitted"),
+        (["reproduce", "polaris", "--only", "P9", "--detach"], "--detach has no effect: a recipe is not submitted"),
+        (["reproduce", "polaris", "--launcher", "slurm"], "reproduce has no --launcher: every row has its own"),
     ],
 )
 def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: list[str], words: str) -> None:
@@ -162,13 +162,13 @@ def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place:
     assert local.returncode == 0, local.stderr
     expected = read_losses(place)
     refused = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", "--json", "x.json", cwd=place)
-    assert "--detach leaves before there is an answer: leave --json out" in refused.stderr
+    assert "--detach returns before there is an answer: use --json with" in refused.stderr
     left = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", cwd=place)
     assert left.returncode == 0, left.stderr
     (number,) = slurm.list_jobs()
     assert left.stdout.startswith(f"Submitted job {number} for runs/")
     assert f"slurm job {number} " in scalelab("list", cwd=place).stdout
-    assert "scalelab list tells how far its job is" in " ".join(scalelab("show", "last", cwd=place).stdout.split())
+    assert "when its batch job has ended" in " ".join(scalelab("show", "last", cwd=place).stdout.split())
     busy = scalelab("resume", "last", cwd=place)
     assert busy.returncode == 1
     assert f"job {number} (slurm) of run" in busy.stderr
@@ -208,7 +208,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process_and_what_was_measured(plac
     command.send_signal(signal.SIGINT)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "(slurm) was cancelled\nInterrupted; what was measured is kept" in errors
+    assert "(slurm) was cancelled\nInterrupted; results so far are kept" in errors
     slurm.wait_until_empty(30)
     wait_until(lambda: not find_at_work(run), seconds=20)
     assert finished_trials(place / "runs")

@@ -62,7 +62,7 @@ def test_a_job_that_pbs_refuses_is_a_row_that_was_not_run_in_its_words(programs:
     assert f"A job of 2 nodes was submitted to pbs, which refused it: {LIMITS}; published: the queue" in read_words(
         done.stdout
     )
-    assert "1 trial had no job: scalelab resume last submits again what was refused" in done.stderr
+    assert "1 trial got no batch job: scalelab resume last submits them again" in done.stderr
     result = read_result(tmp_path)
     assert (result.status, result.reason) == (Status.NOT_RUN, LIMITS)
     assert result.batch == BatchNote(scheduler="pbs", may_come=True)

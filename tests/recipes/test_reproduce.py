@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_run_alone_say_why() -> None:
 
 def test_a_dry_run_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["scaling", "--device", "cpu", "--dry-run", "--runs-dir", str(tmp_path)]) == 0
-    assert "S4 not run, or not whole: two nodes are needed" in capsys.readouterr().out
+    assert "S4 does not run, or only in part: two nodes are needed" in capsys.readouterr().out
 
 
 def test_a_row_that_measures_nothing_says_so_alone() -> None:
@@ -167,7 +167,7 @@ def test_an_interrupted_recipe_goes_on_where_it_was(
     monkeypatch.setattr(command, "choose_launcher", lambda *_: start())
     assert command.main(arguments) == 130
     assert command.main(arguments) == 0
-    assert "Going on with" in capsys.readouterr().err
+    assert "Resuming " in capsys.readouterr().err
     first, second = launchers[0].launched, launchers[1].launched
     assert len(find_runs(tmp_path)) == 1
     assert len(first) == 3

@@ -101,7 +101,7 @@ def test_a_trials_own_mpiexec_and_ranks_per_node_reach_its_launcher(
 @pytest.mark.parametrize("name", ["slurm", "pbs", "lsf"])
 def test_outside_its_allocation_a_batch_system_starts_nothing(name: Any) -> None:
     elsewhere = {} if name == "slurm" else TWO_NODES
-    with pytest.raises(LaunchFailed, match=f"--launcher {name} can only start ranks inside a job of it"):
+    with pytest.raises(LaunchFailed, match=f"--launcher {name} starts ranks only inside a {name} job"):
         find_step(Job(launcher=name), elsewhere)
 
 

@@ -1,4 +1,4 @@
-"""`scalelab completion bash|zsh|fish`: the script that a shell completes our flags with."""
+"""`scalelab completion bash|zsh|fish`: the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def make_data_class() -> type[Any]:
 
 
 def make_all_options() -> type[Any]:
-    """The options of every built-in workload in one class; a name that two share stands once, with all its values."""
+    """The options of every built-in workload in one class; a name that two share appears once, with all its values."""
     found: dict[str, tuple[str, Any, Any]] = {}
     for kind in BUILT_IN.values():
         hints = get_type_hints(kind, include_extras=True)

@@ -1,4 +1,4 @@
-"""`scalelab export`: a run where people already look, TensorBoard and MLflow; without torch."""
+"""`scalelab export`: runs to TensorBoard or MLflow, without torch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from scalelab.studies.catalogue import derive_document, read_study
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Every step, loss and answer of runs, for TensorBoard or MLflow."""
+    """Export every step, loss and answer of runs to TensorBoard or MLflow."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("last",)
-    """Their names, the beginnings of their names, their paths, or last."""
+    """Names, unique prefixes or paths of runs, or last."""
     tensorboard: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write TensorBoard's event files to DIR/RUN: tensorboard --logdir DIR shows them."""
+    """Write TensorBoard event files to DIR/RUN; view them with tensorboard --logdir DIR."""
     mlflow: Annotated[str | None, tyro.conf.arg(metavar="URI")] = None
-    """Write a run of MLflow's: to a server (http://127.0.0.1:5000), or a database (sqlite:///mlflow.db)."""
+    """Log to an MLflow server (http://127.0.0.1:5000) or database (sqlite:///mlflow.db)."""
     experiment: str = "scalelab"
-    """With --mlflow, the experiment that it is put into."""
+    """MLflow experiment, with --mlflow."""
     runs_dir: RunsDir = RUNS_DIR
 
 
@@ -52,27 +52,27 @@ def main(args: Sequence[str]) -> int:
 
 
 def say_how_to_look(uri: str) -> str:
-    """What shows a run of MLflow's: the server in a browser, a database by MLflow's own page."""
+    """The command or address that shows an MLflow run."""
     is_server = uri.startswith(("http://", "https://"))
     return f"open {uri}" if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def check_export(export: Export) -> None:
-    """Refuse what cannot work before any run is read."""
+    """Refuse invalid values before any run is read."""
     if export.tensorboard is None and export.mlflow is None:
-        raise UsageError("nothing to export to: give --tensorboard DIR or --mlflow URI")
+        raise UsageError("no target: use --tensorboard DIR or --mlflow URI")
     if export.mlflow is not None:
         check_uri(export.mlflow)
     elif export.experiment != "scalelab":
-        raise UsageError(f"--experiment {export.experiment} is not read without --mlflow: add it")
+        raise UsageError(f"--experiment {export.experiment} needs --mlflow")
     if export.tensorboard is not None:
         if export.tensorboard.exists() and not export.tensorboard.is_dir():
-            raise UsageError(f"--tensorboard {export.tensorboard} is a file: give a directory")
+            raise UsageError(f"--tensorboard {export.tensorboard} is a file: use a directory")
         load_writers()
 
 
 def flatten_fields(store: RunStore) -> dict[str, str]:
-    """The study's fields and the environment as names with texts: `job.workload`, `torch`."""
+    """Fields of the study and the environment as text by name: `job.workload`, `torch`."""
     environment = store.environment()
     told = {"study": store.record.study, "scalelab": store.record.version, "host": environment.host}
     told |= {"torch": environment.torch or "–", "processor": environment.processor or "–"}

@@ -1,4 +1,4 @@
-"""`scalelab list`: the runs there are, newest last."""
+"""`scalelab list`: the runs, newest last."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scalelab.serve.listing import RunLine, describe_run
 
 @dataclass(frozen=True, kw_only=True)
 class ListRuns:
-    """The runs there are, newest last."""
+    """List the runs, newest last."""
 
     runs_dir: RunsDir = RUNS_DIR
     limit: int = 20
-    """How many of the newest runs to list; 0: all."""
+    """Number of runs to list; 0: all."""
     json: bool = False
-    """One JSON object per run instead of a table."""
+    """Print one JSON object per run."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
-    """One line each, whole: names are there to be copied, also from a narrow terminal or a pipe."""
+    """One line per run, never cut: names are there to be copied."""
     rows = [("run", "study", "workload", "trials", "state")]
     rows += [(x.name, x.study, x.workload, f"{x.num_done}/{x.num_trials}", x.state) for x in lines]
     cleaned = [[clean_text(cell) for cell in row] for row in rows]

@@ -1,4 +1,4 @@
-"""What `run` and `resume` share: measure what is missing, answer, say where it is and what to do next."""
+"""What `run` and `resume` share: measure what is missing, answer, say where the run is and what to do next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scalelab.studies.shared.study import Study
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as batch systems send it: the run ends as it does on Ctrl-C."""
+    """SIGTERM, as batch systems send it: handled like Ctrl-C."""
 
 
 def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output: Output) -> int:
@@ -33,7 +33,7 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
         with make_reporter(store) as progress:
             document = execute_run(store, study, launcher, progress)
     except KeyboardInterrupt as interruption:
-        message = f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}"
+        message = f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
         return 143 if isinstance(interruption, Terminated) else 130
     finally:
@@ -42,19 +42,19 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
 
 
 def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
-    """How the run is followed: trial by trial, or line by line where it is a training."""
+    """Progress by trial, or by line of a training run."""
     first = store.trials()[0]
     is_training = store.record.study == Train.name
     return LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter()
 
 
 def raise_terminated(*_: object) -> None:
-    """What SIGTERM does while a run is executed."""
+    """The SIGTERM handler during a run."""
     raise Terminated
 
 
 def refer_to(store: RunStore) -> str:
-    """What to call a run in a command: `last` where that is it, its path otherwise."""
+    """How to name a run in a command: `last` if it is, its path otherwise."""
     return "last" if find_runs(RUNS_DIR)[-1:] == [store.path] else str(store.path)
 
 
@@ -67,25 +67,25 @@ def report_run(store: RunStore, study: Study, document: Document, output: Output
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
     waiting = find_waiting(store)
     if waiting:
-        names = f"{len(waiting)} trial{'s had no jobs' if len(waiting) > 1 else ' had no job'}"
-        again = f"scalelab resume {refer_to(store)} submits again what was refused"
-        print(f"\n{names}: {again}, with other flags if need be", file=sys.stderr)  # noqa: T201
+        names = f"{len(waiting)} trial{'s' if len(waiting) > 1 else ''} got no batch job"
+        again = f"scalelab resume {refer_to(store)} submits them again, with other flags if needed"
+        print(f"\n{names}: {again}", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
     print(f"\nSaved to {store.path}  ·  scalelab report {refer_to(store)} --html report.html", file=stream)
     return 3 if failed else 0
 
 
 def refuse_ranks() -> None:
-    """A study that a launcher starts once per rank would be measured as often at once, each beside the others."""
-    # WORLD_SIZE without RANK, as scripts export it, makes nobody a rank, and the study tells its ranks theirs.
+    """Refuse to run under a launcher: every rank would measure the whole study at once."""
+    # Scripts may export WORLD_SIZE without RANK: this process is then no rank, and its ranks get their own.
     is_half = "RANK" not in os.environ
     member = find_member({name: own for name, own in os.environ.items() if not (is_half and name == "WORLD_SIZE")})
     if member is not None and member.num_ranks > 1:
         is_typed = member.launcher == "Slurm" and os.environ.get("SLURM_PTY_PORT")
-        shell = ". A shell of srun --pty must have one task (-n 1 --cpus-per-task N)" if is_typed else ""
+        shell = ". A srun --pty shell needs one task (-n 1 --cpus-per-task N)" if is_typed else ""
         raise UsageError(
-            f"{member.launcher} has started this as rank {member.rank} of {member.num_ranks}: start it once, and let"
-            f" --launcher start its ranks; only train, resume and doctor may be started by rank{shell}"
+            f"{member.launcher} started this as rank {member.rank} of {member.num_ranks}: start it once and let"
+            f" --launcher start the ranks; only train, resume and doctor run under a launcher{shell}"
         )
 
 

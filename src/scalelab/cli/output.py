@@ -23,31 +23,31 @@ from scalelab.report.renderers.terminal import render_terminal
 
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="PATH|-")]  # noqa: UP045 - tyro imports typeguard for str | None
 Renderer = Callable[[Document, Sequence[Path]], str | bytes]
-"""From a document, and the directories of the runs that it is about, to a file."""
+"""From a document and the directories of its runs to a file."""
 NEEDED = {"--html": ("vl_convert",), "--pdf": ("vl_convert", "typst")}
-"""What is not installed with scalelab itself."""
+"""Packages that are not installed with scalelab itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where the answer goes besides the terminal: a path, or - for standard output instead of the terminal's table."""
+    """Where the answer goes besides the terminal: a path, or - for standard output."""
 
     html: Target = None
-    """One HTML file with interactive charts, which needs nothing else."""
+    """Self-contained HTML file with interactive charts."""
     pdf: Target = None
-    """A typeset report."""
+    """PDF report."""
     markdown: Target = None
-    """Markdown, for a pull request, and its charts as pictures beside it where they can be drawn."""
+    """Markdown for a pull request, with its charts as pictures beside it."""
     json: Target = None
-    """JSON: the whole document with raw numbers."""
+    """JSON document with raw numbers, findings and warnings."""
     csv: Target = None
-    """CSV: every cell of every table with its interval, one per line."""
+    """CSV: one line per cell of every table, with its interval."""
     full: bool = False
-    """Print the whole answer in the terminal instead of one screen: every table, finding and warning."""
+    """Print every table, finding and warning instead of one screen."""
 
     @property
     def wanted(self) -> dict[str, tuple[str, Renderer]]:
-        """The formats asked for: target and renderer by flag."""
+        """The requested formats: target and renderer by flag."""
         every: dict[str, tuple[str | None, Renderer]] = {
             "--html": (self.html, make_page),
             "--pdf": (self.pdf, make_pdf),
@@ -59,18 +59,18 @@ class Output:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether a format takes the place of the terminal's table."""
+        """Whether a format goes to standard output instead of the terminal's answer."""
         return any(target == "-" for target, _ in self.wanted.values())
 
     def check(self) -> None:
-        """Refuse, before anything is measured, targets that cannot be written."""
+        """Refuse targets that cannot be written before anything is measured."""
         targets = [target for target, _ in self.wanted.values()]
         if targets.count("-") > 1:
             raise UsageError("only one of --html, --pdf, --markdown, --json and --csv can go to standard output (-)")
         for flag, (target, _) in self.wanted.items():
             check_installed(flag)
             if target != "-" and Path(target).is_dir():
-                raise UsageError(f"{flag} {target} is a directory: give the name of a file in it")
+                raise UsageError(f"{flag} {target} is a directory: use the name of a file in it")
             if target != "-":
                 check_writable(Path(target), flag)
 
@@ -91,12 +91,12 @@ def check_installed(flag: str) -> None:
     if missing:
         raise UsageError(
             f"{flag} needs {' and '.join(missing)}, which is not installed: pip install 'scalelab[report]',"
-            " or take --markdown or --json, which need nothing"
+            " or use --markdown or --json"
         )
 
 
 def make_page(document: Document, runs: Sequence[Path]) -> str:
-    """The document as a page with the raw files of its runs; loaded only when it is asked for."""
+    """The document as an HTML page with the raw files of its runs; its renderer is imported on first use."""
     from scalelab.report.renderers.html import render_html
     from scalelab.report.renderers.html_files import pack_runs
 
@@ -110,14 +110,14 @@ def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
 
 
 def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
-    """Print the document, unless a format goes to standard output, and write the files asked for."""
+    """Print the document, unless a format goes to standard output, and write the requested files."""
     if not output.takes_stdout:
         render_terminal(document, OutputConsole(), is_full=output.full)
     write_formats(document, output, runs)
 
 
 def write_formats(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
-    """Write the files asked for, and what goes to standard output."""
+    """Write the requested files, and what goes to standard output."""
     for flag, (target, render) in output.wanted.items():
         if target == "-":
             write_stdout(render(document, runs))
@@ -130,7 +130,7 @@ def write_formats(document: Document, output: Output, runs: Sequence[Path] = ())
 
 
 def draw_beside(document: Document, page: Path) -> list[str]:
-    """The charts as pictures beside a page of Markdown; gives their names, none where nothing can draw them."""
+    """Write the charts as pictures beside a Markdown page; gives their names, none if vl_convert is missing."""
     has_charts = any(section.charts for section in document.sections)
     if not has_charts or find_spec("vl_convert") is None:
         return []
@@ -151,7 +151,7 @@ def write_stdout(made: str | bytes) -> None:
 
 
 def write_target(path: Path, made: str | bytes, flag: str) -> None:
-    """Write a file whole or not at all; what is no ordinary file, such as a pipe or a device, is written into."""
+    """Write a file atomically; a pipe or a device is opened and written to."""
     place = path.resolve()
     with storage_errors(path, flag):
         if place.exists() and not place.is_file():
@@ -162,9 +162,9 @@ def write_target(path: Path, made: str | bytes, flag: str) -> None:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Refuse a target before anything is measured for it."""
+    """Refuse a target before anything is measured."""
     if path.exists() and not os.access(path, os.W_OK):
-        raise NotWritable(f"{flag} {path} cannot be written: choose another place")
+        raise NotWritable(f"{flag} {path} is not writable: use another path")
     if not path.exists() or path.is_file():
         with storage_errors(path, flag):
             path.parent.mkdir(parents=True, exist_ok=True)

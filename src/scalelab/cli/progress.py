@@ -1,6 +1,5 @@
-"""Progress on stderr: a bar with the time left on a terminal, the same words as lines elsewhere.
-
-The lines of a training run on standard error, as rank 0 writes them: step, epoch, loss, accuracy, rate, time.
+"""Progress on stderr: of a study, a bar with the time left on a terminal and lines elsewhere; of a training run, its
+lines as rank 0 writes them: step, epoch, loss, accuracy, learning rate, time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from scalelab.units import format_duration, format_learning_rate, format_loss, f
 
 
 class ProgressReporter:
-    """A listener for the scheduler's events. Use as a context manager: the bar must be taken down again."""
+    """A listener for the scheduler's events. A context manager, because the bar must be removed."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -45,7 +44,7 @@ class ProgressReporter:
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("starting", total=None, left="loading torch")
+            self._task = self._bar.add_task("starting", total=None, left="importing torch")
         return self
 
     def __exit__(
@@ -66,14 +65,14 @@ class ProgressReporter:
             self._say_end(event, left)
 
     def say(self, words: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(words, markup=False)
         else:
             print(words, file=sys.stderr, flush=True)  # noqa: T201
 
     def _say_end(self, event: TrialEnded, left: str) -> None:
-        """A line per trial without a terminal; with one, only for trials that failed."""
+        """Print a line per trial; on a terminal, only for trials that failed."""
         result = event.result
         failed = result.status is not Status.COMPLETED
         if (self._bar is not None and not failed) or (result.status is Status.NOT_RUN and result.trial.round > 1):
@@ -88,7 +87,7 @@ class ProgressReporter:
         self.say(words)
 
     def _describe_left(self, event: Event) -> str:
-        """The time left, from the mean of the trials measured so far."""
+        """Time left, from the mean of the trials so far."""
         done = event.number - 1 if isinstance(event, TrialStarted) else event.number
         if not self._num_measured:
             return "time left unknown"
@@ -100,17 +99,16 @@ POLL_SECONDS = 0.2
 
 
 class LineReporter:
-    """Follows `curve.jsonl` while the training runs. Use as a context manager: its thread must end.
+    """Follows `curve.jsonl` while the training runs. A context manager, because its thread must end.
 
-    Rank 0 first drops what lies beyond the checkpoint that it goes on from and then says so in `start.json`: only from
-    then on are lines read. The lines' file is gone once the training has completed; what was not printed by then is
-    in the result.
+    Rank 0 first drops the lines after the checkpoint that it resumes from and then writes `start.json`: lines are read
+    only from then on. The file is removed when the training has completed; lines not printed by then are in the result.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._last: tuple[int, bool] | None = None
-        """The place of the last line that was printed; None until the training has begun."""
+        """Position of the last printed line; None until the training has started."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -135,7 +133,7 @@ class LineReporter:
                 _say(f"{event.result.status.words}: {event.result.reason}")
 
     def say(self, words: str) -> None:
-        """A line among those of the training."""
+        """Print a line among those of the training."""
         _say(words)
 
     def _stop(self) -> None:
@@ -158,20 +156,20 @@ class LineReporter:
             self._print_new(tuple(from_builtins(json.loads(line), CurvePoint) for line in whole.splitlines()))
 
     def _see_start(self) -> bool:
-        """Say where the training goes on from, once rank 0 knows."""
+        """Say where the training resumes, once rank 0 knows."""
         try:
             start = read_json(start_file(self._directory))
         except DamagedRun:
             return False
         self._last = (start["step"] - 1, True)
         for words in start["damaged"]:
-            _say(f"warning: {words}; it was passed over")
+            _say(f"warning: {words}; skipped")
         if start["step"]:
-            _say(f"going on after {start['step']} steps, from the last checkpoint")
+            _say(f"resuming from the checkpoint after step {start['step']}")
         return True
 
     def _print_new(self, points: tuple[CurvePoint, ...]) -> None:
-        """Print what comes after the last that was printed; an evaluation comes after the step of its number."""
+        """Print the lines after the last printed one; an evaluation comes after the step of its number."""
         for point in points:
             place = (point.step, point.is_evaluation)
             if self._last is None or place > self._last:

@@ -1,7 +1,7 @@
-"""`scalelab report RUN…`: what others are shown: a page, a typeset report, Markdown with pictures, a bundle.
+"""`scalelab report RUN…`: a report to share: HTML, PDF, Markdown with pictures, a bundle.
 
-The document is derived again from the raw samples, so that an old run gets the charts and sentences of this version.
-Several runs become a comparison, each with the first. Nothing here loads torch.
+The document is recomputed from the raw samples, so that an old run gets the charts and sentences of this version.
+Several runs are compared, each with the first. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from scalelab.cli.output import Output, check_installed, make_page, make_pdf, wr
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document
-from scalelab.report.findings import Caution
+from scalelab.report.findings import CautionKind
 from scalelab.report.joining import NamedDocument, join_documents
 from scalelab.studies.catalogue import derive_document
 
+INCOMPARABLE = CautionKind("incomparable", "Two runs of a report have nothing in common to compare", "wrong-work")
 MOST_LETTERS = 100
-"""Of a run's name in that of a file."""
+"""Letters of a run's name in a file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report of one run, or of several as a comparison, for others to look at: HTML unless told otherwise."""
+    """Write a report of one run, or a comparison of several, to share; HTML by default."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ("last",)
-    """Their names, the beginnings of their names, their paths, or last; each is compared with the first."""
+    """Names, unique prefixes or paths of runs, or last; each is compared with the first."""
     runs_dir: RunsDir = RUNS_DIR
     bundle: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """A new directory with the report, the raw data and a script that measures it again."""
+    """New directory with the report, the raw data and a script that repeats the measurement."""
     output: Output = field(default_factory=Output)
 
 
@@ -61,19 +62,19 @@ def main(args: Sequence[str]) -> int:
 
 
 def open_runs(report: Report) -> list[RunStore]:
-    """The runs, none of them twice."""
+    """The runs; a run given twice is refused."""
     stores = [open_run(name, report.runs_dir) for name in report.runs]
     places = [store.path.resolve() for store in stores]
     for number, place in enumerate(places):
         if place in places[:number]:
-            raise UsageError(f"{report.runs[number]} is {place.name}, which is there already: give every run once")
+            raise UsageError(f"{report.runs[number]} is {place.name}, which is already listed: give every run once")
     if not stores:
         raise UsageError("give at least one run: scalelab report last")
     return stores
 
 
 def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
-    """What was asked for; a page in the working directory where nothing was."""
+    """The requested formats; without any, an HTML page in the working directory."""
     if report.output.wanted or report.bundle is not None:
         return report.output
     name = stores[0].name if len(stores) == 1 else "comparison"
@@ -89,18 +90,18 @@ def describe_runs(stores: Sequence[RunStore]) -> Document:
 
 
 def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
-    """Every later run against the first; what cannot be compared says why."""
+    """Every later run against the first; runs that cannot be compared say why."""
     first = read_side(stores[0])
     for other in stores[1:]:
         try:
             yield compare_runs(first, read_side(other))
         except UsageError as error:
-            nothing = Caution(message=str(error), next_step="read them one by one: each has its own part below")
+            nothing = INCOMPARABLE(other.name, str(error), "read the runs one by one below")
             yield Document(title="", setting=f"A {stores[0].name} · B {other.name}", cautions=(nothing,))
 
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:
-    """The raw data and the script, with the page and the typeset report beside them."""
+    """The raw data and the script, with the HTML and PDF reports."""
     from scalelab.export.bundle import write_bundle
 
     write_bundle(directory, stores, ["report.html", "report.pdf"])

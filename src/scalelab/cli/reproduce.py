@@ -1,4 +1,4 @@
-"""`scalelab reproduce RECIPE`: the experiments of a published assignment, beside its numbers."""
+"""`scalelab reproduce RECIPE`: run a published assignment and compare with its numbers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from scalelab.studies.shared.study import Study
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The experiments of a published assignment, with its parameters, beside its numbers."""
+    """Run the experiments of a published assignment with its parameters and compare with its numbers."""
 
     reproduce: Reproduce
     again: bool = False
-    """Measure everything anew, also where an earlier run of the same command was interrupted."""
+    """Start a new run even if an earlier one of the same command was interrupted."""
     execution: Execution = field(default_factory=Execution)
 
 
@@ -39,8 +39,8 @@ def main(args: Sequence[str]) -> int:
         return 2
     if find_flag_value(args, "--launcher") is not None:
         raise UsageError(
-            "--launcher is no flag of reproduce: every row has its own, and all are started from here. Start it inside"
-            " a job, by salloc or qsub -I, to have them on a node of a cluster"
+            "reproduce has no --launcher: every row has its own. To use a cluster node, start it inside a job (salloc,"
+            " qsub -I)"
         )
     try:
         command = parse_flags(Command, args, "reproduce")
@@ -52,23 +52,24 @@ def main(args: Sequence[str]) -> int:
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:
         print_plan(trials, execution)
-        sys.stdout.writelines(f"{row} not run, or not whole: {reason}\n" for row, reason in reproduce.reasons.items())
+        for row, reason in reproduce.reasons.items():
+            print(f"{row} does not run, or only in part: {reason}")  # noqa: T201
         return 0
     execution.output.check()
-    # Rows that need several hosts say so where there can be none; the others are run.
+    # Rows that need several hosts say so if hosts cannot be emulated; the others run.
     can_emulate = find_host_obstacle() is None
     possible = [trial for trial in trials if can_emulate or trial.num_hosts == 1]
     launcher = choose_launcher(reproduce.job, possible, make_submitter(reproduce, execution.submission))
     launcher.check()
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:
-        print(f"Going on with {store.path}; --again measures everything anew", file=sys.stderr)  # noqa: T201
+        print(f"Resuming {store.path}; --again starts a new run", file=sys.stderr)  # noqa: T201
     store = store or start_run(reproduce, execution.runs_dir, ["scalelab", "reproduce", *args])
     return measure_and_report(store, reproduce, launcher, execution.output)
 
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
-    """The newest run of the same recipe, if it has trials left to run and nobody is at it."""
+    """The newest run of the same recipe, if it has trials left and no process is executing it."""
     for path in reversed(find_runs(runs_dir)):
         if "reproduce-" not in path.name:
             continue
@@ -76,7 +77,7 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
             store = RunStore.open(path)
             is_same = store.record.study == Reproduce.name and is_alike(read_study(store), reproduce)
         except DamagedRun:
-            continue  # that run is lost, and `scalelab show` says so; this one is not
+            continue  # `scalelab show` reports the damage
         if is_same:
             is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
             return None if is_over or store.is_running() else store
@@ -84,7 +85,7 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
 
 
 def is_alike(study: Study, reproduce: Reproduce) -> bool:
-    """Whether both measure the same: rows may be named in any order, twice, and in either case."""
+    """Whether both measure the same rows, named in any order, twice or in either case."""
     if not isinstance(study, Reproduce) or replace(study, only=()) != replace(reproduce, only=()):
         return False
     return [row.id for row in study.rows] == [row.id for row in reproduce.rows]

@@ -1,4 +1,4 @@
-"""`scalelab resume`: go on with a run that was interrupted."""
+"""`scalelab resume`: continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from scalelab.studies.shared.study import Study
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Go on with a run that was interrupted: trials that have a result are not run again."""
+    """Continue an interrupted run: trials that have a result are not repeated."""
 
     run: Annotated[str, tyro.conf.Positional] = "last"
-    """Its name, the beginning of its name, its path, or last."""
+    """Name, unique prefix or path of a run, or last."""
     runs_dir: RunsDir = RUNS_DIR
     only: Annotated[str | None, tyro.conf.arg(metavar="TRIAL")] = None
-    """Run this trial and store its result, whoever else is at the run: what a job of --job-per-trial does."""
+    """Run only this trial, even while others run: what a job of --job-per-trial does."""
     submission: Submission = field(default_factory=Submission)
     output: Output = field(default_factory=Output)
 
@@ -70,13 +70,13 @@ def main(args: Sequence[str]) -> int:
     try:
         return measure_and_report(store, study, launcher, resume.output)
     except NothingMeasured as error:
-        if is_own_job(store):  # whoever waits for this job must know that every trial has a result
+        if is_own_job(store):  # the process that waits for this job must know that every trial has a result
             error.exit_code = 3
         raise
 
 
 def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
-    """Have a batch system go on with the run; one that its job has completed is only shown."""
+    """Submit the rest of the run to a batch system; a complete run is only shown."""
     check_output(resume.submission, resume.output)
     earlier = check_no_job(store)
     reopen_training(store)
@@ -92,7 +92,7 @@ def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
 
 
 def run_only(store: RunStore, study: Study, name: str) -> int:
-    """Run one trial and store its result: a job of its own does so for whoever waits, or comes back."""
+    """Run one trial and store its result, in a batch job of its own."""
     trial = next((trial for trial in store.trials() if trial.name == name), None)
     if trial is None:
         raise UnknownName("trial", name, store.record.trials)
@@ -108,7 +108,7 @@ def run_only(store: RunStore, study: Study, name: str) -> int:
 
 
 def note_place(store: RunStore) -> None:
-    """A run that was planned on a login node has the environment of the node that measures it first."""
+    """Record the environment of the node that measures first, if the run was planned on a login node."""
     is_submitted = read_record(store.path) is not None
     if is_submitted and not any(store.has_result(name) for name in store.record.trials):
         store.save_environment(read_environment(__version__))
@@ -117,21 +117,21 @@ def note_place(store: RunStore) -> None:
 
 
 def join_launcher(store: RunStore, member: Membership, runs_dir: Path) -> JoinedLauncher:
-    """Under somebody else's launcher only a training goes on, and on as many ranks as it had."""
+    """Under an external launcher only a training run resumes, with the same number of ranks."""
     trial = store.trials()[0]
     if trial.course is None:
         raise UsageError(
-            f"{store.name} is no training: resume it once, without {member.launcher}: it starts its ranks itself"
+            f"{store.name} is not a training run: resume it without {member.launcher}; it starts its ranks itself"
         )
     if trial.num_processes != member.num_ranks:
         raise UsageError(
-            f"{store.name} had {trial.num_processes} ranks, {member.num_ranks} were launched: launch as many"
+            f"{store.name} had {trial.num_processes} ranks, got {member.num_ranks}: launch {trial.num_processes}"
         )
     return JoinedLauncher(member, runs_dir)
 
 
 def reopen_training(store: RunStore) -> None:
-    """A training that failed, or was killed, goes on from its last checkpoint; other failures are results."""
+    """A training run that failed or was killed continues from its last checkpoint; other failures are results."""
     name = store.record.trials[0]
     if store.record.study == Train.name and store.has_result(name):
         try:
@@ -143,27 +143,27 @@ def reopen_training(store: RunStore) -> None:
 
 
 def reopen_waiting(store: RunStore) -> None:
-    """Trials whose job was refused or cancelled are tried again; what cannot be run at all stays as it is."""
+    """Reopen trials whose batch job was rejected or cancelled."""
     for result in find_waiting(store):
         store.reopen(result.trial.name)
 
 
 def is_own_job(store: RunStore) -> bool:
-    """Whether this process is in a job that the run has submitted."""
+    """Whether this process runs in a batch job of the run."""
     record = read_record(store.path)
     own = find_own_job(os.environ)
     return record is not None and any(name_job(record.scheduler, job.id) == own for job in record.jobs)
 
 
 def warn_of_changes(store: RunStore) -> None:
-    """A run that goes on elsewhere, or with another workload file, mixes the times of two jobs."""
+    """Warn if the machine or the workload file changed: the run would mix two jobs."""
     before, now = store.environment(), read_environment(__version__)
     changes = [
-        f"{name} was {getattr(before, name)}, is {getattr(now, name)}"
+        f"{name} was {getattr(before, name)}, now {getattr(now, name)}"
         for name in ("host", "processor", "num_cores", "torch")
         if getattr(before, name) != getattr(now, name)
     ]
     if hash_workload(store.trials()[0].workload) != store.record.workload_sha256:
-        changes.append("the workload's file has changed")
+        changes.append("the workload file changed")
     if changes:
-        print(f"warning: this is not what the run began on: {'; '.join(changes)}", file=sys.stderr)  # noqa: T201
+        print(f"warning: the run started under other conditions: {'; '.join(changes)}", file=sys.stderr)  # noqa: T201

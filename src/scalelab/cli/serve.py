@@ -1,4 +1,4 @@
-"""`scalelab serve`: a local page over the runs, to browse, compare and watch; without torch."""
+"""`scalelab serve`: a local web page to browse, compare and watch runs, without torch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from scalelab.serve.server import Library, PageServer
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """A local page over the runs: browse, search, open reports, put two side by side, watch a running study."""
+    """Serve a local web page: browse and search runs, open reports, compare two, watch a running study."""
 
     runs_dir: RunsDir = RUNS_DIR
     port: int = 8800
-    """On loopback; 0: any free one. From another machine: ssh -L 8800:127.0.0.1:8800 HOST."""
+    """Port on loopback; 0: any free one. From another machine: ssh -L 8800:127.0.0.1:8800 HOST."""
     browse: bool = False
-    """Open it in a browser."""
+    """Open the page in a browser."""
 
 
 def main(args: Sequence[str]) -> int:
     serve = parse_flags(Serve, args, "serve")
     if not 0 <= serve.port <= 65535:
-        raise UsageError(f"--port {serve.port} is no port: use 1 to 65535, or 0 for any free one")
+        raise UsageError(f"--port must be 1 to 65535, or 0 for any free one, got {serve.port}")
     if not serve.runs_dir.is_dir():
-        raise UsageError(f"--runs-dir {serve.runs_dir} is not there yet: scalelab run strong-scaling makes it")
+        raise UsageError(f"--runs-dir {serve.runs_dir} does not exist: run a study first")
     check_installed("--html")
     server = PageServer(Library(runs_dir=serve.runs_dir, describe=describe_runs, render=make_page), serve.port)
-    print(f"{server.address}  (Ctrl-C ends it)", flush=True)  # noqa: T201
+    print(f"{server.address}  (Ctrl-C to stop)", flush=True)  # noqa: T201
     if serve.browse:
         webbrowser.open(server.address)
     try:

@@ -1,4 +1,4 @@
-"""`scalelab show`: a run's answer again, in any format, without torch."""
+"""`scalelab show`: print the answer of a run again, in any format, without torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scalelab.report.document import Document, read_document
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """A run's answer again, in any format."""
+    """Print the answer of a run again, in any format."""
 
     run: Annotated[str, tyro.conf.Positional] = "last"
-    """Its name, the beginning of its name, its path, or last."""
+    """Name, unique prefix or path of a run, or last."""
     runs_dir: RunsDir = RUNS_DIR
     refresh: bool = False
-    """Derive the answer again from the raw samples."""
+    """Recompute the answer from the raw samples."""
     output: Output = field(default_factory=Output)
 
 
@@ -32,17 +32,19 @@ def main(args: Sequence[str]) -> int:
     show.output.check()
     store = open_run(show.run, show.runs_dir)
     write_outputs(read_answer(store, refresh=show.refresh), show.output, [store.path])
+    if not show.output.takes_stdout:
+        print(f"\n{store.path}  ·  scalelab report {show.run} --html report.html")  # noqa: T201
     return 0
 
 
 def read_answer(store: RunStore, *, refresh: bool) -> Document:
-    """The stored document; derived from the samples when there is none yet, or when asked to."""
+    """The stored document; recomputed if there is none yet, or on `refresh`."""
     text = None if refresh else store.read_document_text()
     if text is not None:
         try:
             return read_document(text)
         except DamagedRun as error:
-            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh derives it again") from error
+            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh recomputes it") from error
     from scalelab.runs.experiment import conclude_run  # these load the analysis
     from scalelab.studies.catalogue import read_study
 

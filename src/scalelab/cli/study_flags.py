@@ -97,7 +97,7 @@ def is_training(kind: type[Any]) -> bool:
 
 
 def hide_options(options_class: type[Any], names: Sequence[str]) -> type[Any]:
-    """The same options, but for some that a flag of the study sets: they keep their value and have no flag."""
+    """The options without flags for those that the study sets itself."""
     hidden = [
         (one.name, Annotated[Any, tyro.conf.Suppress, tyro.conf.Fixed], None if is_required(one) else one.default)
         for one in dataclasses.fields(options_class)
@@ -115,7 +115,7 @@ def is_required(one: dataclasses.Field[Any]) -> bool:
 
 
 def route_options(job: Job, names: Sequence[str]) -> Job:
-    """Hand the values of flags that `build` takes itself to `build`."""
+    """Pass the flags that `build` takes itself to `build`."""
     given: dict[str, Any] = {name: getattr(job.optimization, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     nothing: dict[str, Any] = dict.fromkeys(given)
@@ -124,7 +124,7 @@ def route_options(job: Job, names: Sequence[str]) -> Job:
 
 
 def make_command_class(kind: type[Any], options_class: type[Any] | None, workload: str) -> type[Any]:
-    """The flags of one command: the study's, its workload's if it has one, and those of the execution."""
+    """The flags of one command: of the study, of its workload if it has one, and of the execution."""
     options_help = f"Options of {Path(workload).name}"
     fields: list[tuple[str, Any]] = [("study", Annotated[kind, tyro.conf.arg(name="", help="")])]
     if options_class is not None:
@@ -134,7 +134,7 @@ def make_command_class(kind: type[Any], options_class: type[Any] | None, workloa
 
 
 def find_flag_value(args: Sequence[str], wanted: str) -> str | None:
-    """The value of a flag before the flags are parsed: which others there are depends on it."""
+    """The value of a flag before parsing: the other flags depend on it."""
     value = None
     for index, argument in enumerate(args):
         if argument == wanted and index + 1 < len(args):
@@ -163,19 +163,19 @@ def make_options_class(workload: str) -> tuple[type[Any], bool]:
 
 
 ROUTED = ("lr", "weight_decay")
-"""Flags of every study that a parameter of `build` may be called too: then the value is that parameter's."""
+"""Flags of every study that `build` may also take as a parameter: then the value goes to `build`."""
 
 
 def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -> None:
-    """Refuse a parameter of `build` that a flag of the study is called by."""
+    """Refuse a parameter of `build` with the name of a flag of the study."""
     for one in dataclasses.fields(options_class):
         if (one.name in taken and one.name not in ROUTED) or one.name.replace("_", "-") in FLAGS.values():
-            clash = f"its parameter {one.name!r} would be {flag(one.name)}, which is a flag of the study"
+            clash = f"its parameter {one.name!r} would be {flag(one.name)}, a flag of the study"
             raise UsageError(f"--workload {workload}: {clash}: rename it")
 
 
 def explain_unknown_flag(unknown: str, command: type[Any], help_command: str) -> str:
-    """What is wrong with a flag that nothing takes, and which one may have been meant."""
+    """The error for an unknown flag, with the closest known one."""
     known = [flag(name) for name in list_fields(command)]
     close = difflib.get_close_matches(unknown, known, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
@@ -200,13 +200,13 @@ def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
         if not name.startswith("--") or not (equals or rest):
-            raise UsageError(f"{argument} is not a flag with a value: options of your build() are --name value")
+            raise UsageError(f"{argument} is not --name value: options of your build() need both")
         options[name.removeprefix("--").replace("-", "_")] = _read_literal(value if equals else rest.pop(0))
     return options
 
 
 def _read_literal(text: str) -> Option:
-    """A number or a truth where the text is one; otherwise the text."""
+    """A number or a boolean if the text is one; otherwise the text."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -6,11 +6,10 @@
       trials/ddp-2-r1/    trial.json   samples.csv   rank0.log …   result.json
       document.json       what every renderer reads
 
-`result.json` is written last and atomically: its presence means that the trial is complete, and it carries the
-checksum of `samples.csv` (and of `transfers.csv` or `fetches.csv`), so that a file that was cut or changed afterwards
-is noticed. Plain files, because compute nodes share file systems where a database's locks do not work. Two runs at
-once never touch each other: the directory is claimed by creating it. Two processes on one run are kept apart by
-`running.json`, which appears whole or not at all.
+`result.json` is written last and atomically: its presence means that the trial is complete. It carries the checksum of
+`samples.csv` (and of `transfers.csv` or `fetches.csv`), so that truncated or changed files are detected. Plain files,
+because database locks do not work on the file systems that compute nodes share. Creating the directory claims it, so
+two runs never share one; `running.json`, created atomically, keeps two processes off the same run.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from scalelab.records.trial import (
 )
 
 RUNS_DIR = Path("runs")
-"""Where runs are kept unless told otherwise."""
+"""Default directory of the runs."""
 JOBS_FILE = "job.json"
 """The batch jobs of the run, if it has any."""
 RUNNING = "running.json"
-"""Who executes the run: process, host, and the batch job that it is in."""
+"""Which process executes the run: pid, host and batch job."""
 
 GLANCE_BYTES = 8192
 STATUS = re.compile(rb'"status": "(\w+)"')
@@ -57,17 +56,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What `run.json` says: which question was asked, how, when and by which version."""
+    """The contents of `run.json`: the study, its fields, when and by which version."""
 
     study: str
     fields: dict[str, Any]
-    """The study's fields, as its class reads them back."""
+    """The fields of the study."""
     command: tuple[str, ...]
     version: str
     created_at: str
     """UTC, ISO 8601, to the microsecond."""
     workload_sha256: str | None = None
-    """Of the user's own workload file when the run began; None for a built-in workload."""
+    """Of the user's own workload file at the start of the run; None for a built-in workload."""
     trials: tuple[str, ...]
     """Names of the planned trials, in the order in which they run."""
     study_class: str | None = None
@@ -95,9 +94,9 @@ class RunStore:
         command: Sequence[str] = (),
         label: str | None = None,
     ) -> RunStore:
-        """Make the directory of a new run, named by its time and its study or `label`, and write down its plan."""
+        """Create the directory of a new run, named by time and study or `label`, with its plan."""
         if not trials:
-            raise StoreError(f"study {study!r} planned no trial")
+            raise StoreError(f"study {study!r} planned no trials")
         now = datetime.now(UTC)
         record = RunRecord(
             study=study,
@@ -124,7 +123,7 @@ class RunStore:
     def open(cls, path: Path) -> RunStore:
         """The run in an existing directory."""
         if not (path / "run.json").is_file():
-            raise StoreError(f"{path} is not a run: it has no run.json")
+            raise StoreError(f"{path} is not a run: no run.json")
         data = read_json(path / "run.json")
         check_schema(path / "run.json", data)
         return cls(path, _convert(path / "run.json", data, RunRecord))
@@ -142,11 +141,11 @@ class RunStore:
         return tuple(_convert(file, read_json(file), Trial) for file in files)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Extend the plan: a search decides by its results what to run next."""
+        """Extend the plan: a search adds trials that depend on results."""
         known = set(self.record.trials)
         for trial in trials:
             if trial.name in known:
-                raise StoreError(f"run {self.name} has a trial {trial.name} already")
+                raise StoreError(f"run {self.name} already has a trial {trial.name}")
         with storage_errors(self.path):
             for trial in trials:
                 self.trial_directory(trial.name).mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,7 @@ class RunStore:
         return _convert(file, read_json(file), Environment)
 
     def save_environment(self, environment: Environment) -> None:
-        """Where it is measured, if that is not where it was planned."""
+        """Record where the run is measured, if it was planned elsewhere."""
         with storage_errors(self.path):
             write_json(self.path / "environment.json", to_builtins(environment))
 
@@ -168,7 +167,7 @@ class RunStore:
         return (self.trial_directory(trial_name) / "result.json").is_file()
 
     def save_result(self, result: TrialResult) -> None:
-        """Write the samples, then `result.json`; after this the trial is never run again."""
+        """Write the samples, then `result.json`; after that the trial is complete."""
         directory = self.trial_directory(result.trial.name)
         raw = list_raw(result)
         texts = {name: render_raw(name, lines) for name, lines in raw.items()}
@@ -182,7 +181,7 @@ class RunStore:
             write_json(directory / "result.json", header)
 
     def result(self, trial_name: str) -> TrialResult:
-        """A stored result with all that was timed; raises `DamagedRun` when a file is not what was written."""
+        """A stored result with its samples; raises `DamagedRun` if a file was changed or truncated."""
         directory = self.trial_directory(trial_name)
         header = read_json(directory / "result.json")
         check_schema(directory / "result.json", header)
@@ -193,7 +192,7 @@ class RunStore:
         return with_samples(bare if "cause" in header else infer_cause(bare), **raw)
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
-        """All readable results in the order of the plan, and what could not be read."""
+        """All readable results in plan order, and the errors of the others."""
         found, damaged = [], []
         for name in self.record.trials:
             if self.has_result(name):
@@ -204,13 +203,13 @@ class RunStore:
         return found, damaged
 
     def set_aside(self, trial_name: str) -> None:
-        """Rename a damaged result, so that the trial runs again and nothing is deleted."""
+        """Rename a damaged result, so that the trial runs again without deleting anything."""
         file = self.trial_directory(trial_name) / "result.json"
         with storage_errors(file):
             file.replace(file.with_suffix(".json.damaged"))
 
     def reopen(self, trial_name: str) -> None:
-        """Rename the result of a trial that is to go on; nothing is deleted."""
+        """Rename the result of a trial that continues; nothing is deleted."""
         file = self.trial_directory(trial_name) / "result.json"
         with storage_errors(file):
             file.replace(file.with_suffix(".json.before"))
@@ -229,7 +228,7 @@ class RunStore:
 
     @contextmanager
     def claim(self, name: str = RUNNING, job: str = "") -> Iterator[None]:
-        """Hold the run for this process, in this batch job; raises `RunBusy` while another living one holds it."""
+        """Hold the run for this process and batch job; raises `RunBusy` while another live process holds it."""
         marker = self.path / name
         refuse_holder(marker)
         with storage_errors(marker):
@@ -241,7 +240,7 @@ class RunStore:
             marker.unlink(missing_ok=True)
 
     def release(self, job: str) -> None:
-        """Take away the claim of a batch job that is known to have ended; that of anybody else stays."""
+        """Remove the claim of a batch job that has ended, and no other."""
         marker = self.path / RUNNING
         holder = find_holder(marker)
         if holder is not None and holder.get("job") == job:
@@ -252,7 +251,7 @@ class RunStore:
 
 
 def glance_at_status(file: Path) -> str | None:
-    """How a trial ended, from the first bytes of its result where it stands there; None: it has none."""
+    """The status in the first bytes of a result; None: there is no result."""
     try:
         with file.open("rb", buffering=0) as stream:
             head = stream.read(GLANCE_BYTES)
@@ -263,7 +262,7 @@ def glance_at_status(file: Path) -> str | None:
 
 
 def hash_workload(workload: str) -> str | None:
-    """The checksum of the user's own file; None for a built-in workload and for a file that is gone."""
+    """The checksum of the user's own file; None for a built-in workload or a missing file."""
     try:
         return sha256_of(Path(workload.rpartition(":")[0]).read_bytes()) if ":" in workload else None
     except OSError:
@@ -279,7 +278,7 @@ def find_runs(runs_dir: Path) -> list[Path]:
 
 
 def open_run(name: str, runs_dir: Path) -> RunStore:
-    """The run called `name`: `last`, a directory's name or the only one it begins, a path, or a label's newest."""
+    """The run called `name`: `last`, a name, a unique prefix, a path, or the newest with a label."""
     as_path = Path(name)
     if (as_path / "run.json").is_file():
         return RunStore.open(as_path)
@@ -294,15 +293,15 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
         return RunStore.open(matching[0])
     if matching:
         names = ", ".join(path.name for path in matching)
-        raise UsageError(f"{name!r} begins the names of {len(matching)} runs: {names}; give more of the name")
+        raise UsageError(f"{name!r} matches {len(matching)} runs: {names}; use more of the name")
     labelled = [path for path in runs if re.fullmatch(rf"[\d-]+-{re.escape(name)}(-\d+)?", path.name)]
     if labelled:
         return RunStore.open(labelled[-1])
-    raise UnknownName("run", name, list(by_name)[-10:], f"Looked in {runs_dir}; --runs-dir looks elsewhere.")
+    raise UnknownName("run", name, list(by_name)[-10:], f"Searched {runs_dir}; use --runs-dir for another directory.")
 
 
 def find_holder(marker: Path) -> dict[str, Any] | None:
-    """Who executes the run: None when nobody does or the process has ended."""
+    """The process that executes the run; None if there is none or it has ended."""
     try:
         holder = json.loads(marker.read_text())
         host, pid, started = holder["host"], holder["pid"], holder["started"]
@@ -314,12 +313,12 @@ def find_holder(marker: Path) -> dict[str, Any] | None:
 
 
 def refuse_holder(marker: Path) -> None:
-    """Raise `RunBusy`, with who it is and where, while somebody executes the run."""
+    """Raise `RunBusy` with the process and host while a process executes the run."""
     holder = find_holder(marker)
     if holder is not None:
         where = f"{holder['host']} in job {holder['job']}" if holder.get("job") else holder["host"]
         raise RunBusy(
-            f"run {marker.parent.name} is being executed by process {holder['pid']} on {where}: "
+            f"process {holder['pid']} on {where} is executing run {marker.parent.name}: "
             f"wait for it, or stop it and remove {marker}"
         )
 
@@ -327,7 +326,7 @@ def refuse_holder(marker: Path) -> None:
 def check_schema(path: Path, data: dict[str, Any]) -> None:
     version = data.get("schema_version")
     if not isinstance(version, int):
-        raise DamagedRun(f"{path} has no schema_version: it was not written by scalelab, or was changed")
+        raise DamagedRun(f"{path} has no schema_version: it was changed, or not written by scalelab")
     if version > SCHEMA_VERSION:
         raise DamagedRun(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab")
 
@@ -340,7 +339,7 @@ def _convert(path: Path, data: Any, kind: type[T]) -> T:
 
 
 def _claim_directory(runs_dir: Path, name: str) -> Path:
-    """Create `name`, or `name-2`, `name-3` … when two runs start at once: creating a directory is atomic."""
+    """Create `name`, or `name-2`, `name-3` … if two runs start at once: creating a directory is atomic."""
     for attempt in range(1, 10_000):
         path = runs_dir / (name if attempt == 1 else f"{name}-{attempt}")
         try:
@@ -348,11 +347,11 @@ def _claim_directory(runs_dir: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise StoreError(f"{runs_dir} has no free name left for {name}")
+    raise StoreError(f"no free name for {name} in {runs_dir}")
 
 
 def _creation_time(path: Path) -> str:
-    """When the run was created, from its record; a damaged record sorts by the name's own date."""
+    """When the run was created; a damaged record sorts by the date in its name."""
     try:
         head = (path / "run.json").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -362,19 +361,19 @@ def _creation_time(path: Path) -> str:
 
 
 def _put_marker(marker: Path, job: str) -> None:
-    """Put our own marker there, whole and only where there is none: a link is made at once or not at all."""
+    """Create our marker atomically, only if there is none: a hard link is made whole or not at all."""
     scratch = marker.with_name(f".running.{os.getpid()}")
     write_json(scratch, _own_identity() | ({"job": job} if job else {}))
     try:
         marker.hardlink_to(scratch)
     except FileExistsError:
-        raise RunBusy(f"run {marker.parent.name} was taken by another process just now") from None
+        raise RunBusy(f"another process just claimed run {marker.parent.name}") from None
     finally:
         scratch.unlink()
 
 
 def _remove_stale_marker(marker: Path) -> None:
-    """Remove a dead process's marker; of several that want to, one has the ticket, and it looks again first."""
+    """Remove the marker of a dead process; a ticket keeps out other processes that want to."""
     if not marker.exists():
         return
     ticket = marker.with_name("running.takeover")
@@ -382,7 +381,7 @@ def _remove_stale_marker(marker: Path) -> None:
         ticket.touch(exist_ok=False)
     except FileExistsError:
         raise RunBusy(
-            f"run {marker.parent.name} is being taken by another process just now: wait for it, or remove {ticket}"
+            f"another process is claiming run {marker.parent.name}: wait for it, or remove {ticket}"
         ) from None
     try:
         if find_holder(marker) is None:

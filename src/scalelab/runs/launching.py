@@ -1,12 +1,12 @@
 """Which launcher runs the trials of a job: the only place that knows all of them.
 
     local              this machine, from a forkserver
-    hosts              emulated hosts, where a trial has several
-    torchrun           torchrun on this machine; inside an allocation of other nodes one on each of them
-    mpi                mpiexec, whosever it is
-    slurm, pbs, lsf    inside an allocation its own command: srun, mpiexec, jsrun
+    hosts              emulated hosts, if a trial has several
+    torchrun           torchrun on this machine, or on every node of an allocation
+    mpi                any mpiexec
+    slurm, pbs, lsf    inside an allocation, its own command: srun, mpiexec, jsrun
 
-Outside an allocation the batch systems' names mean that a job is submitted, which `cli/submit.py` does.
+Outside an allocation, slurm, pbs and lsf submit a job (`cli/batch`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Launched(Protocol):
 
 
 class MixedLauncher:
-    """Runs every trial by its own launcher: the rows of a recipe may differ in theirs."""
+    """Runs every trial with its own launcher: the rows of a recipe may differ."""
 
     def __init__(self, own: LocalLauncher | HostsLauncher, submit: Submitter | None = None) -> None:
         self._own = own
@@ -54,7 +54,7 @@ class MixedLauncher:
         try:
             launcher = self._choose(trial, directory)
         except (LaunchFailed, RankUnknown) as error:
-            return not_run(trial, str(error), cause=Cause.LAUNCHER)  # the trials of other launchers can go on
+            return not_run(trial, str(error), cause=Cause.LAUNCHER)  # trials of other launchers can still run
         try:
             return launcher.launch(trial, directory)
         finally:
@@ -76,14 +76,14 @@ class MixedLauncher:
 
 
 Submitter = Callable[[Scheduler, Trial, Path], JobLauncher]
-"""Who hands a trial of a run to a batch system."""
+"""Submits a trial of a run to a batch system."""
 CheckedLauncher = LocalLauncher | HostsLauncher | StepLauncher | MixedLauncher
 
 
 def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | None = None) -> CheckedLauncher:
-    """The launcher that a job asks for; raises `LaunchFailed` where what it needs is not there.
+    """The launcher of a job; raises `LaunchFailed` if something it needs is missing.
 
-    `submit` is asked where a trial of a recipe is a job of a batch system; without it such a trial is not run.
+    `submit` handles a recipe's trial that is a batch job; without it such a trial does not run.
     """
     if job.launcher not in ON_THIS_MACHINE:
         return StepLauncher(find_step(job, os.environ))
@@ -93,17 +93,17 @@ def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | 
 
 
 def find_scheduler(job: Launched, variables: Mapping[str, str]) -> Scheduler | None:
-    """The batch system that a job must be submitted to; None: it can be run here, or in the allocation we are in."""
+    """The batch system that a job must be submitted to; None: it runs here, or in the current allocation."""
     scheduler = next((name for name in SCHEDULERS if name == job.launcher), None)
     allocation = find_allocation(variables) if scheduler else None
     return None if allocation is not None and allocation.scheduler == scheduler else scheduler
 
 
 def find_step(job: Launched, variables: Mapping[str, str]) -> Step:
-    """By which command the ranks of a job are started here."""
+    """The command that starts the ranks of a job here."""
     allocation = find_allocation(variables)
     if job.launcher == "torchrun":
-        # A job's shell may be on a login node, and its script on a node for scripts.
+        # A job's shell may run on a login node, and its script on a service node.
         is_here = allocation is not None and (not allocation.first_node or is_this_host(allocation.first_node))
         if allocation is None or (allocation.num_nodes == 1 and is_here):
             return Step(kind="", is_torchrun=True, ranks_per_node=job.ranks_per_node)
@@ -112,13 +112,13 @@ def find_step(job: Launched, variables: Mapping[str, str]) -> Step:
         return make_mpi_step(allocation, job)
     if allocation is None or allocation.scheduler != job.launcher:
         raise LaunchFailed(
-            f"--launcher {job.launcher} can only start ranks inside a job of it, and this is none: start it in one"
+            f"--launcher {job.launcher} starts ranks only inside a {job.launcher} job, and this is not one"
         )
     return make_step(allocation, job)
 
 
 def make_step(allocation: Allocation, job: Launched, *, is_torchrun: bool = False) -> Step:
-    """The command of the batch system that the allocation is from."""
+    """The launch command of the allocation's batch system."""
     if allocation.scheduler == "pbs":
         return make_mpi_step(allocation, job, is_torchrun=is_torchrun)
     kind = {"slurm": "srun", "lsf": "jsrun"}[allocation.scheduler]

@@ -1,4 +1,4 @@
-"""Run the trials of a run one after the other; each result is on disk before the next trial starts."""
+"""Run trials one after the other; each result is on disk before the next trial starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrialEnded:
     number: int
     num_trials: int
     is_from_disk: bool = False
-    """The result was there already: an earlier execution of the run had it."""
+    """An earlier execution of the run stored the result."""
 
 
 Event = TrialStarted | TrialEnded
@@ -34,21 +34,21 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """How earlier results steer what is run: by default, not at all."""
+    """How earlier results change the plan: by default, not at all."""
 
     plan_more: Callable[[Sequence[TrialResult]], list[Trial]] = lambda _: []
-    """Asked when every planned trial has a result; what it gives is added to the run."""
+    """Called when every planned trial has a result; adds the trials it returns."""
     refuse: Callable[[Trial, Sequence[TrialResult]], str | None] = lambda _, __: None
-    """Why a trial need not be run, given the results so far."""
+    """Why a trial need not run, given the results so far."""
 
 
 def run_trials(
     store: RunStore, launcher: Launcher, listener: Listener, guidance: Guidance | None = None
 ) -> list[TrialResult]:
-    """Run every trial that has no result yet, in the order of the plan, and give all results.
+    """Run every trial without a result, in plan order, and give all results.
 
-    A configuration that never completed and failed in a way that repeating cannot change is not launched again in
-    later rounds: those trials become `not_run` with that reason.
+    A configuration that never completed and failed in a way that a repeat cannot change is not launched in later
+    rounds: those trials become `not_run` with that reason.
     """
     guidance = guidance or Guidance()
     results: list[TrialResult] = []
@@ -71,7 +71,7 @@ def run_trials(
 
 
 def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
-    """Launch a trial; also where that is interrupted, no stored set of it stays."""
+    """Launch a trial; its stored data set is removed even if it is interrupted."""
     directory = store.trial_directory(trial.name)
     try:
         return launcher.launch(trial, directory)
@@ -81,7 +81,7 @@ def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
 
 
 def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
-    """The result on disk; a damaged one is set aside and the trial runs again."""
+    """The result on disk; a damaged one is set aside, and the trial runs again."""
     if not store.has_result(trial.name):
         return None
     try:
@@ -92,7 +92,7 @@ def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
 
 
 def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> TrialResult | None:
-    """The result of a trial that need not be run: what is known already tells it."""
+    """The result of a trial that need not run, because earlier ones decide it."""
     reason = guidance.refuse(trial, results)
     if reason:
         return not_run(trial, reason, cause=Cause.ANSWERED)

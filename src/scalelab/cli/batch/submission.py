@@ -1,4 +1,4 @@
-"""The flags by which a run is handed to a batch system, and what they come to."""
+"""The flags that submit a run to a batch system, and the job that they describe."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
 
 ROW_QUEUE_SECONDS = 600.0
-"""How long a job that is a row of a recipe may wait in the queue, unless --queue-timeout says otherwise."""
+"""Queue time limit of a recipe's row that is a job, without --queue-timeout."""
 OF_WHOLE_RUNS = ("--detach", "--job-per-trial")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """With --launcher slurm, pbs or lsf outside an allocation: a job is submitted."""
+    """How a job is submitted with --launcher slurm, pbs or lsf outside an allocation."""
 
     site_file: Annotated[str | None, tyro.conf.arg(name="site", metavar="FILE")] = None
-    """Where the flags below have their defaults. None: ~/.config/scalelab/site.toml, if there is one."""
+    """File with defaults of the flags below. None: ~/.config/scalelab/site.toml, if it exists."""
     detach: bool = False
-    """Submit and leave; scalelab list tells how far it is."""
+    """Submit and return; scalelab list shows the state."""
     job_per_trial: bool = False
-    """A job for every trial instead of one for all, on as many nodes as that trial needs."""
+    """Submit one job per trial, each on the nodes it needs, instead of one for all."""
     queue_timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
-    """How long a job may wait in the queue before it is cancelled. None: as long as it takes."""
+    """Cancel a job that waits in the queue for longer. None: no limit."""
     asked: Site = field(default_factory=Site)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Submission:
         return None if self.queue_timeout is None else read_flag("queue_timeout", self.queue_timeout, parse_seconds)
 
     def make_record(self, scheduler: Scheduler, earlier: BatchRecord | None = None) -> BatchRecord:
-        """What a run asks for: by flags, else as before, else by the site's file."""
+        """What a run requests: by flags, else as before, else by the site file."""
         if earlier is not None and self.site_file is None:
             site = combine_sites(self.asked, earlier.site)
         else:
@@ -72,37 +72,33 @@ class Submission:
 
 
 def check_unused(submission: Submission, job: Job) -> None:
-    """Refuse flags of a batch system where none is asked for, and where its job has begun: they would do nothing."""
+    """Refuse flags of a batch system that would have no effect: without one, or inside its job."""
     is_inside = job.launcher in SCHEDULERS and find_scheduler(job, os.environ) is None
     given = list_given(submission)
     if not given or (job.launcher in SCHEDULERS and not is_inside):
         return
     if is_inside:
-        raise UsageError(
-            f"{given[0]} is for a job that is submitted, and this is inside one of {job.launcher}: leave it out, or"
-            " start it outside"
-        )
+        raise UsageError(f"{given[0]} has no effect inside a {job.launcher} job: omit it, or start outside the job")
     raise UsageError(
-        f"{given[0]} is for batch systems, and --launcher is {job.launcher}: use {', '.join(SCHEDULERS)}, or leave it"
-        " out"
+        f"{given[0]} needs a batch system, but --launcher is {job.launcher}: use {', '.join(SCHEDULERS)}, or omit it"
     )
 
 
 def check_unused_by_rows(submission: Submission, reproduce: Reproduce, trials: Sequence[Trial]) -> None:
-    """The same for a recipe, whose rows have launchers of their own: it is run from here, but for jobs among them."""
+    """The same for a recipe, whose rows have launchers of their own and may be jobs."""
     given = list_given(submission)
     jobs = [Job(launcher=trial.launcher) for trial in trials if reproduce.find_site(trial) is not None]
     is_submitted = any(find_scheduler(job, os.environ) for job in jobs)
     unused = next((name for name in given if not is_submitted or name in OF_WHOLE_RUNS), None)
     if unused is not None:
         raise UsageError(
-            f"{unused} is for a run that is submitted as a whole, or for a row that is a job: a recipe is run from"
-            " here. Leave it out, or start the recipe inside a job of your own"
+            f"{unused} has no effect: a recipe is not submitted as a whole. Omit it, or start the recipe inside a"
+            " job of your own"
         )
 
 
 def list_given(submission: Submission) -> list[str]:
-    """The flags of a batch system that were given."""
+    """The given flags of a batch system."""
     given = []
     for record in (submission, submission.asked):
         for one in dataclasses.fields(record):
@@ -113,9 +109,9 @@ def list_given(submission: Submission) -> list[str]:
 
 
 def make_submitter(study: Study, submission: Submission) -> Submitter:
-    """Who hands a row of a recipe that is a job to the batch system, and waits for it, though not for ever.
+    """Submits a recipe's row that is a job and waits for it, up to a limit.
 
-    What it asks for is said by flags, else as before, else by a site file, else by the row itself.
+    Its request comes from flags, else as before, else from a site file, else from the row itself.
     """
 
     def submit(scheduler: Scheduler, trial: Trial, run: Path) -> JobLauncher:
@@ -137,7 +133,7 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
 
 
 def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | None]:
-    """The study as the site has it, and what is asked of a batch system; None: it is run from here."""
+    """The study with the site's settings, and the batch request; None: it runs from here."""
     check_unused(submission, study.job)
     scheduler = find_scheduler(study.job, os.environ)
     if scheduler is None:
@@ -147,7 +143,7 @@ def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | No
 
 
 def set_ranks_per_node(study: Study, site: Site) -> Study:
-    """The study with the number of ranks on a node, where no flag gave one: by the site, or as its nodes have it."""
+    """The study with the ranks per node of the site, unless a flag set them."""
     if study.job.ranks_per_node is not None:
         return study
     _, per_node = size_job([trial.num_processes for trial in study.plan()], site, None)
@@ -159,7 +155,7 @@ def set_ranks_per_node(study: Study, site: Site) -> Study:
 
 
 def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, runs_dir: Path) -> str:
-    """The scripts of the jobs that would be submitted: of all trials, or of every different one."""
+    """The scripts of the jobs that would be submitted: one for all trials, or one per configuration."""
     check_psij()
     texts: list[str] = []
     place = runs_dir.resolve() / "RUN"
@@ -170,7 +166,7 @@ def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, run
             script = render_script(executor, make_job(request, record.site, record.scheduler))
             lines = [line for line in script.splitlines() if line.strip()]
             texts += [
-                f"\nThe job script for {record.scheduler}, not submitted:\n",
+                f"\nJob script for {record.scheduler} (not submitted):\n",
                 *lines,
                 f"\nIt runs {request.launch_file}:\n",
                 render_launch(request, record.site),
@@ -179,7 +175,7 @@ def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, run
 
 
 def list_requests(study: Study, trials: Sequence[Trial], record: BatchRecord, run: Path) -> list[JobRequest]:
-    """One job for all, or one for each configuration: its rounds differ in nothing but their names."""
+    """One job for all, or one per configuration: its rounds differ only in name."""
     per_node = study.job.ranks_per_node
     if not record.is_per_trial:
         return [request_run(list(trials), run, record, per_node)]
@@ -187,5 +183,5 @@ def list_requests(study: Study, trials: Sequence[Trial], record: BatchRecord, ru
 
 
 def say(words: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(words, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,8 +1,8 @@
-"""A run that a batch system executes: submitted, waited for, or left alone and come back to.
+"""A run that a batch system executes: submitted, then waited for or detached from.
 
-One job runs the whole study: it is `scalelab resume RUN`, which inside the allocation starts every trial as a step of
-it. The process that submitted only watches the run's directory, where results appear one after the other, and prints
-the answer at the end. So it makes no difference whether it waits, is killed, or leaves at once (`--detach`).
+One job runs the whole study: it is `scalelab resume RUN`, which starts every trial as a step of the allocation. The
+submitting process only watches the run's directory for results and prints the answer at the end, so it makes no
+difference whether it waits, is killed, or returns at once (`--detach`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from scalelab.runs.scheduler import TrialEnded, TrialStarted
 from scalelab.studies.shared.study import Study
 
 SUBMITTING = "submitting.json"
-"""The claim of who submits a job for a run: two at once would have two jobs write into it."""
+"""Claim of the submitting process: two at once would submit two jobs that write into one run."""
 
 
 def start_and_submit(
@@ -63,7 +63,7 @@ def start_and_submit(
     submission: Submission,
     output: Output,
 ) -> int:
-    """Make a run and have a batch system execute it; gives the exit code."""
+    """Create a run and submit it to a batch system; gives the exit code."""
     check_output(submission, output)
     BatchSystem(record.scheduler, runs_dir).check()
     for request in list_requests(study, study.plan(), record, runs_dir.resolve()):
@@ -73,14 +73,14 @@ def start_and_submit(
 
 
 def check_output(submission: Submission, output: Output) -> None:
-    """Refuse to write an answer that will not be there."""
+    """Refuse output flags with --detach: the answer does not exist yet."""
     if submission.detach and output.wanted:
         flag = next(iter(output.wanted))
-        raise UsageError(f"--detach leaves before there is an answer: leave {flag} out, and use it with scalelab show")
+        raise UsageError(f"--detach returns before there is an answer: use {flag} with scalelab show")
 
 
 def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: Submission, output: Output) -> int:
-    """Have a batch system run the trials that have no result; gives the exit code."""
+    """Submit the trials that have no result; gives the exit code."""
     if record.is_per_trial:
         launcher = JobLauncher(
             record,
@@ -114,7 +114,7 @@ def save_jobs(store: RunStore, record: BatchRecord, *jobs: BatchJob) -> None:
 
 
 def check_no_job(store: RunStore) -> BatchRecord | None:
-    """What a run has asked for before; raises `RunBusy` while one of its jobs waits or runs."""
+    """The earlier batch record of a run; raises `RunBusy` while one of its jobs waits or runs."""
     record = read_record(store.path)
     if record is None:
         return None
@@ -125,11 +125,10 @@ def check_no_job(store: RunStore) -> BatchRecord | None:
 
 
 def check_trials_free(store: RunStore) -> None:
-    """For who goes on with a run inside an allocation; raises `RunBusy` while trials of it have jobs of their own.
+    """Before resuming inside an allocation: raises `RunBusy` while trials of the run have jobs of their own.
 
-    Those do not claim the run, of which several are at work at once. A job for all trials does, and may be this one;
-    one that was ended in the middle has left its claim behind, on another host. So has this one, where Slurm has
-    started it again.
+    Those run side by side and do not claim the run. A job for all trials does, and may be this one; a job that was
+    killed leaves its claim behind, on another host, and so does this one if Slurm restarted it.
     """
     record = read_record(store.path)
     if record is None:
@@ -143,22 +142,22 @@ def check_trials_free(store: RunStore) -> None:
 
 
 def is_restarted(variables: Mapping[str, str]) -> bool:
-    """Whether this is a job that Slurm has put back into the queue and started again, as after a node that died."""
+    """Whether Slurm requeued and restarted this job, as after a node failure."""
     return variables.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def refuse_living(store: RunStore, record: BatchRecord) -> None:
     for number, state in find_living(store.path, record).items():
         is_told = state.phase is not Phase.UNKNOWN
-        advice = "" if is_told else f"; if you know that it has ended, remove {store.path / JOBS_FILE}"
+        advice = "" if is_told else f"; if it has ended, remove {store.path / JOBS_FILE}"
         raise RunBusy(
-            f"job {number} ({record.scheduler}) of run {store.name} is {state}: wait for it (scalelab list tells), or"
+            f"{record.scheduler} job {number} of run {store.name} is {state}: wait for it (see scalelab list) or"
             f" cancel it first{advice}"
         )
 
 
 def release_ended(store: RunStore, record: BatchRecord) -> None:
-    """Take away the claim that a job of the run has left behind; all its jobs have ended."""
+    """Remove the claim that an ended job of the run left behind."""
     for job in record.jobs:
         store.release(name_job(record.scheduler, job.id))
 
@@ -169,7 +168,7 @@ def list_missing(store: RunStore) -> list[Trial]:
 
 
 def detach_trials(store: RunStore, study: Study, launcher: JobLauncher, record: BatchRecord) -> int:
-    """Submit a job for every trial that has no result, and leave; a trial that is refused is not run."""
+    """Submit a job for every trial without a result and return; a rejected trial is `not run`."""
     jobs = []
     with store.claim(SUBMITTING):
         check_no_job(store)
@@ -185,14 +184,14 @@ def detach_trials(store: RunStore, study: Study, launcher: JobLauncher, record: 
 
 
 def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
-    """Where it is, and how to come back to it."""
+    """Print where the run is and how to follow it."""
     numbers = ", ".join(job.id for job in jobs)
     print(f"Submitted job{'s'[: len(jobs) > 1]} {numbers} for {store.path}  ·  scalelab list")  # noqa: T201
     return 0
 
 
 def report_rejection(store: RunStore, study: Study, record: BatchRecord, words: str, output: Output) -> int:
-    """A job that is not taken makes its trials `not run`, with the batch system's words."""
+    """The trials of a rejected job are `not run`, with the batch system's message."""
     for trial in store.trials():
         if not store.has_result(trial.name):
             store.save_result(not_run(trial, words, note_refusal(record), cause=Cause.JOB))
@@ -200,12 +199,12 @@ def report_rejection(store: RunStore, study: Study, record: BatchRecord, words: 
 
 
 def note_refusal(record: BatchRecord) -> BatchNote:
-    """What is kept of a job that was not taken: its trials can be submitted again."""
+    """The note of a rejected job: its trials can be submitted again."""
     return BatchNote(scheduler=record.scheduler, may_come=True)
 
 
 def conclude(store: RunStore, study: Study) -> Document:
-    """Answer from what is there, and keep the answer; raises `NothingMeasured` when every trial failed."""
+    """Conclude the run and store the document; raises `NothingMeasured` if every trial failed."""
     document = conclude_run(store, study)
     store.save_document(render_json(document))
     check_something_measured(store.results()[0], store, study)
@@ -241,7 +240,7 @@ def wait_and_report(
         error.exit_code = 124
         raise error from None
     except KeyboardInterrupt as interruption:
-        say(f"Interrupted; what was measured is kept  ·  scalelab resume {refer_to(store)}")
+        say(f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}")
         return 143 if isinstance(interruption, Terminated) else 130
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -249,13 +248,13 @@ def wait_and_report(
 
 
 def list_trial_directories(run: Path) -> list[Path]:
-    """Those of all trials that are planned by now: a search adds some."""
+    """The directories of all trials planned so far: a search adds trials."""
     store = RunStore.open(run)
     return [store.trial_directory(name) for name in store.record.trials]
 
 
 class RunWatch:
-    """Tells a listener of the results that appear in a run."""
+    """Reports results that appear in a run to a listener."""
 
     def __init__(self, store: RunStore, listener: ProgressReporter | LineReporter) -> None:
         self._path = store.path
@@ -267,9 +266,9 @@ class RunWatch:
             listener(TrialStarted(trial=first, number=len(self._told) + 1, num_trials=num_trials))
 
     def look(self) -> None:
-        """Tell of what is new; a search may have added trials meanwhile.
+        """Report new results; a search may have added trials.
 
-        What a shared file system shows only in part is looked at again the next time.
+        Files that a shared file system shows only in part are read again next time.
         """
         with contextlib.suppress(StoreError, OSError):
             store = RunStore.open(self._path)
@@ -284,12 +283,12 @@ class RunWatch:
 def report_end(
     store: RunStore, study: Study, record: BatchRecord, job: BatchJob, state: JobState, output: Output
 ) -> int:
-    """What the job has measured; one that ended too early says so, and has an exit code for it."""
+    """Report what the job measured; a job that ended too early has its own exit code."""
     if state.phase is Phase.ENDED:
         store.release(name_job(record.scheduler, job.id))
     missing = [name for name in store.record.trials if not store.has_result(name)]
-    lost = f"job {job.id} {describe_end(state)} before {len(missing)} of {len(store.record.trials)} trials were run"
-    again = f"{describe_log(job)}; scalelab resume {refer_to(store)} goes on"
+    lost = f"job {job.id} {describe_end(state)} before {len(missing)} of {len(store.record.trials)} trials ran"
+    again = f"{describe_log(job)}; scalelab resume {refer_to(store)} continues it"
     if len(missing) == len(store.record.trials):
         error = LaunchFailed(f"{lost}: {again}")
         error.exit_code = 124 if is_out_of_time(state) else 1
