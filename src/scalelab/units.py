@@ -264,7 +264,7 @@ def format_count(number: int, noun: str) -> str:
     """A number of things for a sentence: "1 rank", "2 ranks", "12 launches"."""
     if number == 1:
         return f"1 {noun}"
-    return f"{_format_number(number, 0)} {noun}{'es' if noun.endswith(('s', 'ch', 'x')) else 's'}"
+    return f"{_format_number(number, 0)} {noun}{'es' if noun.endswith(('s', 'nch', 'tch', 'x')) else 's'}"
 
 
 def format_learning_rate(rate: float | None) -> str:

@@ -137,7 +137,7 @@ STUDIES: dict[str, Entry] = {
     "quantize": Entry(
         "scalelab.studies.quantize.study:Quantize",
         "Quantization",
-        "What does int8 cost in accuracy and gain in size and speed, and which layer is to blame?",
+        "What does int8 cost in accuracy, what does it gain, and which layer is to blame?",
     ),
 }
 """What `scalelab run` offers."""

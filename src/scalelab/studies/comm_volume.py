@@ -47,11 +47,11 @@ from scalelab.units import format_bytes, format_count, format_interval, format_q
 from scalelab.workloads.image_options import Resnet18Options
 
 UNSENT, SYNCED, NO_NORM = "ddp-unsent", "ddp-synced", "ddp-no-norm"
-WIRE_NOTE = (
-    "on the wire: the least that a rank sends, mean over ranks (Patarasu & Yuan 2009); an all-gather or a"
-    " reduce-scatter costs half an all-reduce of as many bytes"
+WIRE_NOTES = (
+    "on the wire: the least that a rank sends, mean over ranks (Patarasu & Yuan 2009)",
+    "an all-gather or a reduce-scatter costs half an all-reduce of as many bytes",
 )
-GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole tensor: it sends twice what is listed"
+GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole: it sends twice what is listed"
 
 GRADIENTS = FindingKind(
     "gradient-volume",
@@ -144,7 +144,7 @@ class CommVolume(Study):
         reference = arms.get(name_row(self.strategies[0], self.ranks))
         every = list(arms.values())
         table = make_message_table(every, reference)
-        sections = [Section(tables=(table,), charts=draw_payloads(table, every))]
+        sections = [Section(tables=(table,), charts=draw_payloads(table))]
         kinds = make_kind_table(every)
         if kinds.rows:
             sections.append(Section(heading="By kind", tables=(kinds,), charts=draw_kinds(kinds)))
@@ -242,7 +242,7 @@ def make_kind_table(arms: Sequence[Arm]) -> Table:
 
 def _list_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
     lines = [line for arm in arms if arm.trial.device == "cpu" for line in list_lines(arm)]
-    return (WIRE_NOTE, GLOO_NOTE) if any(line.kind == "reduce_scatter" for line in lines) else (WIRE_NOTE,)
+    return (*WIRE_NOTES, GLOO_NOTE) if any(line.kind == "reduce_scatter" for line in lines) else WIRE_NOTES
 
 
 def warn_of_messages(arms: Sequence[Arm]) -> Iterator[Caution]:
@@ -359,7 +359,7 @@ def _find(arm: Arm | None, purpose: str) -> list[Line]:
     return [line for line in list_lines(arm) if line.purpose == purpose] if arm is not None else []
 
 
-def draw_payloads(table: Table, arms: Sequence[Arm]) -> tuple[Chart, ...]:
+def draw_payloads(table: Table) -> tuple[Chart, ...]:
     """What was counted, what theory gives, and what goes over the wire; and the step."""
     columns = {"payload_bytes": "payload, counted", "expected_bytes": "payload by theory", "wire_bytes": "on the wire"}
     caption = "Counted in one step, so without intervals. A dash: theory does not give every byte."

@@ -40,10 +40,10 @@ from scalelab.studies.shared.cautions import (
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED
 from scalelab.units import format_bytes, format_quantity, format_share
 
-GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole tensor: it sends twice what the size says"
+GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole: it sends twice its size"
 FIT_NOTES = (
-    "time = latency + size / algbw, fitted through all sizes (Hockney 1994); n½: the size that reaches half of algbw",
-    "busbw: algbw × 2(n−1)/n for all-reduce, (n−1)/n for all-gather, reduce-scatter and all-to-all, 1 otherwise",
+    "fit: time = latency + size / algbw (Hockney 1994); n½: the size that reaches half of algbw",
+    "busbw: algbw × 2(n−1)/n for all-reduce, (n−1)/n for all-gather, reduce-scatter and all-to-all",
 )
 INTERVALS = "Bars are 95 % CIs."
 NUM_PLACES = 40

@@ -23,6 +23,7 @@ from scalelab.studies.shared.cautions import (
     NOISY_BETWEEN,
     NOISY_LAUNCHES,
     NOT_RUN,
+    UNEQUAL_LOSSES,
     VERBS,
     find_cautions,
     warn_of_load,
@@ -53,7 +54,6 @@ WAITING = FindingKind(
 NO_WAITING = FindingKind("no-loader-wait", "Formats that training hardly waits for", ASIDE)
 
 WARM = CautionKind("not-cold", "Passes from disk were served from the page cache", "wrong-work", ("share",))
-OTHER_LOSSES = CautionKind("unequal-losses", "Training on a format gave other losses than from memory", "wrong-work")
 
 
 def summarise_formats(
@@ -196,7 +196,8 @@ def _name_workers(every: Sequence[FetchSeries]) -> Iterator[Finding]:
 def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     """The training that waits most, and those that hardly do."""
     reference = arms.get(IN_MEMORY)
-    shares = [(share, arm) for arm in arms.values() if (share := estimate_phase_share(arm, "input")) is not None]
+    stored = [arm for arm in arms.values() if arm is not reference]
+    shares = [(share, arm) for arm in stored if (share := estimate_phase_share(arm, "input")) is not None]
     if not shares:
         return
     worst, arm = max(shares, key=lambda pair: pair[0].value)
@@ -209,7 +210,7 @@ def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
         share=worst,
         utilisation=utilisation,
     )
-    idle = ", ".join(other.label for share, other in shares if share.value < NEARLY and other is not reference)
+    idle = ", ".join(other.label for share, other in shares if share.value < NEARLY)
     if idle:
         yield NO_WAITING(idle, f"Training waits less than {format_share(NEARLY)} of the step with {idle}.")
 
@@ -307,7 +308,7 @@ def _name_unequal_losses(arms: Mapping[str, Arm]) -> Iterator[Caution]:
     alike = [arm for arm in arms.values() if not any(rank.shuffle for one in arm.results for rank in one.ranks)]
     differing = ", ".join(arm.label for arm in alike if (found := read_losses(arm)) and found != known)
     if differing:
-        yield OTHER_LOSSES(
+        yield UNEQUAL_LOSSES(
             differing,
             f"{differing} gave different losses than the same training from memory",
             "do not trust these formats' data until that is explained",

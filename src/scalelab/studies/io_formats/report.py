@@ -350,7 +350,7 @@ def draw_workers(table: Table) -> tuple[Chart, ...]:
     return (chart,)
 
 
-def draw_trainings(table: Table, arms: Mapping[str, Arm]) -> tuple[Chart, ...]:
+def draw_trainings(table: Table) -> tuple[Chart, ...]:
     """The step of every training, and how long it waits."""
     columns = {"step_seconds": "whole step", "input_seconds": "waiting for the batch"}
     return keep_charts(

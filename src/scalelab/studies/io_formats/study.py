@@ -307,7 +307,7 @@ class IoFormats(Study):
         arms: dict[str, Arm] = group_arms([one for one in results if one.trial.workload], self.sampling.warmup)
         if arms:
             table = make_training_table(arms)
-            yield Section(heading="In training", tables=(table,), charts=draw_trainings(table, arms))
+            yield Section(heading="In training", tables=(table,), charts=draw_trainings(table))
 
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         reports = [rank.reading for result in results for rank in result.ranks if rank.reading is not None]

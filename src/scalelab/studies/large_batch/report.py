@@ -348,7 +348,11 @@ def find_learning_cautions(arms: Arms, scales: Scales, num_epochs: int) -> Itera
         yield from name_failure(arm.label, arm.results, is_measured=bool(arm.completed))
     fewest = min((len(arm.completed) for arm in arms.values() if arm.completed), default=FEWEST_FOR_SIGNED_RANK)
     if fewest < FEWEST_FOR_SIGNED_RANK:
-        words = "a difference may be luck of the initial weights" if fewest == 1 else "intervals assume normal seeds"
+        words = (
+            "a difference may be luck of the initial weights"
+            if fewest == 1
+            else "intervals assume normally distributed seeds"
+        )
         yield FEW_SEEDS(
             "", f"{format_count(fewest, 'seed')}: {words}", f"use --seeds {FEWEST_FOR_SIGNED_RANK}", seeds=fewest
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
@@ -251,7 +252,8 @@ def _answer_fit(rows: Sequence[MemoryRow], device_bytes: int) -> Iterator[Findin
         sizes = {row.batch: row.forecast_bytes for row in alike if row.forecast_bytes is not None}
         if sizes:
             who = strategy if strategy == "single" else f"{strategy} × {alike[0].trial.num_ranks}"
-            yield _describe_fit(who, sizes, device_bytes)
+            weight = MAIN if strategy == rows[0].trial.strategy else REASON
+            yield replace(_describe_fit(who, sizes, device_bytes), weight=weight)
 
 
 def _describe_fit(who: str, sizes: Mapping[int, int], device_bytes: int) -> Finding:

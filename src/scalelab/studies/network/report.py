@@ -33,6 +33,7 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
+from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.sweep import (
     CONTROL,
@@ -59,7 +60,6 @@ COMMUNICATION = FindingKind(
 BANDWIDTH = FindingKind(
     "bus-bandwidth", "Bus bandwidth of all-reduces alone over a link", DETAIL, ("bus_bandwidth", "nominal_share")
 )
-WAITING = FindingKind("waiting", "Time that ranks wait for a later rank", REASON, ("share",))
 NOT_NOMINAL = CautionKind("not-nominal", "A link is not as fast as its rate says", "wrong-work", ("nominal_share",))
 
 
@@ -186,6 +186,7 @@ def _describe_waiting(row: LinkRow) -> Iterator[Finding]:
             row.link.name,
             f"{row.link.name}: {format_quantity('share', share)} of the time in collectives is waiting for a later"
             " rank; a faster link would not help.",
+            seconds=waiting,
             share=share,
         )
 

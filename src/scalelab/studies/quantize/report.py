@@ -25,7 +25,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.quantize.answer import Latency, LayerBlame, StageAnswer, find_size, rank_layers
 
-PAIRED_NOTE = "± is a 95 % interval over test samples (Newcombe's for pairs; Wilson's for a share), the larger side"
+PAIRED_NOTE = "± is a 95 % interval over test samples (Newcombe for pairs, Wilson for shares)"
 ROUNDS_NOTE = "± is a 95 % interval over rounds of one process, on one thread, in random order"
 RUNTIME_TITLES = {
     "onnxruntime-float32": "onnxruntime, float32",

@@ -55,7 +55,7 @@ class Quantize(Study):
 
     name: ClassVar[str] = "quantize"
     title: ClassVar[str] = "Quantization"
-    question: ClassVar[str] = "What does int8 cost in accuracy and gain in size and speed, and which layer is to blame?"
+    question: ClassVar[str] = "What does int8 cost in accuracy, what does it gain, and which layer is to blame?"
 
     epochs: MaybeInt = None
     """Epochs of training before. 0: quantize the model as build() returns it. None: 10, or 0 with --weights."""

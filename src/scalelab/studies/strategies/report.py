@@ -59,11 +59,13 @@ TENSORS = "§"
 """The mark of memory that is a sum of tensors."""
 CLEAR_EXCESS = 0.05
 """Device 0 is named if it holds this share more than the others."""
+UNEVEN = 0.1
+"""Devices whose busy shares differ by more idle at different times."""
 MOST_OTHERS = 0.05
 """A share of the cores' time above which other programs are named."""
 
 VARIATION = FindingKind("variation", "Variation of step times (standard deviation over mean)", DETAIL, ("share",))
-UTILISATION = FindingKind("utilisation", "How busy the devices of a strategy are", REASON, ("least", "most"))
+UTILISATION = FindingKind("utilisation", "How busy the devices of a strategy are", DETAIL, ("least", "most"))
 EXCESS = FindingKind("device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",))
 
 NOT_OBSERVED = CautionKind("no-utilisation", "How busy devices were could not be observed", "note")
@@ -190,7 +192,8 @@ def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> Iterator
     if reference is not None and has_reference:
         for arm in arms:
             if arm is not reference:
-                yield judge_row(arm.label, estimate_ratio(arm.clean, reference.clean), reference.label)
+                ratio = estimate_ratio(arm.clean, reference.clean)
+                yield judge_row(arm.label, ratio, reference.label, weight=REASON)
         yield from _describe_losses(arms, reference)
     for arm in arms:
         yield from _describe_idling(arm)
@@ -243,7 +246,8 @@ def _describe_idling(arm: Arm) -> Iterator[Finding]:
     shares = ", ".join(f"{name} {format_quantity('share', busy)}" for name, busy in known)
     least, most = min(busy.value for _, busy in known), max(busy.value for _, busy in known)
     text = f"Busy under {arm.label}: {shares}.{_explain_dp(arm) if arm.trial.strategy == 'dp' else ''}"
-    yield UTILISATION(arm.label, text, least=least, most=most)
+    weight = REASON if most - least > UNEVEN else DETAIL
+    yield UTILISATION(arm.label, text, weight=weight, least=least, most=most)
 
 
 def _explain_dp(arm: Arm) -> str:
