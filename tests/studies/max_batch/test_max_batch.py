@@ -11,15 +11,17 @@ import pytest
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
 from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.records.observations import RankReport
 from scalelab.records.settings import StepShape
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Status, Trial
-from scalelab.report.document import Document
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.document import Chart, Document
 from scalelab.runs.experiment import execute_run, find_failed, ignore_event, run_study, start_run
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.max_batch.answer import BatchSearch
-from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch
+from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch, draw_probes, draw_search, make_probe_table
 from scalelab.studies.shared.job import Job
+from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import find_caution, find_finding, find_row, set_machine
 from tests.studies.memories import MemoryLauncher
 
@@ -221,3 +223,41 @@ def test_real_ranks_agree_on_a_batch_that_ran(
     assert ran.trial.allocator == "pages"
     assert not find_failed(store, read_study(store))
     assert json.loads(store.read_document_text() or "")["title"] == document.title
+
+
+def play_probe(trial: Trial) -> TrialResult:
+    """50 MB, and 10 MB for a sample, up to 300 MB."""
+    used = 50_000_000 + 10_000_000 * trial.global_batch
+    if used > 300_000_000:
+        return TrialResult(trial=trial, status=Status.OUT_OF_MEMORY, reason="no room")
+    rank = RankReport(rank=0, limited_bytes=used, limit_bytes=300_000_000)
+    return TrialResult(trial=trial, status=Status.COMPLETED, ranks=(rank,))
+
+
+def list_series(chart: Chart) -> set[str]:
+    return {value["series"] for value in list_values(chart, "line")}
+
+
+def make_probe(batch: int) -> TrialResult:
+    trial = Trial(configuration=f"batch-{batch}", workload="mlp", global_batch=batch, memory_limit_bytes=300_000_000)
+    return play_probe(trial)
+
+
+def test_a_search_is_drawn_by_memory_and_in_its_order() -> None:
+    found = BatchSearch(results=tuple(map(make_probe, (4, 16, 25, 26))))
+    memory, search = draw_probes(make_probe_table(found), found), draw_search(found)
+    assert memory is not None
+    assert search is not None
+    assert "limit 300 MB" in list_series(memory)
+    assert [value["batch"] for value in list_values(search, "point")] == [4, 16, 25, 26]
+    assert [value["series"] for value in list_values(search, "point")] == ["ran", "ran", "ran", "out of memory"]
+    assert "largest, 25" in list_series(search)
+    draw(memory)
+    draw(search)
+
+
+def test_a_search_of_one_probe_has_no_figures() -> None:
+    for results in ((make_probe(4),), ()):
+        found = BatchSearch(results=results)
+        assert draw_probes(make_probe_table(found), found) is None
+        assert draw_search(found) is None

@@ -1,11 +1,11 @@
-"""The figures of studies that vary one thing: what they draw, and that Vega draws it."""
+"""Studies that vary one thing: what the class does for all of them, and the charts of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,15 +14,21 @@ from scalelab.answers.comparison import draw_comparison
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.charts.columns import draw_columns
 from scalelab.report.document import Chart, Column, Document, Table, make_row
+from scalelab.report.findings import Finding
+from scalelab.report.tables import Field
 from scalelab.studies.compile import Compile, Payoff, draw_payoffs
 from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.model_size.study import ModelSize
 from scalelab.studies.optimizers import Optimizers
+from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration
+from scalelab.studies.shared.sweep import Sweep, SweepStudy, name_fastest, relative_column, step_column
 from scalelab.studies.throughput import Throughput
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
+from tests.studies.answers import find_row
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Change, run
 
 MLP = Job(workload="mlp", device="cpu", threads_per_rank=1)
@@ -46,6 +52,66 @@ def fail(is_failed: Callable[[Trial], bool]) -> Change:
         return TrialResult(trial=result.trial, status=Status.OUT_OF_MEMORY, reason="no room")
 
     return change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths(SweepStudy):
+    """The smallest sweep: two widths of a network."""
+
+    name: ClassVar[str] = "widths"
+    title: ClassVar[str] = "Widths"
+    question: ClassVar[str] = "Does width cost time?"
+    row_header: ClassVar[str] = "width"
+
+    @property
+    def reference_name(self) -> str:
+        return "narrow"
+
+    def list_rows(self) -> Iterator[Configuration]:
+        for name, width in (("narrow", 8), ("wide", 16)):
+            yield self.configure(name, 4, replace(self.job, options={"dim": width}))
+
+    def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
+        return step_column(), relative_column(sweep.reference)
+
+    def list_findings(self, sweep: Sweep) -> Iterator[Finding]:
+        return name_fastest(sweep, "width")
+
+
+def take_by_width(trial: Trial) -> float:
+    return 0.1 if trial.options["dim"] == 8 else 0.2
+
+
+def test_a_sweep_says_its_rows_columns_and_findings_and_gets_the_rest(tmp_path: Path) -> None:
+    document = run(Widths(job=MLP, sampling=FEW, ranks=2), tmp_path, take_by_width)
+    (table,) = document.tables
+    assert [row[0].value for row in table.rows] == ["narrow", "control", "wide"]
+    assert [column.header for column in table.columns] == ["width", "step", "× reference"]
+    assert find_row(table, "wide")["step_ratio"].value == pytest.approx(2.0)
+    assert [finding.kind for finding in document.findings] == ["fastest", "verdict"]
+    assert document.findings[0].subject == "narrow"
+    assert [chart.title for chart in document.sections[0].charts] == ["Step time by width"]
+    assert "ddp × 2" in document.setting
+    assert not document.cautions
+
+
+def test_a_control_that_differs_is_a_caution_with_its_ratio(tmp_path: Path) -> None:
+    def disturb(trial: Trial) -> float:
+        return take_by_width(trial) * (1.3 if trial.configuration == "control" else 1.0)
+
+    document = run(Widths(job=MLP, sampling=FEW), tmp_path, disturb)
+    (failed,) = (caution for caution in document.cautions if caution.kind == "control-failed")
+    assert failed.subject == "narrow"
+    assert failed.values["ratio"].value == pytest.approx(1.3)
+
+
+def test_a_sweep_without_its_reference_compares_nothing(tmp_path: Path) -> None:
+    change = fail(lambda trial: trial.options["dim"] == 8)
+    document = run(Widths(job=MLP, sampling=FEW), tmp_path, take_by_width, change=change)
+    assert find_row(document.tables[0], "wide")["step_ratio"].value is None
+    assert find_row(document.tables[0], "narrow")["step_seconds"].value == "out of memory"
+    assert not document.findings
+    assert document.cautions[0].severity == "failure"
 
 
 @pytest.mark.parametrize(
