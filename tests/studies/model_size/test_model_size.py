@@ -80,7 +80,7 @@ def test_every_way_to_communication_finds_the_same(tmp_path: Path) -> None:
     row = find_row(parts, SMALL)
     assert row["phases_seconds"].value == pytest.approx(0.02)
     assert row["counted_seconds"].value == pytest.approx(0.02)
-    assert row["dominant"].value == "compute"
+    assert row["dominant"].value == "computation"
 
 
 def test_gradients_of_a_cast_model_are_as_long_as_its_type(tmp_path: Path) -> None:

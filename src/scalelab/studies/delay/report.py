@@ -205,11 +205,11 @@ def find_findings(answer: DelayAnswer, phase: str) -> Iterator[Finding]:
         overlay = delayed[-1]
         n, delay = overlay.num_ranks, format_delay(overlay.delay_seconds)
         without = plain.get(n)
-        before = f", without it {format_known('ratio', without.measured)} times" if without else ""
+        before = f" (without the delay: {format_known('ratio', without.measured)})" if without else ""
         yield SPEEDUP(
             name_label(answer.strategy, n, overlay.delay_seconds),
-            f"With {delay} in {phase} of every step, {answer.strategy} on {n} ranks runs"
-            f" {format_known('ratio', overlay.measured)} times as fast as on 1 rank{before}.",
+            f"With {delay} in {phase} of every step, the speedup of {answer.strategy} on {n} ranks over 1 is"
+            f" {format_known('ratio', overlay.measured)}{before}.",
             speedup=overlay.measured,
             efficiency=overlay.measured.map(lambda ratio: ratio / n),
         )

@@ -63,7 +63,7 @@ EXPOSED_BY_SIZE = FindingKind(
 )
 INTENSITY = FindingKind("bytes-per-flop", "How far bytes per FLOP of the sizes differ", DETAIL, ("ratio",))
 
-WORDS = {"compute": "compute", "exposed": "communication", "waiting": "waiting", "input": "input"}
+WORDS = {"compute": "computation", "exposed": "communication", "waiting": "waiting", "input": "input"}
 """What a part is called where it dominates."""
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float64": 8}
 """Of a gradient, where the model is cast; 4 otherwise."""
@@ -202,7 +202,7 @@ def find_findings(answer: SizeAnswer) -> Iterator[Finding]:
     for arm in largest:
         speedup, efficiency = answer.speedup(arm), answer.efficiency(arm)
         if isinstance(speedup, Estimate) and isinstance(efficiency, Estimate):
-            text = f"{arm.label} ran {format_known('ratio', speedup)} times as fast as on 1 rank."
+            text = f"{arm.label}: speedup over 1 rank {format_known('ratio', speedup)}."
             yield SPEEDUP(arm.label, text, weight=REASON, speedup=speedup, efficiency=efficiency)
     yield from _name_intensity(largest)
     for arm in largest:
@@ -235,8 +235,8 @@ def _compare_shares(largest: list[Arm]) -> Iterator[Finding]:
     words = "the intervals overlap" if verdict == "unresolved" else f"{verdict} for the larger model"
     yield EXPOSED_BY_SIZE(
         large.label,
-        f"Exposed communication takes {format_known('share', before)} of the step of {small.label} and"
-        f" {format_known('share', after)} of {large.label}: {words}.",
+        f"Exposed communication, as a share of the step: {format_known('share', before)} for {small.label},"
+        f" {format_known('share', after)} for {large.label}; {words}.",
         smallest=before,
         largest=after,
         verdict=verdict,
@@ -311,10 +311,10 @@ def _draw_speedups(answer: SizeAnswer) -> Chart | None:
     )
 
 
-def draw_parts(table: Table, answer: SizeAnswer) -> tuple[Chart, ...]:
+def draw_parts(table: Table) -> tuple[Chart, ...]:
     """The parts of a step, as shares of it."""
     columns = {f"{part}_share": HEADERS.get(part, part) for part in PARTS}
-    every: list[Row] = [*read_columns(table, columns, [arm.label for arm in answer.spread])]
+    every: list[Row] = [*read_columns(table, columns)]
     rows = [row for row in every if read_number(row, "value") is not None]
     names = list(dict.fromkeys(str(row["name"]) for row in rows))
     if len(names) < 2:

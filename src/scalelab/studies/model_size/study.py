@@ -104,7 +104,7 @@ class ModelSize(Study):
             traced = make_traced_table([arm for arm in largest if has_traces(arm)])
             whole = make_part_table(answer)
             tables = (whole, *parts, *((traced,) if traced else ()))
-            sections.append(Section(heading="Where the time goes", tables=tables, charts=draw_parts(whole, answer)))
+            sections.append(Section(heading="Where the time goes", tables=tables, charts=draw_parts(whole)))
         return Document(
             title=self.title,
             question=self.question,

@@ -94,9 +94,11 @@ def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iter
     did = "ran" if answer.is_strong else "did"
     as_fast = f"times as fast as {over}" if answer.is_strong else f"times the work per second of {over}"
     who, share = f"{answer.strategy} on {arm.trial.num_ranks} ranks", format_known("share", efficiency)
+    known = f"{who} {did} {format_known('ratio', speedup)} {as_fast}: {share} efficiency."
+    unknown = f"The speedup of {who} over {over} is unknown: its interval is wider than the number."
     yield SPEEDUP(
         arm.label,
-        f"{who} {did} {format_known('ratio', speedup)} {as_fast}: {share} efficiency.",
+        known if is_known(speedup) else unknown,
         weight=MAIN if is_main else ASIDE,
         speedup=speedup,
         efficiency=efficiency,

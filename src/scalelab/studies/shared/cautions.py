@@ -65,7 +65,7 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
     """Everything that makes the numbers less certain than their intervals say."""
     every = list(arms)
     found = [caution for arm in every for caution in _look_at_arm(arm)]
-    return (*found, *_look_at_host(every), *_name_drifts(every), *_name_tails(every))
+    return (*found, *_look_at_host(every), *_name_unsettled(every), *_name_drifts(every), *_name_tails(every))
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
@@ -90,13 +90,20 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
             f"{arm.label}: no memory was left to copy the training state, so no step ran without communication",
             "give ranks more memory, or rely on communication by subtraction",
         )
-    if not arm.warmup.is_settled:
-        steps = arm.num_clean_steps
+
+
+def _name_unsettled(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """One warning for all rows whose launches were too short."""
+    unsettled = [arm for arm in arms if arm.is_measured and not arm.trial.course and not arm.warmup.is_settled]
+    if unsettled:
+        worst = max(unsettled, key=lambda arm: arm.warmup.num_steps / arm.num_clean_steps)
+        steps, at = worst.num_clean_steps, worst.warmup.num_steps
+        labels = ", ".join(arm.label for arm in unsettled)
         yield NOT_SETTLED(
-            arm.label,
-            f"{arm.label}: step times had not settled at step {arm.warmup.num_steps} of {steps}",
-            f"run more steps, --steps {4 * steps}{_suggest_allocator([arm])}",
-            step=arm.warmup.num_steps,
+            labels,
+            f"step times had not settled at step {at} of {steps}: {labels}",
+            f"run more steps, --steps {4 * steps}{_suggest_allocator(unsettled)}",
+            step=at,
             steps=steps,
         )
 
