@@ -179,6 +179,15 @@ def test_everything_is_one_flag_away() -> None:
     assert text.index("ddp × 4 ran out of memory") < text.index("noise 0")
 
 
+def test_the_same_warning_of_several_rows_takes_one_line() -> None:
+    noise = [
+        Caution(kind="not-settled", subject=row, message=f"{row}: not settled", next_step="", severity="noise")
+        for row in ("ddp × 1", "ddp × 2", "ddp × 4")
+    ]
+    lines = render(Document(title="T", cautions=tuple(noise)), width=100, is_full=False).splitlines()
+    assert [line for line in lines if "settled" in line] == ["  ddp × 1: not settled (also ddp × 2, ddp × 4)"]
+
+
 @settings(max_examples=50)
 @given(draw_documents())
 def test_one_screen_of_any_document_fits_100_columns(document: Document) -> None:

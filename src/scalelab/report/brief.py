@@ -6,6 +6,7 @@ terminal's renderer; what is left out is counted, so that nobody takes the scree
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.report.document import Document, Table
@@ -33,7 +34,7 @@ class Brief:
 
 def shorten(document: Document) -> Brief:
     """Choose by severity and weight; how many rows and columns of the table fit is for the renderer to see."""
-    failures, warnings = document.failures, document.warnings
+    failures, warnings = document.failures, merge_alike(document.warnings)
     findings = order_findings(document.findings)
     tables = document.tables
     main = replace_details(tables[0]) if tables else None
@@ -51,6 +52,19 @@ def shorten(document: Document) -> Brief:
         warnings=tuple(warnings[:MOST_WARNINGS]),
         left_out=left_out,
     )
+
+
+def merge_alike(cautions: Sequence[Caution]) -> list[Caution]:
+    """One caution of each kind, which names the other subjects that it holds for."""
+    by_kind: dict[str, list[Caution]] = {}
+    for number, caution in enumerate(cautions):
+        by_kind.setdefault(caution.kind if caution.subject else f"{caution.kind} {number}", []).append(caution)
+    merged = []
+    for first, *others in by_kind.values():
+        subjects = [one.subject for one in others if one.subject != first.subject]
+        also = f" (also {', '.join(dict.fromkeys(subjects))})" if subjects else ""
+        merged.append(replace(first, message=f"{first.message}{also}"))
+    return merged
 
 
 def replace_details(table: Table) -> Table:

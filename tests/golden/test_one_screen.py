@@ -1,0 +1,66 @@
+"""What a verb prints by default fits on one screen: 40 lines of 100 columns, failures first, the rest one flag away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalelab.report.text import measure_text
+from tests.golden.test_golden import ANSWERS, RUNS, fill_in, scalelab, unpack
+
+MOST_LINES = 40
+WIDTH = 100
+PLACE_LINES = 2
+"""`run` and `resume` end with where the run is: an empty line and one more."""
+
+
+@pytest.fixture(autouse=True)
+def set_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+def print_screen(*arguments: object) -> list[str]:
+    return scalelab(*arguments).splitlines()
+
+
+def check_screen(lines: list[str], most: int) -> None:
+    assert 3 <= len(lines) <= most, "\n".join(lines)
+    assert max(map(measure_text, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_answers_on_one_screen(name: str, tmp_path: Path) -> None:
+    lines = print_screen("show", unpack(name, tmp_path), "--refresh")
+    check_screen(lines, MOST_LINES - PLACE_LINES)
+
+
+@pytest.mark.parametrize("name", [name for name, words in ANSWERS.items() if words[0] != "report"])
+def test_a_verb_without_a_run_answers_on_one_screen(name: str, tmp_path: Path) -> None:
+    check_screen(print_screen(*fill_in(ANSWERS[name], tmp_path)), MOST_LINES)
+
+
+def test_the_list_of_runs_fits_on_one_screen(tmp_path: Path) -> None:
+    for name in RUNS:
+        unpack(name, tmp_path)
+    check_screen(print_screen("list", "--runs-dir", tmp_path), MOST_LINES)
+
+
+@pytest.mark.parametrize("name", ["strong-scaling-failed", "batch-size-out-of-memory"])
+def test_what_failed_heads_the_answer(name: str, tmp_path: Path) -> None:
+    lines = print_screen("show", unpack(name, tmp_path), "--refresh")
+    rule = next(number for number, line in enumerate(lines) if "──" in line)
+    failed = [number for number, line in enumerate(lines) if line == "Failed"]
+    assert failed[0] < rule
+
+
+@pytest.mark.parametrize("name", ["strong-scaling", "strategies", "reproduce-scaling"])
+def test_everything_is_one_flag_away(name: str, tmp_path: Path) -> None:
+    run = unpack(name, tmp_path)
+    short, full = print_screen("show", run), print_screen("show", run, "--full")
+    assert len(full) > len(short)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["run", "strong-scaling", "--help"]])
+def test_help_fits_on_one_screen(words: list[str]) -> None:
+    check_screen(print_screen(*words), MOST_LINES)
