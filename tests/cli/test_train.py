@@ -249,4 +249,4 @@ def test_a_number_of_ranks_that_contradicts_torchrun_is_refused(tmp_path: Path) 
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     done = scalelab(*SMALL, "--ranks", "3", cwd=tmp_path, **launched)
     assert done.returncode == 2
-    assert "--ranks 3 contradicts the 2 that were launched" in done.stderr
+    assert "--ranks 3 contradicts the 2 launched ranks" in done.stderr

@@ -1,10 +1,8 @@
 """Two runs side by side: for every configuration that both measured, is B faster than A?
 
-The two were not interleaved: whatever changed on the machine between them is part of the ratio. So their launches are
-compared as two independent samples, and differences between the two environments are listed beside the verdict. Where
-each run has one configuration, as a Meter's has, the two are compared whatever they are called.
-
-The figures of a comparison: the ratio of every configuration against 1, and both runs' steps.
+The runs were not interleaved, so whatever changed on the machine between them is part of the ratio. Their launches are
+compared as two independent samples, and differences between the two environments are listed beside the verdict. If
+each run has one configuration, as a metered run has, the two are compared whatever their names are.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.trial import Trial, to_builtins
 from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
+from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.units import format_interval
 
 
@@ -31,13 +29,13 @@ def draw_comparison(table: Table) -> tuple[Chart, ...]:
         draw_columns(
             table,
             ["ratio"],
-            title="B over A",
-            axis_title="step of B over that of A",
+            title="B / A",
+            axis_title="step of B / step of A",
             reference=1.0,
             from_zero=False,
-            caption=f"{INTERVALS} Left of the dashed line B is faster; an interval that crosses it decides nothing.",
+            caption=f"{INTERVALS} Left of the dashed line B is faster; an interval that crosses it is inconclusive.",
         ),
-        draw_columns(table, steps, title="Step in both runs", axis_title="step"),
+        draw_columns(table, steps, title="Step time in both runs", axis_title="step"),
     )
 
 
@@ -107,14 +105,14 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
 
 
 def _match_single(before: RunSide, after: RunSide) -> RunSide:
-    """The second run, its only configuration called as the first run's only one."""
+    """The second run, its only configuration renamed to the first run's only one."""
     if len(before.arms) != 1 or len(after.arms) != 1:
         return after
     return replace(after, arms=dict(zip(before.arms, after.arms.values(), strict=True)))
 
 
 def _match_workload(before: RunSide, after: RunSide) -> RunSide:
-    """The second run, its workload called as the first run's where both are one file that lies in two places."""
+    """The second run, its workload renamed to the first run's if both are the same file in two places."""
     shared = before.environment.get("workload sha256")
     if shared is None or after.environment.get("workload sha256") != shared:
         return after
@@ -127,16 +125,16 @@ def _match_workload(before: RunSide, after: RunSide) -> RunSide:
 
 
 def _name_pair(before: Arm, after: Arm) -> str:
-    """How tables call what is compared; a Meter's by the names that scripts gave it."""
+    """The row label; metered runs by the names that scripts gave them."""
     if before.configuration != after.configuration:
         return f"{before.configuration} → {after.configuration}"
     return before.configuration if before.trial.strategy == METERED else before.label
 
 
 def _is_other_work(before: Trial, after: Trial) -> bool:
-    """Whether a step of the two trials does not do the same work, so that its time cannot be compared.
+    """Whether a step of the two trials does different work, so their times cannot be compared.
 
-    Of scripts nothing is known but their batch: which file it was says nothing about a step.
+    Of scripts only the batch is known: the file name says nothing about a step.
     """
     is_metered = before.strategy == after.strategy == METERED
     names = ("global_batch",) if is_metered else ("workload", "options", "global_batch")
@@ -177,7 +175,7 @@ def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate |
 def _step_cell(arm: Arm) -> Cell:
     if arm.is_measured:
         return make_cell(arm.step)
-    return make_cell(arm.failure.status.replace("_", " ") if arm.failure else "not run yet")
+    return make_cell(describe_status(arm))
 
 
 def _judge_pair(before: Arm, after: Arm, ratio: Estimate | None) -> Finding:
@@ -209,18 +207,23 @@ def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Ite
     """What is not the same in the two runs, apart from the times."""
     here, there = _describe_environment(before), _describe_environment(after)
     changed = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
-    rows = [make_row(key, _show(here.get(key)), _show(there.get(key))) for key in changed]
+    rows = [(key, here.get(key), there.get(key)) for key in changed]
     for name in common:
         first, second = _describe_trial(before.arms[name].trial), _describe_trial(after.arms[name].trial)
         differing = [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
-        rows += [make_row(f"{name}: {key}", _show(first.get(key)), _show(second.get(key))) for key in differing]
+        rows += [(f"{name}: {key}", first.get(key), second.get(key)) for key in differing]
     if rows:
-        columns = tuple(Column(key=key.lower(), header=key, align="left") for key in ("what", "A", "B"))
-        yield Section(heading="What else differs", tables=(Table(columns=columns, rows=tuple(rows)),))
+        table = make_table(
+            rows,
+            text_column("what", "what", lambda row: row[0]),
+            text_column("a", "A", lambda row: _show(row[1])),
+            text_column("b", "B", lambda row: _show(row[2])),
+        )
+        yield Section(heading="Other differences", tables=(table,))
 
 
 def _describe_environment(side: RunSide) -> dict[str, Any]:
-    """What is known of the machine and the software; its variables by their own names, its load left out."""
+    """Machine and software; variables by name, without the load."""
     known = {key: value for key, value in side.environment.items() if key not in ("load_average", "variables")}
     return known | dict(side.environment.get("variables", {}))
 

@@ -159,9 +159,6 @@ def make_ranks_table(recording: Recording) -> Table:
     def find_phase(name: str, row: str) -> Estimate | None:
         return _find_median([getattr(s, f"{name}_seconds") for s in steps.get(row, ())])
 
-    def find_rank_rate(row: str) -> Estimate | None:
-        return rate if row == rows[-1] else None
-
     phases = PHASES[1:] if recording.has_phases else ()
     rows = [*steps, ALL] if len(ranks) > 1 else list(steps)
     return make_table(

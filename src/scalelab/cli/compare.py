@@ -21,12 +21,12 @@ from scalelab.studies.shared.arms import group_arms, make_fetch_arms, make_trans
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Two runs side by side: for every configuration that both measured, is B faster than A?"""
+    """Compare two runs: for every configuration that both measured, is B faster than A?"""
 
     a: Annotated[str, tyro.conf.Positional]
-    """The run to compare with: its name, the beginning of its name, its path, or last."""
+    """Baseline run: its name (or the beginning of it), its path, or last."""
     b: Annotated[str, tyro.conf.Positional]
-    """The run in question."""
+    """Run to compare with the baseline."""
     runs_dir: RunsDir = RUNS_DIR
     output: Output = field(default_factory=Output)
 

@@ -53,16 +53,16 @@ def main(args: Sequence[str]) -> int:
 
 
 def join_ranks(train: Train, member: Membership) -> Train:
-    """The training on as many ranks as were launched."""
+    """The training run on the ranks that were launched."""
     if train.ranks not in (1, member.num_ranks):
-        raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} that were launched: leave it out")
+        raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} launched ranks: leave it out")
     if member.num_ranks > 1 and train.strategy in SINGLE_PROCESS:
-        raise UsageError(f"--strategy {train.strategy} is one process, {member.num_ranks} were launched: use ddp")
+        raise UsageError(f"--strategy {train.strategy} runs one process, {member.num_ranks} were launched: use ddp")
     return dataclasses.replace(train, ranks=member.num_ranks, local_ranks=member.num_local_ranks)
 
 
 def find_earlier(command: Sequence[str], runs_dir: Path) -> RunStore | None:
-    """The newest run of the same command that has not ended: torchrun has started the job again."""
+    """The newest unfinished run of the same command: torchrun has restarted the job."""
     for path in reversed(find_runs(runs_dir)):
         store = RunStore.open(path)
         if store.record.command == tuple(command):
@@ -72,7 +72,7 @@ def find_earlier(command: Sequence[str], runs_dir: Path) -> RunStore | None:
 
 
 def place_checkpoints(train: Train, *, is_first: bool) -> Train:
-    """An absolute directory, so that ranks and later resumes find it, that can be written: told before the training."""
+    """Checkpoints in an absolute directory, so that ranks and later resumes find it; checked to be writable."""
     given = train.course.checkpoints
     if given is None:
         return train
