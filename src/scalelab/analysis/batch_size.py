@@ -1,35 +1,29 @@
-"""The largest batch that fits into a memory limit, by few probes: fit a line, then confirm.
+"""The largest batch that fits in a memory limit, and where larger batches stop paying.
 
-What a step needs is close to a + b · batch: parameters, gradients and optimizer state on one side, activations and
+The memory of a step is close to a + b · batch: parameters, gradients and optimizer state on one side, activations and
 the batch itself on the other. A probe runs a batch and gives its peak, or runs out of memory. So
 
 1. the first probe gives p₁ = a + b · s. With a ≥ 0, b is at most p₁ / s, and s · limit / p₁ samples must fit: that is
-   the second probe, and it cannot fail where memory is a line (but it is four times the first at least, for one sample
+   the second probe, and it cannot fail if memory is a line (but it is at least four times the first, since one sample
    is often computed in another way than a few);
-2. two probes give a line, and the line a prediction. How far it may be off follows from the lever that the two probes
-   have and from `NOISE`; where that is more than a sample, the next probe stays on the safe side of it, and
-   the line is drawn again from there;
+2. two probes give a line, and the line a prediction. Its error follows from the distance of the two probes and from
+   `NOISE`; if that is more than a sample, the next probe stays on the safe side, and the line is fitted again;
 3. the predicted maximum is run, and then one sample more, which must fail.
 
-The search is over only when a batch has run and the next one has failed. So what it gives has run to completion, and
-where memory is no line it is as exact, after more probes: a failure where the line saw none makes it step back, a
-success beyond the line makes it step on, with steps that grow until the truth lies between, and then it bisects.
-That one sample more needs more memory is taken for granted; noise in the last few kilobytes is not seen.
+The search ends only when a batch has run and the next one has failed. If memory is not a line the result is as exact,
+after more probes: an unexpected failure makes it step back, a success beyond the line makes it step on, with growing
+steps until the truth lies between, and then it bisects. It assumes that one sample more needs more memory; noise in
+the last few kilobytes is not seen. With a forecast (`hint`), steps 1 and 2 are shorter: the first probe goes half-way
+to the predicted maximum, the second most of the rest, a third most of what is left if that is still much.
 
-Where a forecast has told the line beforehand (`hint`), steps 1 and 2 are shorter: the first probe goes half of the way
-to the maximum by the forecast, which does not see what libraries take, and the second most of the rest; a third goes
-most of what is left where that is still much. Then the line through the nearest two takes over.
-
-How a step grows with its batch, and where larger batches stop paying.
+How a step grows with its batch:
 
     T(B) = t₀ + c · B         throughput  B / T(B) = (1/c) · B / (B + B½)         B½ = t₀ / c
 
-t₀ is the fixed cost of a step (launching, the update, communication), c the cost of a sample. Throughput rises
-like the rate of an enzyme with its substrate (Michaelis & Menten 1913; for vectors, Hockney's n½, 1985): at B½ it is
-half of what it can become, at 19 · B½ 95 %. Neither number can be negative: a fit that would want that finds 0.
-
-Two batches determine both. From three on `residual_ratio` says how well a straight line describes the steps: caches,
-threads and padding bend it.
+t₀ is the fixed cost of a step (launching, the update, communication), c the cost of a sample. Throughput rises like the
+rate of an enzyme with its substrate (Michaelis & Menten 1913; for vectors, Hockney's n½, 1985): at B½ it is half of its
+limit, at 19 · B½ 95 %. Neither number can be negative. Two batches determine both; from three on `residual_ratio` says
+how well a line describes the steps: caches, threads and padding bend it.
 """
 
 from __future__ import annotations

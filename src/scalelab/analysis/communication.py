@@ -1,7 +1,7 @@
-"""What a step of data-parallel training has to send, from the sizes of the model.
+"""What a step of data-parallel training sends, and the bandwidth of a collective.
 
-Payload is the whole tensor that a collective is about, on one rank. With P bytes of gradients, N ranks, and units (the
-blocks of a model and its root) that are sharded one by one:
+Payload is the whole tensor of a collective, on one rank. With P bytes of gradients, N ranks, and units (the blocks of a
+model and its root) that are sharded one by one:
 
     ddp            all-reduce of P in backward; broadcast of rank 0's buffers before forward (Li et al. 2020)
     fsdp-full      all-gather of every unit in forward, and again in backward of all but the root, which is needed
@@ -12,31 +12,27 @@ blocks of a model and its root) that are sharded one by one:
     synchronised   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
     batch norm     channels; all-reduce of two sums per channel in backward: 2C numbers
 
-What one rank then sends over the network, if the collective moves as few bytes as it can (Patarasu & Yuan 2009, ring
-all-reduce): 2·M·(N − 1)/N for an all-reduce of M bytes, M·(N − 1)/N for an all-gather or a reduce-scatter, and on
-average M·(N − 1)/N for a broadcast, which N − 1 ranks must receive whole.
+One rank sends at least (Patarasuk & Yuan 2009, ring all-reduce) 2·M·(N − 1)/N bytes for an all-reduce of M bytes,
+M·(N − 1)/N for an all-gather or a reduce-scatter, and on average M·(N − 1)/N for a broadcast.
 
-Bandwidth of a collective: what it moves, set against its time.
-
-A collective is timed with a size, and the size is that of the whole message, as nccl-tests defines it:
+The size of a collective is that of the whole message, as nccl-tests defines it:
 
     all-reduce, broadcast, reduce, point-to-point   the buffer
     all-gather, gather                              what is gathered, of all ranks together
     reduce-scatter, scatter                         what is scattered, over all ranks together
     all-to-all                                      what one rank sends, to all ranks together
 
-Size over time is the *algorithm* bandwidth: what training waits for. It falls with the number of ranks even on
-a perfect network, because more must be sent for the same message. The *bus* bandwidth takes that out. It is
-what every rank's link carries in each direction under the cheapest schedule, so that it can be held against the
-link's nominal rate (NVIDIA nccl-tests, doc/PERFORMANCE.md; Rabenseifner 2004 for the all-reduce). With n ranks:
+Size over time is the *algorithm* bandwidth: what training waits for. It falls with the number of ranks even on a
+perfect network, because more must be sent for the same message. The *bus* bandwidth takes that out: it is what every
+rank's link carries in each direction under the cheapest schedule, so it can be compared with the link's nominal rate
+(NVIDIA nccl-tests, doc/PERFORMANCE.md; Rabenseifner 2004 for the all-reduce). With n ranks:
 
     all-reduce                                         algorithm × 2 (n − 1) / n
     all-gather, reduce-scatter, all-to-all,
     gather, scatter                                    algorithm × (n − 1) / n
     broadcast, reduce, point-to-point                  algorithm
 
-One rank sends nothing: the factor of the first two is 0. A barrier has no message and no bandwidth: its factor
-is 0 with any number of ranks. A GB is 10⁹ bytes.
+One rank sends nothing: the factor of the first two is 0. A barrier has no message: its factor is 0. A GB is 10⁹ bytes.
 """
 
 from __future__ import annotations

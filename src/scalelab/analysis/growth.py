@@ -1,27 +1,22 @@
-"""How a time grows with a size: the exponent of T ∝ xᵃ.
+"""How a time grows with a size (the exponent of T ∝ xᵃ), and how long a much larger model would train.
 
-On double logarithmic paper a power is a straight line and a its slope, here by least squares. a = 1 is growth in
-proportion, 2 that of a matrix product with its width, 0 a time that does not depend on the size at all. Most times are
-sums of several such terms, so a is not a constant: it is the mean slope over the sizes that were measured, and rises
-towards the largest exponent as the sizes grow.
+On double logarithmic axes a power is a straight line with slope a, fitted by least squares. a = 1 is proportional
+growth, 2 that of a matrix product with its width, 0 no dependence on the size. Most times are sums of several such
+terms, so a is the mean slope over the measured sizes and rises towards the largest exponent as the sizes grow. The
+interval comes from the slope of each round (`stats.py`). Whether a power describes the times at all is said by
+`residual_ratio`, from three sizes on.
 
-The interval comes from the rounds: the slope of each alone, as everywhere (`stats.py`). It does not say whether a power
-describes the times, for which `residual_ratio` is there, from three sizes on.
-
-How long a much larger model would train, from the throughput of a small one.
+The linear rule for a larger model:
 
     tokens/s of the large model = tokens/s · P / P_large
     days  = tokens / (tokens/s) / 86 400
     years = days / 365
 
-The rule rests on a step costing 6 operations per parameter and token (Kaplan et al. 2020, section 2.1), on the same
-hardware doing as many operations per second on both models, and on nothing that only large models have: no
-communication, no memory that the model does not fit into, no attention that grows with the context, no failures. It is
-an estimate of the order of magnitude, and the intervals say only how well the small model was measured.
-
-Nothing is rounded on the way. A throughput that was rounded before it came here is an estimate itself, whose interval
-reaches half a unit of its last digit to both sides (`from_rounded`): numbers that others derived before rounding lie
-within what follows from it.
+It assumes 6 operations per parameter and token (Kaplan et al. 2020, section 2.1), the same operations per second on
+both models, and nothing that only large models have: no communication, no memory limit, no attention that grows with
+the context, no failures. It is an order of magnitude; the intervals only say how well the small model was measured.
+Nothing is rounded on the way. A throughput that was rounded before has an interval of half a unit of its last digit
+(`from_rounded`).
 """
 
 from __future__ import annotations

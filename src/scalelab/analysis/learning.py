@@ -1,29 +1,25 @@
-"""What trainings of the same seeds say about two ways to train: differences in accuracy, and the verdict on them.
+"""Two ways to train compared by seeds, and the gradient noise scale.
 
-A seed decides the first weights and the order of the data, and both decide much of the accuracy. Trainings that share a
-seed share that part, so they are compared seed by seed, and the difference has the smaller spread.
+A seed decides the initial weights and the order of the data, and both decide much of the accuracy. Training runs with
+the same seed share that part, so they are compared seed by seed, and the difference has the smaller spread.
 
-The simple noise scale of a training run: the batch size at which noise and gradient are equally large.
-
-The gradient of a batch of B samples is the true gradient G plus noise of variance tr(Σ) / B, where Σ is the covariance
-of the gradients of single samples. Their ratio
+The simple noise scale is the batch size at which noise and gradient are equally large. The gradient of a batch of B
+samples is the true gradient G plus noise of variance tr(Σ) / B, where Σ is the covariance of per-sample gradients:
 
     B_simple = tr(Σ) / |G|²
 
-is the batch at which a step goes as far by signal as by noise, and it predicts the critical batch size (McCandlish et
-al. 2018, "An Empirical Model of Large-Batch Training", section 2.2). Squared norms of gradients of two sizes b < B give
-both without bias (appendix A.1):
+It predicts the critical batch size (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.2).
+Squared norms of gradients of two sizes b < B give both without bias (appendix A.1):
 
     |G|²   = (B · |G_B|² − b · |G_b|²) / (B − b)
     tr(Σ)  = (|G_b|² − |G_B|²) / (1/b − 1/B)
 
-One step's are wild, and may be negative. So both are averaged over steps and then divided: the mean of ratios would be
-biased, and of ratios with a denominator near 0 it would be anything. The interval of the ratio is Fieller's (1954,
-"Some Problems in Interval Estimation"), from the means of blocks of steps. It has no end where |G|² cannot be told
-from 0, and then none is given.
+Those of one step are wild and may be negative, so both are averaged over steps and then divided; a mean of ratios would
+be biased. The interval of the ratio is Fieller's (1954, "Some Problems in Interval Estimation"), from the means of
+blocks of steps. If |G|² may be 0 it has no end, and none is given.
 
-What follows from it, if every step is worth what the model says (section 2.3): to reach a given loss with batch B takes
-1 + B_crit/B times the fewest updates, and 1 + B/B_crit times the fewest samples.
+If every step is worth what the model says (section 2.3), reaching a given loss with batch B takes 1 + B_crit/B times
+the fewest updates and 1 + B/B_crit times the fewest samples.
 """
 
 from __future__ import annotations

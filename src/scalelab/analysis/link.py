@@ -1,25 +1,21 @@
-"""A link in two numbers: what a message costs whatever its size, and what a byte adds.
+"""A link in two numbers: the fixed cost of a message, and the cost of a byte.
 
     t(n) = α + β · n          α  latency          1/β  bandwidth          n½ = α / β  half-bandwidth size
 
-This is the model of Hockney (1994) and, per collective, that of Thakur, Rabenseifner & Gropp (2005). At n½ a message
-moves at half of the bandwidth that ever larger ones come to: smaller messages are dominated by latency, larger ones
-by bandwidth. β belongs to the whole message of `bandwidth.py`, so that 1/β is an algorithm bandwidth; times the bus
-factor it is the bus bandwidth that can be held against the wire.
+This is the model of Hockney (1994) and, per collective, of Thakur, Rabenseifner & Gropp (2005). At n½ a message moves
+at half of the asymptotic bandwidth: smaller messages are dominated by latency, larger ones by bandwidth. β refers to
+the whole message (`communication.py`), so 1/β is an algorithm bandwidth; times the bus factor it is the bus bandwidth,
+which can be compared with the wire.
 
-Both are fitted to the logs of the times, so that 4 bytes count as much as a gigabyte, with a loss that grows linearly
-and not as a square beyond 10 % (soft L1; Huber 1964 for the idea): real links change protocol, algorithm or cache on
-the way, and a few sizes that are off must not bend the line. Where they are off by more than `MISFIT` they are named.
-α is known where it is most of the smallest message's time, β where it is most of the largest's; otherwise the sizes
-do not reach far enough, and it is None.
+Both are fitted to the logs of the times, so 4 bytes count as much as a gigabyte, with a loss that grows linearly
+beyond 10 % (soft L1; Huber 1964 for the idea): real links change protocol, algorithm or cache on the way, and a few
+sizes that are off must not bend the line. Sizes that are off by more than `MISFIT` are named. α is known if it is most
+of the smallest message's time, β if it is most of the largest's; otherwise the sizes do not reach far enough and it is
+None. Each round is also fitted on its own, which gives the intervals, as in `scaling_laws.py`.
 
-Each round is also fitted on its own: that is where the intervals come from, as in `sizes.py`.
-
-The timings of exchanges, launch by launch: what their tables, their fits and their warnings start from.
-
-The time of a collective is that of its slowest rank: the maximum over ranks of every timing, divided by its calls.
-That of a message between two ranks is what the one saw that sent first and waited for the answer. A timing that some
-rank did not complete is left out; the others of a launch that failed later are as good as any.
+The time of a collective is that of its slowest rank: the maximum over ranks of every timing, divided by its calls. The
+time of a message between two ranks is what the rank saw that sent first and waited for the answer. A timing that some
+rank did not complete is left out; earlier timings of a failed launch count.
 """
 
 from __future__ import annotations

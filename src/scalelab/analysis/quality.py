@@ -1,44 +1,27 @@
-"""How good a measurement is, in numbers: outliers, drift and noise.
+"""How good a measurement is: outliers, drift, noise, warm-up, and how many launches a precision takes.
 
-Everything here is relative to a median and robust: a spike must not hide another, and must not look like
-noise. What to say about the numbers is the report's business.
+Everything is relative to a median and robust: a spike must not hide another, and must not look like noise. Variation
+of steps is computed within a launch, so a launch that is slower as a whole does not count; its interval is that of the
+launches' values.
 
-How steps of one configuration differ among themselves: coefficient of variation and high quantiles.
+Warm-up: first steps allocate, compile and fill caches: 3.5, 1.6, 1.2 and 1.1 times a steady step is what a small model
+on a CPU shows. How long that lasts is a property of the configuration, so all its launches are read together: the
+median over launches of the first step, of the second, and so on. The last third of that series is taken as steady. A
+step is slow if it lies above the steady median by more than the noise (1.5 robust standard deviations, from the median
+absolute deviation) and by more than 10 %. The warm-up is the prefix with the highest score, where a slow step counts +1
+and any other −2: Page's (1954) cumulative sum run from the start. So one fast step inside a long warm-up does not end
+it, and a later spike never extends it. Simulated with the noise of the tests, for warm-ups of 0 to 20 steps of 30 or 45
+that are at least 1.3 times as slow: 8 launches find the length to one step in 99 of 100 cases, one launch in 93.
 
-Both are computed within a launch, so that a launch that is slower as a whole does not count as variation of its steps;
-the interval is that of the launches' values.
+Repeatability, on the log scale, where spreads are relative:
 
-How many steps at the start of a launch are slow because it is the start.
-
-First steps allocate, compile, fill caches and meet the allocator's first requests: 3.5, 1.6, 1.2 and 1.1
-times a steady step is what a small model on a CPU shows. How long that lasts is a property of the
-configuration, so all its launches are read together: the median over launches of the first step, of the
-second, and so on.
-
-The last third of that series is taken as steady. A step is slow when it lies above the steady median by
-more than the noise (1.5 robust standard deviations, from the median absolute deviation) and by more than
-10 %. The warm-up is the prefix with the highest score, where a slow step counts +1 and any other −2: Page's
-(1954) cumulative sum run from the start. So one fast step inside a long warm-up does not end it, and a
-later spike never extends it: it would have to make up for every steady step before it.
-
-Simulated with the noise of the tests, for warm-ups of 0 to 20 steps of 30 or 45 that are 1.3 times as slow
-or slower: 8 launches find the length to one step in 99 of 100 cases, a single launch in 93 of 100.
-
-How far one measurement lies from the next, and how many launches a wanted precision takes.
-
-Times are compared on the log scale, where spreads are relative.
-
-    spread      the standard deviation of the logs of launches' medians, from their median absolute deviation, so that
-                one launch that was hit does not decide it; its interval is that of a normal distribution's standard
-                deviation (chi-square), from as many facts as the median absolute deviation makes of them, 37 %
-                (Rousseeuw & Croux 1993)
-    one more    where one further measurement of the same kind falls in 95 of 100 cases: centre ± t · s · √(1 + 1/n)
-                (Hahn & Meeker, "Statistical Intervals", 1991, chapter 4)
-    launches    the smallest n with t₍ₙ₋₁₎ · s / √n ≤ log(1 + precision)
-
-The limits for one more take the plain standard deviation: that one may well be the launch that is hit. The number of
-launches is a guide, not a promise: s is known to a factor of about two from two dozen launches, and speaks of a machine
-that stays as it was.
+    spread      the standard deviation of the logs of launches' medians, from their median absolute deviation, so one
+                disturbed launch does not decide it; its interval is that of a normal distribution's standard deviation
+                (chi-square), with the 37 % efficiency of the median absolute deviation (Rousseeuw & Croux 1993)
+    one more    where one further measurement falls in 95 of 100 cases: centre ± t · s · √(1 + 1/n) (Hahn & Meeker,
+                "Statistical Intervals", 1991, chapter 4), with the plain standard deviation, as it may be disturbed
+    launches    the smallest n with t₍ₙ₋₁₎ · s / √n ≤ log(1 + precision): a guide, not a promise, since s is known to a
+                factor of about two from two dozen launches
 """
 
 from __future__ import annotations

@@ -1,53 +1,36 @@
-"""Amdahl's law for strong scaling and Gustafson's for weak scaling: how much of the work does not spread.
+"""Scaling laws fitted to step times: Amdahl, Gustafson, the universal scalability law, and a delay in every step.
 
     Amdahl (1967)      T(N) = T₁ · (s + (1 − s) / N)       the speedup ends at 1 / s
-    Gustafson (1988)   S(N) = N − s · (N − 1)              the scaled speedup grows on, with slope 1 − s
+    Gustafson (1988)   S(N) = N − s · (N − 1)              the scaled speedup keeps growing, with slope 1 − s
 
-Both are straight lines in disguise. The time is a + b / N, the work per second under weak scaling is a + b
-· N, and in both s = a / (a + b) with neither a nor b negative. So one fit serves both. The two fractions
-are not the same number: Amdahl's is a share of the time on one rank, Gustafson's a share of the time on N.
+Both are straight lines in disguise: the time is a + b / N, the work per second under weak scaling is a + b · N, and in
+both s = a / (a + b) with neither a nor b negative. So one fit serves both. The two fractions are not the same number:
+Amdahl's is a share of the time on one rank, Gustafson's a share of the time on N. Two sizes determine s and leave no
+residual; from three on, `residual_ratio` says how well the law fits. A residual well above the noise means
+that something grows with N that neither law has.
 
-Two sizes determine s and leave no residual; from three on `residual_ratio` says how well the law describes
-the data. A residual well above the noise means that something grows with N which neither law has: see
-`usl.py`.
-
-The universal scalability law: when adding ranks makes it slower.
-
-Gunther ("Guerrilla Capacity Planning", 2007, chapters 4 to 6) adds to Amdahl's contention σ, the waiting
-for what is shared, a second loss κ, the price of keeping N ranks coherent with each other, which grows with
-their pairs:
+The universal scalability law (Gunther, "Guerrilla Capacity Planning", 2007, chapters 4 to 6) adds to Amdahl's
+contention σ a second loss κ, the cost of keeping N ranks coherent, which grows with their pairs:
 
     C(N) = X(N) / X(1) = N / (1 + σ (N − 1) + κ N (N − 1))
 
-With κ = 0 it is Amdahl's law with s = σ. With κ > 0 the throughput has a peak at N = √((1 − σ) / κ) and
-falls beyond.
+With κ = 0 it is Amdahl's law with s = σ; with κ > 0 the throughput peaks at N = √((1 − σ) / κ). N / X(N) is linear in
+1 / X(1), σ / X(1) and κ / X(1): three coefficients, none negative, so at least three sizes. Three sizes leave no
+residual and amplify their noise: from 1, 2 and 4 ranks σ is known to a few times the noise of a time.
 
-Turned over, N / X(N) = (1 + σ (N − 1) + κ N (N − 1)) / X(1) is linear in 1 / X(1), σ / X(1) and κ / X(1):
-three coefficients, none negative, so three sizes at least. Three sizes leave no residual, and their noise
-is amplified: from 1, 2 and 4 ranks σ is known to a few times the noise of a time. Trust the intervals, and
-measure more sizes.
+All laws are linear in their coefficients, so a fit is a small least-squares problem, solved exactly. Residuals are
+relative, as the noise of a step time is proportional to it. The number of a size is the centre of its launches'
+medians, over the rounds that all sizes completed; what a round does to all sizes alike is removed first, so drift
+leaves the shape of the law alone. Each round is also fitted on its own, which gives the intervals of the coefficients.
 
-What a law of scaling is fitted to, one number per size, and how.
-
-All our laws are linear in their coefficients once written the right way round, so a fit is a small
-least-squares problem, solved exactly. Residuals are relative: an error of 1 % counts the same at one rank
-and at sixteen, as the noise of a step time is proportional to it.
-
-The number of a size is the centre of its launches' medians, over the rounds that all sizes completed. What
-a round does to all sizes alike is taken off first, so a machine that drifts leaves the shape of the law
-alone. Each round is also fitted on its own: that is where the intervals of the coefficients come from.
-
-A model's curve laid over a measurement: how far apart they are, round by round.
-
-A delay d in every step is a serial part that no rank can take off another. With it Amdahl's law (1967) reads
+A delay d in every step is a serial part. With it Amdahl's law reads
 
     T_N(d) = T_N + d                      the step on N ranks
     S_N(d) = (T₁ + d) / (T_N + d)         its speedup over one rank with the same delay
-    S_N(d) = (T₁ + d) / (T₁/N + d)        the same where all but the delay scales perfectly
+    S_N(d) = (T₁ + d) / (T₁/N + d)        the same if everything but the delay scales perfectly
 
-The second is calibrated with the measured T_N and asks one question only: does the delay add up? The third also
-believes in T_N = T₁/N. Both are computed from the rounds' own undelayed steps, so that a machine that drifts moves
-model and measurement alike.
+The second is calibrated with the measured T_N and only asks whether the delay adds up; the third also assumes
+T_N = T₁/N. Both are computed from the rounds' own undelayed steps, so drift moves model and measurement alike.
 """
 
 from __future__ import annotations

@@ -1,46 +1,31 @@
 """Medians, ratios and differences of step times, each with a 95 % interval, and the verdict on a ratio.
 
-Step times are skewed, spiky and correlated within a launch, so nothing here takes them for normally
-distributed or counts 240 steps of 12 launches as 240 facts.
+Every configuration is launched once per round, and the rounds of all configurations are interleaved. So steps of one
+launch resemble each other more than steps of two launches, and round `i` of one configuration ran next to round `i` of
+every other, under the same conditions. The first is why a round, not a step, is the unit of an interval; the second is
+why configurations are compared round by round. A round without results is an empty sequence and keeps its place.
 
-    median       of all steps together; its interval turns the share of steps below it into limits
-                 (Woodruff 1952), with the spread of that share over launches as the error
-    ratio        round by round: the centre of the logs of the launches' ratios (`location.py`)
+    median       of all steps together; its interval turns the share of steps below it into limits (Woodruff 1952), with
+                 the spread of that share over launches as the error
+    ratio        round by round: the centre of the logs of the launches' ratios
     difference   the same, without the logs
 
-Comparing round by round removes what neighbours in time share: a machine that slows down by 30 % half-way
-moves every median and no ratio. It is also why a ratio may differ, on a noisy machine, from the quotient of
-the two printed medians: those do not know which launches ran side by side, and their quotient has the
-larger error. (Simulated with such a slow-down: the same interval around the quotient of the medians covers
-83 to 86 %, not 95 %.)
+Step times are skewed, spiky and correlated within a launch: nothing here assumes a normal distribution or counts 240
+steps of 12 launches as 240 facts. Comparing round by round removes what neighbours in time share: a machine that slows
+down by 30 % half-way moves every median and no ratio. This is also why a ratio may differ, on a noisy machine, from the
+quotient of the two printed medians, which has the larger error. (Simulated with such a slow-down, the same interval
+around the quotient of the medians covers 83 to 86 %, not 95 %.)
 
-Limits: an interval speaks about launches like these. That of a median, not of a ratio, is too short when
-the speed of the machine wanders slowly from round to round: 83 to 87 % when half of the launches' variance
-is such a wander.
-
-The centre of a handful of numbers, one per round, with its 95 % interval.
-
-The numbers are what each round says about the question: the log of a ratio, a difference, a fitted
-fraction. There are few of them, and now and then a launch is hit by a burst of other work and its
-number is far off. The mean with Student's interval is the best answer without such launches and a poor one
-with them: where one launch in twenty is hit, its error doubles. The Hodges–Lehmann estimate (Hodges &
-Lehmann 1963) gives up 5 % of the mean's efficiency and is hardly moved. Its interval is Wilcoxon's
-signed-rank test turned round (Hollander & Wolfe, "Nonparametric Statistical Methods", chapter 3). It is
+The centre is that of a few numbers, one per round: the log of a ratio, a difference, a fitted fraction. Now and then a
+launch is hit by a burst of other work and its number is far off; if one launch in twenty is hit, the error of the mean
+doubles. The Hodges–Lehmann estimate (Hodges & Lehmann 1963) gives up 5 % of the mean's efficiency and hardly moves. Its
+interval is Wilcoxon's signed-rank test inverted (Hollander & Wolfe, "Nonparametric Statistical Methods", chapter 3),
 exact for every symmetric distribution, and the log of the ratio of two equal configurations is symmetric by
-construction.
+construction. With fewer than six numbers the signed-rank test cannot reach 95 %, and Student's interval is put around
+the same centre. One number has no interval.
 
-With fewer than six numbers the signed-rank test cannot reach 95 % at all, and Student's interval is put
-around the same centre. One number has no interval.
-
-Rounds: the step times of one configuration, launch by launch.
-
-Every configuration is launched once per round, and the rounds of all configurations are interleaved. So two
-things are true of every series: steps of one launch resemble each other more than steps of two launches,
-and round `i` of one configuration ran next to round `i` of every other, under the same weather. The first
-is why a round, not a step, is the unit that an interval counts; the second is why configurations are
-compared round by round.
-
-A round that gave nothing is an empty sequence: it keeps its place, so that the others stay aligned.
+Limits: an interval is about launches like these. That of a median, not of a ratio, is too short if the speed of the
+machine wanders slowly from round to round: 83 to 87 % if half of the launches' variance is such a wander.
 """
 
 from __future__ import annotations

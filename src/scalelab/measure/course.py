@@ -16,7 +16,7 @@ How much the gradients of samples differ, seen inside a training: two squared no
 A step that accumulates has, after its first pass, the gradient of b samples in `.grad`, and after its last the
 gradient of all B. Their squared norms are read where the gradients are, at the marks that every step makes at the end
 of a backward pass, so that the training itself is not changed. What they say about the noise is computed from the lines
-of the training, in `analysis/noise_scale.py`.
+of the training, in `analysis/learning.py`.
 
 The gradient of the first pass is there divided by the number of passes, and by nothing of other ranks: DDP has not
 exchanged it yet. With a loss scale, both are multiplied by it. FSDP's ranks hold pieces, and are refused.

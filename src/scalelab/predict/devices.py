@@ -1,10 +1,9 @@
-"""Devices by name: what their makers publish, and what a node of them usually has. Nothing here is measured.
+"""Known devices: published numbers, and the usual node around them. Nothing here is measured.
 
-Peaks are of dense matrix products (no sparsity), with float32 as plain loops get it: without TF32. `link` is what joins
-the devices of a node, per device and direction; `node_link` is what one node has to others, per direction, in the
-form that is common for it. Watts are the board's limit. Prices are what one device cost by the hour, on demand, at a
-large public cloud, rounded: they change, so give your own. A TPU's links are a torus that reaches over all its slices;
-here, what a chip has in all directions together.
+Peaks are for dense matrix products without sparsity, float32 without TF32. `link_rate` is the link between devices of
+a node, per device and direction; `node_rate` is the link of a whole node to others, per direction, in its common form.
+Watts are the board's limit. Prices are rounded on-demand prices per hour at a large public cloud: they change, so give
+your own. A TPU's links form a torus across all slices; here, the sum over all directions of a chip.
 """
 
 from __future__ import annotations

@@ -1,30 +1,29 @@
-"""The memory of one rank at the highest point of a step, by what it is for.
+"""Memory of one rank at the peak of a step, by category.
 
 Activations of a block that backward needs, in units of one activation A = micro-batch · sequence · width:
 
-    input of a norm, and its output                     2 of 1 A each, twice
+    input and output of a norm                          1 A each, twice
     queries, keys, values                               1 A + 2 A · kv heads / heads
-    output of attention                                 1 A; not fused, the s × s scores of every head besides: softmax,
-                                                        and with dropout its mask and its product
-    gelu's input and output                             2 · f/d A; in elementary steps, as gelu_new is, 5 · f/d
+    output of attention                                 1 A; unfused, also the s × s scores of every head: softmax, and
+                                                        with dropout its mask and its product
+    input and output of GELU                            2 · f/d A; in elementary steps, as gelu_new, 5 · f/d
     a gate                                              2 · f/d A more
-    masks of dropout                                    2 A of one byte
+    dropout masks                                       2 A of one byte
 
-Tensor parallelism divides what lies between two all-reduces: queries to the output of attention, and gelu. With blocks
-recomputed only their inputs stay, and one block has all of its own while it is recomputed. Recomputing some keeps the
-input and the outputs of attention and of every second product.
+Tensor parallelism divides what lies between two all-reduces: queries to the output of attention, and GELU. With full
+activation checkpointing only the inputs of blocks stay, and one block is whole while it is recomputed. Selective
+checkpointing keeps the input and the outputs of attention and of every second matrix product.
 
-The highest point is one of four. When backward begins all activations are there, and so are the logits as the model
-gave them, their log-softmax and two gradients of that size; where they are 16 bits wide the last three are still 32.
-While backward is in the first block that it reaches all others are still there, in the last all gradients are; each
-needs room for gradients of activations. When the optimizer runs, what it computes for the largest matrix needs twice
-its size. Gradients of earlier micro-batches are there all the time. In a pipeline the
-first stage holds as many micro-batches as there are stages (1F1B; more with rounds: Narayanan et al. 2021), the last
-stage one and the logits.
+The peak is at one of four moments. At the start of backward all activations exist, and the logits as the model gave
+them, their log-softmax and two gradients of that size; with 16-bit logits the last three are still 32-bit. In the first
+block of backward all other activations exist, in the last one all gradients do; each needs room for gradients of
+activations. In the optimizer step, temporaries of the largest matrix need twice its size. Gradients of earlier
+micro-batches exist all the time. In a pipeline the first stage holds as many micro-batches as there are stages (1F1B;
+more with rounds: Narayanan et al. 2021), the last stage one and the logits.
 
-States are 4 + 4 + 8 bytes a parameter in float32 with Adam; with 16 bits, 2 + 2 and 12 that optimizers keep
-(Rajbhandari et al. 2020, section 3.1), or in shards (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. benchmarks/plan.py
-holds all this against torch's own tracker. What an allocator reserves beyond that is `RESERVED_SHARE`.
+State is 4 + 4 + 8 bytes per parameter in float32 with Adam; with 16 bits, 2 + 2 and 12 in the optimizer (Rajbhandari et
+al. 2020, section 3.1), or sharded (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. benchmarks/plan.py compares all this
+with torch's own tracker. What an allocator reserves beyond that is `RESERVED_SHARE`.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""How long a step of a layout takes, from what its device could do and how much of that is usually got.
+"""How long a step of a layout takes, from published device numbers and the share of them that is usually reached.
 
-    a product         max(operations / (peak · f), bytes / memory rate), where the share f of the peak falls for small
+    matrix product    max(operations / (peak · f), bytes / memory rate), where the share f of the peak falls for small
                       matrices: f = gemm · r/(r + tile) · c/(c + tile) · k/(k + depth), rows r, columns c, depth k
-    fused attention   half of the operations, since what is masked is left out, at `FUSED_SHARE` of the peak; backward
+    fused attention   half of the operations, since masked parts are skipped, at `FUSED_SHARE` of the peak; backward
                       2.5 times that (Dao et al. 2022)
-    between products  norms, gelu, dropout, shortcuts and, where attention is not fused, softmax move bytes
+    between products  norms, GELU, dropout, shortcuts and, if attention is not fused, softmax move bytes
     backward          twice the products, `BACKWARD_MOVES` times the bytes; recomputed parts again
     tensor parallel   an all-reduce of a block's activations after attention and after the feed-forward layer, in
                       forward, in backward and when recomputed (Shoeybi et al. 2019)
     pipeline          (m + (p − 1)/v) times the slowest stage for m micro-batches and v rounds (Narayanan et al. 2021,
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
-    data parallel     gradients in the data type of the products, beside the last backward where there is no pipeline;
-                      ZeRO-3 gathers and scatters every block beside its computing (`predict.communication`)
+    data parallel     gradients in the data type of the products, overlapped with the last backward without a pipeline;
+                      ZeRO-3 gathers and scatters every block beside its compute (`predict.communication`)
     optimizer         moves `OPTIMIZER_BYTES` per parameter that the rank updates
 
-The shares in `Efficiency` were found on A100s alone: products, memory, links between nodes and launches on the 41
-layouts of two models by VIA-Research/vTrain, links inside a node on its table of NCCL's all-reduce, fused attention on
-llm-foundry's rows for devices of 40 GB. Nothing was found on the table of Narayanan et al. 2021 and on llm-foundry's
-rows for 80 GB: benchmarks/plan.py scores these, and finds the shares again.
+The shares in `Efficiency` were fitted to A100s alone: products, memory, links between nodes and launches to the 41
+layouts of two models by VIA-Research/vTrain, links inside a node to its table of NCCL's all-reduce, fused attention to
+llm-foundry's rows for 40 GB devices. Nothing was fitted to the table of Narayanan et al. 2021 and to llm-foundry's rows
+for 80 GB: benchmarks/plan.py scores these, and repeats the fits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Layouts of a transformer over devices: tensor × pipeline × data parallelism, and why some are impossible.
 
-Tensor parallelism splits every block over t ranks of a node (Shoeybi et al. 2019), pipeline parallelism gives each of p
-stages its share of the blocks, of which each may hold several rounds (interleaving: Narayanan et al. 2021), and the
-d = N/(t·p) replicas split the batch. Replicas hold everything (stage 0, DDP), or shards of the optimizer (1), of
-gradients too (2), or of parameters too (3, as FSDP does) (Rajbhandari et al. 2020).
+Tensor parallelism splits every block over t ranks of a node (Shoeybi et al. 2019). Pipeline parallelism gives each of p
+stages a share of the blocks, possibly in several rounds (interleaving: Narayanan et al. 2021). The d = N/(t·p) replicas
+split the batch. Replicas hold everything (ZeRO stage 0, DDP), or shards of the optimizer state (1), of gradients too
+(2), or of parameters too (3, as FSDP does) (Rajbhandari et al. 2020).
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class Transfer(NamedTuple):
 
     rank: int
     operation: str
-    """A kind of `analysis/bandwidth.py`."""
+    """A kind of `analysis/communication.py`."""
     payload_bytes: int
     """Of the whole message of one call."""
     repeat: int

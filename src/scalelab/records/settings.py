@@ -26,7 +26,7 @@ SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
 LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
-"""What an exchange may be; kinds of `analysis/bandwidth.py`."""
+"""What an exchange may be; kinds of `analysis/communication.py`."""
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
 MEMORY = "memory"
@@ -245,7 +245,7 @@ class Exchange:
 
     operation: Operation
     sizes: tuple[int, ...]
-    """Bytes of the whole message, as `analysis/bandwidth.py` defines it: whole float32 numbers."""
+    """Bytes of the whole message, as `analysis/communication.py` defines it: whole float32 numbers."""
     repeats: int = 50
     """Timings of every size, at the most."""
     warmup_calls: int = 3

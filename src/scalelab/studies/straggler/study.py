@@ -3,7 +3,7 @@
 An all-reduce ends when the last rank has joined, so one slow rank makes every step slow and all the others wait. Their
 clocks do not show it plainly: the waiting is in their backward, where gradients are reduced, whatever phase the slow
 rank was late in. So each rank's own time is separated from waiting first (`analysis/breakdown.py`), and the ranks are
-then compared phase by phase (`analysis/straggler.py`).
+then compared phase by phase (`analysis/breakdown.py`).
 
 Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the job without delay is
 measured in the same rounds too. That shows what the delay costs, and how well the model holds: a step takes as long as
