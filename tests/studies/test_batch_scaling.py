@@ -67,7 +67,7 @@ def test_a_batch_read_as_global_is_strong_scaling_and_per_rank_weak(tmp_path: Pa
         assert find_row(weak, batch)["samples_per_second"].value == pytest.approx(2 * batch / whole)
     assert all(row[-1].value == pytest.approx(0, abs=1e-6) for row in model.rows)
     assert find_finding(document, "model-error").values["largest"] == pytest.approx(0, abs=1e-6)
-    assert {one.subject for one in document.findings if one.kind == "speedup"} == {"global", "per-rank"}
+    assert {one.subject for one in document.findings if one.kind == "speedup-by-batch"} == {"global", "per-rank"}
 
 
 def test_a_job_that_grows_in_proportion_saturates_at_once(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_the_fewest_that_are_fastest_are_named_and_those_that_hurt(tmp_path: Pat
     best, waits = document.findings[0], find_kinds(document, LOADER_WAIT)
     assert (best.kind, best.subject) == ("fastest", "1 worker")
     assert best.values["ratio"].value == pytest.approx(0.85)
-    assert waits["0 workers"].values["seconds"].value == pytest.approx(0.02)
-    assert waits["1 worker"].values["seconds"].value == pytest.approx(0.005)
+    assert waits["0 workers"].values["wait_seconds"].value == pytest.approx(0.02)
+    assert waits["1 worker"].values["wait_seconds"].value == pytest.approx(0.005)
     slower = find_kinds(document, VERDICT)["4 workers"]
     assert (slower.values["verdict"], slower.values["ratio"].value) == ("slower", pytest.approx(1.1))
 

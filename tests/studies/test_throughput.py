@@ -48,7 +48,7 @@ def test_tokens_steps_and_operations_per_second_follow_from_the_step(tmp_path: P
     assert row["num_parameters"].value == 124_439_808
     found = document.findings[0]
     assert (found.kind, found.subject, found.weight) == ("throughput", "gpt2 small", MAIN)
-    assert found.values["per_second"].value == pytest.approx(TOKENS / STEP)
+    assert found.values["tokens_per_second"].value == pytest.approx(TOKENS / STEP)
 
 
 def test_the_larger_model_is_as_much_slower_as_it_is_larger(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from scalelab.report.document import Cell, Chart, Document, Section, Table, make
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm, describe_status
+from scalelab.studies.shared.sweep import VERDICT
 from scalelab.units import format_interval
 
 
@@ -39,7 +40,6 @@ def draw_comparison(table: Table) -> tuple[Chart, ...]:
     )
 
 
-VERDICT = FindingKind("verdict", "Step time of B over A, and what it means", MAIN, ("ratio", "verdict"))
 NO_VERDICT = FindingKind("no-verdict", "A row that cannot be compared", DETAIL)
 DAMAGED = CautionKind("damaged-trial", "A trial on disk cannot be read", "failure")
 OTHER_WORK = CautionKind("other-work", "The rows compared do not do the same work per step", "wrong-work")

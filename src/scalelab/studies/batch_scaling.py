@@ -46,7 +46,10 @@ LARGE_GAIN = 1.05
 """A doubling of the batch that raises throughput by less counts as saturation."""
 
 GAIN = FindingKind(
-    "speedup", "Throughput over the plain loop's, at the smallest and largest batch", MAIN, ("smallest", "largest")
+    "speedup-by-batch",
+    "Throughput over the plain loop's, at the smallest and the largest batch",
+    MAIN,
+    ("smallest", "largest"),
 )
 DOUBLING = FindingKind(
     "doubling", "The first batch from which a doubling gains less than 5 %", REASON, ("global_batch", "gain")

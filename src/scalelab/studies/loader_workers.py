@@ -62,7 +62,7 @@ from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
 LOADER_WAIT = FindingKind(
-    "loader-wait", "How long a step waits for its batch, and its share of the step", REASON, ("seconds", "share")
+    "loader-wait", "How long a step waits for its batch, and its share of the step", REASON, ("wait_seconds", "share")
 )
 CROWDED = CautionKind("crowded-workers", "More loader workers than free cores", "noise", ("free_cores",))
 
@@ -276,4 +276,4 @@ def describe_wait(arm: Arm) -> Iterator[Finding]:
     if load is not None:
         wait, part = format_known("seconds", load), format_quantity("share", share)
         text = f"With {arm.label}, a step waits {wait} for its batch ({part} of the step)."
-        yield LOADER_WAIT(arm.label, text, seconds=load, share=share)
+        yield LOADER_WAIT(arm.label, text, wait_seconds=load, share=share)

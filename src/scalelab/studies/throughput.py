@@ -41,7 +41,7 @@ THROUGHPUT = FindingKind(
     "throughput",
     "Tokens or samples per second of all ranks together, by the median step",
     MAIN,
-    ("per_second", "steps_per_second"),
+    ("step_seconds", "samples_per_second", "tokens_per_second"),
 )
 TOTAL_RATE = FindingKind("total-rate", "The same over all timed steps together", DETAIL, ("per_second",))
 SPEED = FindingKind("flops", "FLOP/s of the matrix products", REASON, ("per_second",))
@@ -141,7 +141,9 @@ class Throughput(SweepStudy):
             f"{arm.label} processes {format_quantity('rate', rate)} {self._unit}/s"
             f" ({format_quantity('rate', steps)} steps/s)."
         )
-        yield THROUGHPUT(arm.label, text, per_second=rate, steps_per_second=steps)
+        samples = arm.step.map(lambda seconds: arm.trial.global_batch / seconds)
+        tokens = rate if self._unit == "tokens" else None
+        yield THROUGHPUT(arm.label, text, step_seconds=arm.step, samples_per_second=samples, tokens_per_second=tokens)
         speed, total = measure_speed(arm), measure_total_rate(arm)
         if speed is not None:
             text = f"That is {format_quantity('rate', speed)} FLOP/s, counting matrix products."

@@ -46,7 +46,7 @@ MaybeStrategy = Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")]
 
 FASTEST = FindingKind("fastest", "The fastest row, and its step time over the reference's", MAIN, ("ratio", "verdict"))
 VERDICT = FindingKind(
-    "verdict", "Step time of a row over the reference's, and the verdict", DETAIL, ("ratio", "verdict")
+    "verdict", "Step time over the reference's (compare: of B over A), and the verdict", DETAIL, ("ratio", "verdict")
 )
 CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
 
