@@ -48,11 +48,12 @@ check: setup
 	$(MAKE) --no-print-directory docs
 
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python docs/build_reports.py site/reports
 
 bench: setup
 	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,bench]'
 	@status=0; for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || status=1; done; exit $$status
 
 clean:
-	rm -rf .venv .mpi site dist report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpi .cache site dist report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -273,15 +274,22 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 
 def list_anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as mkdocs and GitHub make them."""
+    """The anchors of a page's headings, as Zensical and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
+    project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(list_navigation(project["nav"])) == sorted(pages)
+
+
+def list_navigation(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """The pages of a navigation, group by group."""
+    for entry in entries:
+        for target in entry.values():
+            yield from [target] if isinstance(target, str) else list_navigation(target)
 
 
 def test_the_reference_of_the_command_line_is_up_to_date() -> None:
@@ -463,6 +471,9 @@ def test_every_module_says_what_it_is(file: Path) -> None:
     assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("file", [*PAGES, *SOURCES, ROOT / "mkdocs.yml"], ids=lambda file: str(file.relative_to(ROOT)))
+PUBLISHED = [*PAGES, *SOURCES, ROOT / "zensical.toml"]
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: str(file.relative_to(ROOT)))
 def test_no_file_speaks_of_the_machine_it_was_written_on(file: Path) -> None:
     assert not re.findall(r"/(?:home|root|Users|work|mnt)/\w+", file.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -18,8 +18,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
 
-def load_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+FRAME = re.compile(r'^<iframe class="report" src="(?P<place>[./]*)reports/(?P<name>[a-z0-9-]+)\.html" ', re.MULTILINE)
+
+
+def load_builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_reports", DOCS / "build_reports.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,8 +30,9 @@ def load_hooks() -> ModuleType:
     return module
 
 
-HOOKS = load_hooks()
-NAMED = {page: HOOKS.MARKER.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+BUILDER = load_builder()
+FRAMES = {page: list(FRAME.finditer(page.read_text(encoding="utf-8"))) for page in PAGES}
+NAMED = {page: [frame["name"] for frame in frames] for page, frames in FRAMES.items()}
 STORED = sorted(file.name.removesuffix(".json.gz") for file in (DOCS / "reports").glob("*.json.gz"))
 
 
@@ -43,7 +47,7 @@ def test_every_report_that_is_named_is_stored_and_the_other_way_round() -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_report_is_measured_and_draws(name: str) -> None:
-    document = HOOKS.read_report(name)
+    document = BUILDER.read_report(name)
     told = dict(document.environment)
     assert told["run"].startswith("20")
     assert told["torch"] not in ("", "–")
@@ -54,12 +58,18 @@ def test_a_stored_report_is_measured_and_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_report_does_not_speak_of_the_machine_it_was_made_on(name: str) -> None:
-    text = render_json(HOOKS.read_report(name))
+    text = render_json(BUILDER.read_report(name))
     assert not re.findall(r"/(?:home|root|Users|work|mnt|tmp)/\w+", text)
 
 
-def test_a_frame_leads_to_the_report_from_any_depth() -> None:
-    marker = "<!-- report: delay -->"
-    for url, place in [("", "reports/"), ("train/", "../reports/"), ("studies/delay/", "../../reports/")]:
-        framed = HOOKS.on_page_markdown(f"a\n\n{marker}\n", page=SimpleNamespace(url=url))
-        assert f'src="{place}delay.html"' in framed
+@pytest.mark.parametrize("page", [page for page in PAGES if FRAMES[page]], ids=lambda page: page.stem)
+def test_a_frame_and_the_link_below_it_lead_to_the_report(page: Path) -> None:
+    """A page `a/b.md` is served as `a/b/`, so it is one level deeper than its file."""
+    for frame in FRAMES[page]:
+        assert frame["place"] == "../" * len(page.relative_to(DOCS).parts)
+        assert f'<a href="{frame["place"]}reports/{frame["name"]}.html">' in page.read_text(encoding="utf-8")
+
+
+def test_stored_reports_become_pages_of_the_site(tmp_path: Path) -> None:
+    BUILDER.build_reports(tmp_path / "reports")
+    assert sorted(file.stem for file in (tmp_path / "reports").glob("*.html")) == STORED
