@@ -1,10 +1,10 @@
-"""Write `docs/cli.md`, the reference of the command line, from the help texts of the commands themselves.
+"""Write `docs/reference/cli.md` from the help texts of the commands.
 
 python docs/generate_cli.py          writes the page
-python docs/generate_cli.py --check  says whether the page is up to date, and ends with 1 when it is not
+python docs/generate_cli.py --check  exits with 1 if the page is stale
 
-Every help text is asked for at a fixed width and without colour. Two pages count as equal when their words are: where
-a line breaks and what a frame is drawn with is the business of the version of tyro.
+Help is rendered at a fixed width, without colour. Two pages are equal if their words are: line breaks and box-drawing
+depend on the version of tyro.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from scalelab.cli.data.command import VERBS as DATA_VERBS
 from scalelab.cli.trace import DIFF
 from scalelab.studies.catalogue import STUDIES
 
-PAGE = Path(__file__).with_name("cli.md")
+PAGE = Path(__file__).parent / "reference" / "cli.md"
 WIDTH = 88
 
 INTRODUCTION = """\
-# Command line
+# Commands
 
-The answer goes to standard output; progress, warnings about the command itself and errors go to standard error. Without
-a terminal, or with `NO_COLOR` set, there is no bar and no colour, and the words are the same.
+Answers go to standard output; progress, warnings and errors go to standard error. Without a terminal, or with
+`NO_COLOR` set, there is no progress bar and no colour.
 
-A study's flags are its own, [those that studies share](flags.md) and those of its `--workload`: the help below is that
-of the default one, and [Workloads](workloads.md) has the options of all.
+A study takes its own flags, the [shared flags](flags.md) and the flags of its `--workload`. The help below is for the
+default workload; [Workloads](workloads.md) lists the options of every one.
 
-This page is made from the commands' own help texts by `python docs/generate_cli.py`. A test fails when it is stale.
+`python docs/generate_cli.py` writes this page from the commands' help texts. A test fails if it is stale.
 
 ## Exit codes
 
 | code | meaning |
 |---:|---|
-| 0 | done |
-| 1 | an error with a name; its one line begins with `error:` |
-| 2 | usage: a flag, a value or a name that cannot work |
+| 0 | success |
+| 1 | an error; its one line starts with `error:` |
+| 2 | usage: an invalid flag, value or name |
 | 3 | some trials failed; the others are kept and reported |
 | 124 | no trial completed, and the first failure was the time limit |
 | 130 | interrupted; results so far are kept |
 | 143 | terminated by SIGTERM, as batch systems do; results so far are kept |
 
-`scalelab doctor` ends with 1 when a check failed.
+`scalelab doctor` exits with 1 if a check failed.
 
 ## Completion
 
-`scalelab completion bash` prints what bash completes verbs, studies and flags with; so do `zsh` and `fish`.
+`scalelab completion bash` prints a completion script for verbs, studies and flags; `zsh` and `fish` work too.
 
 ```console
 $ source <(scalelab completion bash)
@@ -62,10 +62,10 @@ $ source <(scalelab completion bash)
 
 | value | forms |
 |---|---|
-| a time | `90s`, `10min`, `1.5h`, `200ms`, or bare seconds |
-| a size | `512MB`, `1.5G`, `2GiB`, or bare bytes; `MB` is 10⁶ bytes, `MiB` 2²⁰ |
-| a run | its name, the beginning of its name if no other begins so, its path, or `last` |
-| an output target | a path, or `-` for standard output in place of the table; one format at most can go there |
+| a duration | `90s`, `10min`, `1.5h`, `200ms`, or plain seconds |
+| a size | `512MB`, `1.5G`, `2GiB`, or plain bytes; `MB` is 10⁶ bytes, `MiB` 2²⁰ |
+| a run | its name, an unambiguous prefix of its name, its path, or `last` |
+| an output target | a path, or `-` for standard output instead of the table; only one format can use `-` |
 """
 
 
@@ -80,14 +80,14 @@ def main() -> int:
 
 
 def render_page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     with fixed_terminal():
         texts = {" ".join(["scalelab", *command]): shorten(command, read_help(command)) for command in list_commands()}
     return "\n".join([INTRODUCTION, *(f"## {title}\n\n```text\n{text}\n```\n" for title, text in texts.items())])
 
 
 def list_commands() -> Iterator[tuple[str, ...]]:
-    """Every command that has a help text of its own; a study with the options of its default workload."""
+    """List every command with its own help text; studies take the options of the default workload."""
     yield ()
     for verb in VERBS:
         yield (verb,)
@@ -100,10 +100,7 @@ def list_commands() -> Iterator[tuple[str, ...]]:
 
 
 def shorten(command: tuple[str, ...], text: str) -> str:
-    """The help of a study without the flags that all have: those stand once, with the first study.
-
-    A study that trains nothing has none of them.
-    """
+    """Cut the shared flags from a study's help: they appear once, with the first study."""
     first, *others = STUDIES
     if command[0:1] != ("run",) or command[1:] not in [(name,) for name in others]:
         return text
@@ -115,7 +112,7 @@ def shorten(command: tuple[str, ...], text: str) -> str:
 
 
 def read_help(command: tuple[str, ...]) -> str:
-    """What a command prints when it is asked for help."""
+    """Read the help text of a command."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         run_verb([*command, "--help"])
@@ -124,7 +121,7 @@ def read_help(command: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def fixed_terminal() -> Iterator[None]:
-    """Let everything that asks for a terminal see one of a fixed width that has no colour."""
+    """Fake a terminal with a fixed width and no colour."""
     before = dict(os.environ)
     os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", TERM="dumb")
     try:
@@ -135,7 +132,7 @@ def fixed_terminal() -> Iterator[None]:
 
 
 def list_words(page: str) -> list[str]:
-    """The words of a page, without the frames that are drawn around them."""
+    """List the words of a page, without box-drawing characters."""
     return re.sub(r"[\u2500-\u257f]|-{3,}", " ", page).split()
 
 

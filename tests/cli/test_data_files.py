@@ -102,7 +102,7 @@ def test_what_cannot_work_is_refused_with_its_name(
 
 @pytest.mark.parametrize(("heading", "kind"), [("Data doctor", DataDoctor), ("Converting", DataConvert)])
 def test_every_flag_stands_on_the_page_with_its_default(heading: str, kind: type[DataDoctor | DataConvert]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data-files.md").read_text(encoding="utf-8")
     section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", section, re.MULTILINE))
     fields = [one for one in dataclasses.fields(kind) if one.name not in ("file", "output")]
@@ -114,7 +114,7 @@ def test_every_flag_stands_on_the_page_with_its_default(heading: str, kind: type
 
 
 def test_every_column_of_the_doctor_is_explained_on_the_page(file: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data-files.md").read_text(encoding="utf-8")
     for column in (column for table in describe(examine(file, seconds=0.05), 0.05).tables for column in table.columns):
         assert f"| {column.header} " in page
 

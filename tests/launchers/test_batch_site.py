@@ -127,7 +127,7 @@ def test_too_few_nodes_are_refused() -> None:
 
 
 def test_every_flag_stands_on_the_page_of_clusters() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "clusters.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `--([a-z-]+)` \| (?:`([a-z_]+)`|–) \|", text, re.MULTILINE)
     own = [field.name for field in dataclasses.fields(Submission) if field.name not in ("asked", "site_file")]
     keys = [field.name for field in dataclasses.fields(Site) if field.name not in ("scheduler", "ranks_per_node")]
