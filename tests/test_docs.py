@@ -368,13 +368,15 @@ def test_flags_are_those_of_the_records_with_their_paths_and_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_column_of_a_study_is_explained_on_its_page(name: str, tmp_path: Path) -> None:
+def test_every_column_of_a_study_is_explained_on_its_page_or_with_the_shared_ones(name: str, tmp_path: Path) -> None:
     study = make_short_study(name)
     _, document = run_study(study, runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1 / trial.num_ranks))
-    text = find_page(name).read_text(encoding="utf-8")
+    pages = (find_page(name), DOCS / "reference" / "columns.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for table in document.tables:
         for column in table.columns:
             assert f"| {column.header} " in text, f"{name}.md does not explain {column.header!r}"
+    assert "columns.md" in find_page(name).read_text(encoding="utf-8")
 
 
 def test_every_column_of_a_training_is_explained_on_its_page(tmp_path: Path) -> None:
