@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -63,7 +64,8 @@ from tests.measure.trials import launch, make_trial
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+GUIDE = ROOT / "CONTRIBUTING.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", GUIDE, *sorted(DOCS.rglob("*.md"))]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 VERB_FLAGS: dict[str, type[Any]] = {
@@ -111,7 +113,7 @@ def list_blocks(page: Path) -> list[Block]:
     return [Block(page, match["language"], match["title"] or "", match["text"]) for match in found]
 
 
-BLOCKS = [block for page in PAGES for block in list_blocks(page)]
+BLOCKS = [block for page in PAGES if page != GUIDE for block in list_blocks(page)]
 WORKLOADS = [block for block in BLOCKS if block.language == "python" and block.file]
 PROGRAMS = [block for block in BLOCKS if block.language == "python" and not block.file]
 
@@ -293,10 +295,25 @@ def list_navigation(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield from [target] if isinstance(target, str) else list_navigation(target)
 
 
-def test_the_reference_of_the_command_line_is_up_to_date() -> None:
-    script = DOCS / "generate_cli.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("script", ["generate_cli.py", "generate_findings.py"])
+def test_generated_pages_are_up_to_date(script: str) -> None:
+    command = [sys.executable, str(DOCS / script), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_study_of_the_contributing_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = (block for block in list_blocks(GUIDE) if block.file.startswith("src/scalelab/studies/"))
+    module = ModuleType("dropout")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(block.text, block.file, "exec"), vars(module))
+    study = module.Dropout(sampling=Sampling(rounds=2))
+    launcher = FakeLauncher(lambda trial: 0.1 + dict(trial.options)["dropout"])
+    document = study.conclude([launcher.launch(trial, tmp_path) for trial in study.plan()])
+    rows = [row[0].value for row in document.tables[0].rows]
+    assert rows == ["dropout-0", "control", "dropout-0.1"]
+    assert document.findings[0].kind == "fastest"
+    assert document.findings[0].subject == "dropout-0"
 
 
 class Flag(NamedTuple):
