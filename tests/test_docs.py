@@ -419,7 +419,7 @@ def make_short_study(name: str) -> Any:
         divisible = {"global_batch": 6} if name == "strong-scaling" else {}
         return load_study(name)(ranks=(1, 2, 3), job=Job(workload="mlp"), sampling=Sampling(rounds=2), **divisible)
     study = load_study(name)()
-    if not hasattr(study, "sampling"):
+    if study.sampling is None:
         return study
     return dataclasses.replace(study, sampling=dataclasses.replace(study.sampling, rounds=2))
 
