@@ -128,7 +128,7 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory, in which ranks are played and whoever waits for a key or a click gets Ctrl-C."""
     monkeypatch.chdir(directory)
     monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
-    for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "experiment"):
+    for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "runs.experiment"):
         monkeypatch.setattr(f"scalelab.{place}.choose_launcher", lambda *_: ReaderLauncher())
     monkeypatch.setenv("CXX", sys.executable)  # torch.compile's compiler, which is looked for and, played, not used
     monkeypatch.setattr("scalelab.records.files.os.fsync", lambda descriptor: None)

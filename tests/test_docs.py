@@ -28,6 +28,7 @@ from scalelab.answers.trace.diff import compare_traces, describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.answers.train import Train
+from scalelab.checks import flag
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
 from scalelab.cli.completion import Completion
@@ -114,7 +115,8 @@ def list_blocks(page: Path) -> list[Block]:
 
 
 BLOCKS = [block for page in PAGES if page != GUIDE for block in list_blocks(page)]
-WORKLOADS = [block for block in BLOCKS if block.language == "python" and block.file]
+FILES = [block for block in BLOCKS if block.language == "python" and block.file]
+WORKLOADS = [block for block in FILES if "def build(" in block.text]
 PROGRAMS = [block for block in BLOCKS if block.language == "python" and not block.file]
 
 
@@ -185,7 +187,7 @@ def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None
             continue
         target = directory / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        same_page_first = sorted(WORKLOADS, key=lambda block: block.page != ROOT / page)
+        same_page_first = sorted(FILES, key=lambda block: block.page != ROOT / page)
         written = [block.text for block in same_page_first if block.file == str(file)]
         if (ROOT / file).is_file():
             shutil.copy(ROOT / file, target)
@@ -336,9 +338,10 @@ def list_flags(kind: type[Any], prefix: str = "") -> Iterator[Flag]:
         if dataclasses.is_dataclass(default):
             yield from list_flags(type(default), f"{prefix}{field.name}.")
         elif tyro.conf.Suppress not in getattr(hints[field.name], "__metadata__", ()):
-            # A truth that is on by default is switched off.
-            flag = f"--{'no-' * (default is True)}{field.name.replace('_', '-')}"
-            yield Flag(flag, prefix + field.name, describe_default(default))
+            name = flag(field.name)
+            if default is True:  # it can be switched off
+                name = name.replace("--", "--no-", 1)
+            yield Flag(name, prefix + field.name, describe_default(default))
 
 
 def describe_default(value: object) -> str:
