@@ -493,6 +493,15 @@ def test_every_module_says_what_it_is(file: Path) -> None:
     assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
 
 
+FOREIGN = re.compile(r"\b(?:nobody|anybody|somebody|whoever|tells|goes on|to be had|trainings)\b", re.IGNORECASE)
+"""Words that native ML engineers do not write in docs."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=lambda page: page.name)
+def test_pages_are_in_plain_english(page: Path) -> None:
+    assert FOREIGN.findall(FENCE.sub("", page.read_text(encoding="utf-8"))) == []
+
+
 PUBLISHED = [*PAGES, *SOURCES, ROOT / "zensical.toml"]
 
 
