@@ -7,6 +7,7 @@ needs a cluster, a GPU, the network or somebody's files is left out, with the re
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -128,8 +129,10 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory, in which ranks are played and whoever waits for a key or a click gets Ctrl-C."""
     monkeypatch.chdir(directory)
     monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
-    for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "runs.experiment"):
-        monkeypatch.setattr(f"scalelab.{place}.choose_launcher", lambda *_: ReaderLauncher())
+    for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "runs.experiment", "runs.launching"):
+        module = importlib.import_module(f"scalelab.{place}")
+        if hasattr(module, "choose_launcher"):  # some import it when they need it
+            monkeypatch.setattr(module, "choose_launcher", lambda *_: ReaderLauncher())
     monkeypatch.setenv("CXX", sys.executable)  # torch.compile's compiler, which is looked for and, played, not used
     monkeypatch.setattr("scalelab.records.files.os.fsync", lambda descriptor: None)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
