@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalelab.answers.trace.tables import note_more
@@ -39,15 +39,18 @@ def compare_traces(a: TraceView, b: TraceView, names: tuple[str, str]) -> Docume
         kernels = compare_operators(_take(a, "kernels", "total_ns"), _take(b, "kernels", "total_ns"))
         found = {"kernels": kernels, "operators": operators}
     unit = "per rank and step" if operators.is_per_step else "per rank, whole traces"
-    tables = {what: _make_table(comparison, unit, a.top) for what, comparison in found.items()}
+    (first, main), *_ = found.items()
     headings = {"kernels": "Kernels", "operators": "Operators on the host (self time)"}
+    largest = _make_table(main.list_changed(*ORDER[:-1]), unit, a.top, f"Largest changes of {first}")
+    sections = [
+        Section(tables=(largest,)),
+        *(_make_section(headings[what], found[what], unit, a.top) for what in found),
+    ]
     return Document(
         title="Trace diff",
         question="What does B run that A does not, and what got slower?",
         setting=f"A: {names[0]} · B: {names[1]} · {unit}",
-        sections=tuple(
-            Section(heading=headings[what], tables=(table,)) for what, table in tables.items() if table.rows
-        ),
+        sections=tuple(section for section in sections if any(table.rows for table in section.tables)),
         findings=(
             *_summarise_parts(a, b),
             *(finding for what, comparison in found.items() for finding in _summarise(what, comparison, unit)),
@@ -67,9 +70,13 @@ def _take(view: TraceView, what: str, time: str) -> Side:
     return Side(amounts=amounts, num_ranks=len(view.ranks), num_steps=steps.pop() or None if len(steps) == 1 else None)
 
 
-def _make_table(comparison: Comparison, unit: str, top: int) -> Table:
+def _make_section(heading: str, comparison: Comparison, unit: str, top: int) -> Section:
+    tables = [_make_table(comparison.list_changed(one), unit, top, one.capitalize()) for one in ORDER[:-1]]
+    return Section(heading=heading, tables=tuple(table for table in tables if table.rows))
+
+
+def _make_table(changed: Sequence[Difference], unit: str, top: int, title: str) -> Table:
     """What changed, the largest difference first."""
-    changed = comparison.list_changed(*ORDER[:-1])
     shown = changed[:top]
     names = dict(zip([one.name for one in shown], shorten_names([one.name for one in shown]), strict=True))
 
@@ -90,6 +97,7 @@ def _make_table(comparison: Comparison, unit: str, top: int) -> Table:
         column("seconds_a", "A"),
         column("seconds_b", "B"),
         column("more_seconds", "B − A"),
+        title=title,
         notes=(unit, *note_more(len(changed), len(shown))),
     )
 
