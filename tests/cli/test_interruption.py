@@ -46,7 +46,7 @@ def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how:
     assert 4 <= len(before) < NUM_TRIALS
     shown = scalelab("show", cwd=tmp_path)
     assert shown.returncode == 0
-    assert "trials have not been run yet" in " ".join(shown.stdout.split())
+    assert "trials have not run yet" in " ".join(shown.stdout.split())
 
     resumed = scalelab("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

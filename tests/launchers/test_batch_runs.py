@@ -171,7 +171,7 @@ def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place:
     assert "when its batch job has ended" in " ".join(scalelab("show", "last", cwd=place).stdout.split())
     busy = scalelab("resume", "last", cwd=place)
     assert busy.returncode == 1
-    assert f"job {number} (slurm) of run" in busy.stderr
+    assert f"slurm job {number} of run" in busy.stderr
     slurm.wait_until_empty(90)
     listed = scalelab("list", "--json", cwd=place).stdout.splitlines()[-1]
     assert json.loads(listed)["state"] == "complete"

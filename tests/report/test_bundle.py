@@ -58,7 +58,7 @@ def test_the_users_own_workload_comes_along_unless_it_has_changed(tmp_path: Path
     file.write_text("# something else\n")
     write_bundle(tmp_path / "two", [store], [])
     assert not (tmp_path / "two" / "workload").exists()
-    assert "has changed since" in (tmp_path / "two" / "README.md").read_text()
+    assert "is missing or changed since" in (tmp_path / "two" / "README.md").read_text()
 
 
 def test_what_the_command_reads_is_named_and_looked_for_before_anything_is_measured(
@@ -79,7 +79,7 @@ def test_what_the_command_reads_is_named_and_looked_for_before_anything_is_measu
     target = tmp_path / "bundle"
     write_bundle(target, [named], [])
     page = (target / "README.md").read_text()
-    assert f"`--data-path {data}` is not here: `DATA_PATH=PATH ./reproduce.sh`" in page
+    assert f"`--data-path {data}` is not included: use `DATA_PATH=PATH ./reproduce.sh`" in page
     script = (target / "reproduce.sh").read_text()
     assert 'run strong-scaling --data-path "$DATA_PATH" --test-path "$TEST_PATH" --x=1 --runs-dir runs-again' in script
     program = tmp_path / "scalelab"
@@ -87,7 +87,7 @@ def test_what_the_command_reads_is_named_and_looked_for_before_anything_is_measu
     program.chmod(0o755)
     paths = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run([target / "reproduce.sh"], env=paths, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"{data} is not here: say where by DATA_PATH=PATH ./reproduce.sh\n")
+    assert (done.returncode, done.stderr) == (1, f"{data} does not exist: use DATA_PATH=PATH ./reproduce.sh\n")
     assert not (target / "called").exists()
     subprocess.run([target / "reproduce.sh"], env=paths | {"DATA_PATH": str(tmp_path)}, check=False)
     called = (target / "called").read_text().splitlines()

@@ -103,8 +103,8 @@ def test_a_hostile_name_is_text_in_the_list_and_on_its_page(seen: Seen, server: 
     seen.page.wait_for_selector("#progress", timeout=PATIENCE)
     assert seen.page.inner_text("#where") == name
     assert "interrupted" in seen.page.inner_text("#progress")
-    assert any("have not been run yet" in words for words in seen.page.locator(".caution").all_inner_texts())
-    wait_for_report(seen, f"The report of {name}")
+    assert any("have not run yet" in words for words in seen.page.locator(".caution").all_inner_texts())
+    wait_for_report(seen, f"Report of {name}")
     assert "null" not in seen.page.inner_text("main")
     check_look(seen)
 
@@ -112,7 +112,7 @@ def test_a_hostile_name_is_text_in_the_list_and_on_its_page(seen: Seen, server: 
 def test_a_failed_trial_is_told_with_its_reason_as_text(seen: Seen, server: PageServer, runs_dir: Path) -> None:
     failed = find_runs(runs_dir)[1]
     seen.page.goto(f"{server.address}run/{failed.name}")
-    report = wait_for_report(seen, f"The report of {failed.name}")
+    report = wait_for_report(seen, f"Report of {failed.name}")
     assert "<script>document.title='owned'</script>" in report
     seen.page.click("summary")
     seen.page.wait_for_selector("tbody tr", timeout=PATIENCE)
@@ -136,9 +136,9 @@ def test_two_chosen_runs_stand_side_by_side(seen: Seen, server: PageServer, runs
     boxes.nth(2).check()
     boxes.nth(1).check()
     seen.page.click("text=Compare these two")
-    assert "Comparison" in wait_for_report(seen, "The comparison")
+    assert "Comparison" in wait_for_report(seen, "Comparison")
     for run in find_runs(runs_dir)[:2]:
-        assert "Strong scaling" in wait_for_report(seen, f"The report of {run.name}")
+        assert "Strong scaling" in wait_for_report(seen, f"Report of {run.name}")
     check_look(seen)
 
 
@@ -177,7 +177,7 @@ def test_a_running_study_is_watched_to_its_end(seen: Seen, server: PageServer, r
         assert "2.00" in seen.page.inner_text(".finding")
         inside = seen.page.frame_locator("iframe")
         inside.locator("html[data-ready=true] body", has_text="ddp × 2").wait_for(timeout=PATIENCE)
-        assert "have not been run yet" not in inside.locator("body").inner_text()
+        assert "have not run yet" not in inside.locator("body").inner_text()
         assert seen.take_complaints() == []
     finally:
         launcher.turns.release(1000)

@@ -50,4 +50,8 @@ def test_an_answer_that_cannot_be_derived_says_why(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(reports, "conclude_safely", fail)
     store = make_store(tmp_path, [make_record()])
-    assert Shelf(wait_seconds=60.0).conclude(store.path) == (None, "nothing can be concluded (TypeError: odd)", True)
+    assert Shelf(wait_seconds=60.0).conclude(store.path) == (
+        None,
+        "the answer cannot be computed (TypeError: odd)",
+        True,
+    )

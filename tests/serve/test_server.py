@@ -94,7 +94,7 @@ def test_a_run_tells_how_far_it_is_and_what_it_says_so_far(client: Client) -> No
     assert isinstance(watch, dict)
     assert (watch["line"]["num_done"], watch["line"]["num_failed"]) == (3, 0)
     assert watch["seconds_left"] is None
-    assert any("trials have not been run yet" in caution for caution in watch["cautions"])
+    assert any("trials have not run yet" in caution for caution in watch["cautions"])
 
 
 def test_a_failed_trial_is_among_the_trials_with_its_files(client: Client) -> None:
@@ -229,5 +229,5 @@ def test_a_running_study_tells_its_current_trial_and_the_time_left(client: Clien
 
 
 def test_a_port_that_is_taken_is_named(server: PageServer, runs_dir: Path) -> None:
-    with pytest.raises(UsageError, match=f"--port {server.server_address[1]} cannot be had"):
+    with pytest.raises(UsageError, match=f"--port {server.server_address[1]} is not available"):
         PageServer(server.library, int(server.server_address[1]))

@@ -6,6 +6,7 @@ What measures is imported when it is needed: the list of studies is data.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def main(args: Sequence[str]) -> int:
 
 def print_studies() -> None:
     lines = ["usage: scalelab run STUDY [OPTIONS]", "", "Studies:"]
-    lines += [f"  {name:<18}{entry.question}" for name, entry in STUDIES.items()]
+    for name, entry in STUDIES.items():
+        lines += textwrap.wrap(entry.question, 98, initial_indent=f"  {name:<18}", subsequent_indent=" " * 20)
     lines += ["  file.py:Class     your own study: a subclass of scalelab.Study", ""]
     lines += ["scalelab run STUDY --help lists the flags of a study and of its --workload."]
     print("\n".join(lines))  # noqa: T201

@@ -1,4 +1,4 @@
-"""A report with what reproduces it: the script, the raw data, the workload, in one directory.
+"""A report with everything that reproduces it: script, raw data and workload in one directory.
 
     DIR/
       README.md          what is here, and how to check it
@@ -6,9 +6,9 @@
       runs/NAME/         the run: plan, environment, every result, every raw sample, every log
       workload/          the user's own file, as it was measured
 
-Whoever gets it can render the report again from the samples, with scalelab and without torch, or measure again. What is
-large and can be made again, checkpoints and models, is left out and named. So is what the command reads, such as data:
-the script looks for it where it was, or where a variable says, and tells what is missing before it measures.
+The report can be rendered again from the samples with scalelab and without torch, or measured again. Checkpoints and
+models are omitted, because the script makes them again. So are the inputs of the command, such as data: the script
+looks for them where they were, or where a variable says, and reports what is missing before it measures.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from scalelab.records.store import RunStore, hash_workload
 from scalelab.report.text import clean_text
 
 LEFT_OUT = ("checkpoints",)
-"""Directories of a trial that are large and can be made again."""
+"""Large directories of a trial that the script makes again."""
 LEFT_OUT_ENDINGS = (".onnx", ".pt")
 SCRIPT = "reproduce.sh"
 WRITTEN = ("--runs-dir", "--markdown", "--json", "--csv", "--html", "--pdf", "--checkpoints")
-"""Flags that name what a command writes: going on from old checkpoints would measure nothing."""
+"""Flags that name what a command writes: resuming from old checkpoints would measure nothing."""
 READ = ("--data-path", "--test-path", "--weights", "--site")
-"""Flags that name what it reads besides the workload."""
+"""Flags that name what it reads, besides the workload."""
 SOME_FAILED = 3
-"""The exit code of a run in which some trials failed, as they may have before."""
+"""Exit code of a run in which some trials failed, as they may have before."""
 
 
 def check_bundle(directory: Path) -> None:
-    """Refuse a place that holds something already."""
+    """Refuse a directory that is not empty."""
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--bundle {directory} is a file: give a directory")
+        raise UsageError(f"--bundle {directory} is a file: use a directory")
     if directory.is_dir() and any(directory.iterdir()):
-        raise UsageError(f"--bundle {directory} is not empty: give a new directory")
+        raise UsageError(f"--bundle {directory} is not empty: use a new directory")
 
 
 def write_bundle(directory: Path, stores: Sequence[RunStore], reports: Sequence[str]) -> None:
-    """Put the runs, their script and a page about them into a directory, beside the reports that are named."""
+    """Write the runs, their script and a README into a directory, beside the named reports."""
     check_names(stores)
     with storage_errors(directory, "--bundle"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,11 +58,11 @@ def write_bundle(directory: Path, stores: Sequence[RunStore], reports: Sequence[
 
 
 def check_names(stores: Sequence[RunStore]) -> None:
-    """Refuse runs of the same name from two places: one would hide the other."""
+    """Refuse two runs with the same name: one would hide the other."""
     names = [store.name for store in stores]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"--bundle: two runs are called {twice[0]}: rename the directory of one, or bundle them apart")
+        raise UsageError(f"--bundle: two runs are called {twice[0]}: rename one, or bundle them separately")
     sums: dict[str, str | None] = {}
     for store in stores:
         file = find_own_workload(store)
@@ -70,11 +70,11 @@ def check_names(stores: Sequence[RunStore]) -> None:
             file is not None
             and sums.setdefault(file.name, store.record.workload_sha256) != store.record.workload_sha256
         ):
-            raise UsageError(f"--bundle: two different workloads are called {file.name}: bundle their runs apart")
+            raise UsageError(f"--bundle: two different workloads are called {file.name}: bundle their runs separately")
 
 
 def copy_run(store: RunStore, target: Path) -> None:
-    """The files of a run but those that are left out."""
+    """The files of a run, except those left out."""
     shutil.copytree(
         store.path,
         target,
@@ -94,12 +94,19 @@ def find_own_workload(store: RunStore) -> Path | None:
     return Path(file) if colon else None
 
 
+def find_own_study(store: RunStore) -> Path | None:
+    """The file of the user's own study; None for one of scalelab."""
+    file, _, _ = (store.record.study_class or "").rpartition(":")
+    return Path(file) if file.endswith(".py") else None
+
+
 def copy_workload(store: RunStore, target: Path) -> None:
-    """The user's own file, unless it is gone or has changed since: the page says so then."""
-    file = find_own_workload(store)
-    if file is not None and is_unchanged(store):
-        target.mkdir(exist_ok=True)
-        shutil.copy2(file, target / file.name)
+    """The user's own file, unless it is missing or changed: then the README says so."""
+    workload, study = find_own_workload(store), find_own_study(store)
+    for file, is_copied in ((workload, is_unchanged(store)), (study, study is not None and study.is_file())):
+        if file is not None and is_copied:
+            target.mkdir(exist_ok=True)
+            shutil.copy2(file, target / file.name)
 
 
 def is_unchanged(store: RunStore) -> bool:
@@ -107,7 +114,7 @@ def is_unchanged(store: RunStore) -> bool:
 
 
 def describe_command(store: RunStore) -> str:
-    """The command line that made a run, as it is typed."""
+    """The command line that made a run."""
     if not store.record.command:
         return ""
     program, *arguments = store.record.command
@@ -115,16 +122,16 @@ def describe_command(store: RunStore) -> str:
 
 
 def render_script(stores: Sequence[RunStore]) -> str:
-    """A script that measures every run again, into a directory of its own, and compares."""
+    """A script that measures every run again into a new directory, and compares."""
     versions = sorted({store.record.version for store in stores})
     torches = sorted({store.environment().torch or "" for store in stores} - {""})
     lines = [
         "#!/bin/sh",
-        "# Measures again what this bundle reports, into runs-again, and compares it with what is here.",
-        f"# It was made with scalelab {', '.join(versions)}{' and torch ' + ', '.join(torches) if torches else ''}.",
+        "# Measures the runs of this bundle again, into runs-again, and compares.",
+        f"# Made with scalelab {', '.join(versions)}{' and torch ' + ', '.join(torches) if torches else ''}.",
         "set -eu",
         'cd "$(dirname "$0")"',
-        'command -v scalelab >/dev/null || { echo "please install scalelab[torch,report] first" >&2; exit 1; }',
+        'command -v scalelab >/dev/null || { echo "install scalelab[torch,report] first" >&2; exit 1; }',
     ]
     for number, store in enumerate(stores, start=1):
         lines += ["", f"# {clean_text(store.name)}", *list_commands(store, number)]
@@ -132,14 +139,14 @@ def render_script(stores: Sequence[RunStore]) -> str:
 
 
 def list_commands(store: RunStore, number: int = 1) -> Iterator[str]:
-    """The commands for one run; those of a run that a script of the user's made are only named."""
+    """The commands for one run; a run made by a script of the user is only named."""
     command = store.record.command
     if not command or Path(command[0]).name != "scalelab":
         yield f"# made by: {describe_command(store) or 'a Python program'}"
         return
     launcher = store.trials()[0].launcher
     if launcher not in ("local", "hosts"):
-        yield f"# its ranks were started by {launcher}: run this where that can start them"
+        yield f"# ranks started by {launcher}: run this where {launcher} works"
     variables = {}
     for name, path in find_inputs(store).items():
         variables[name] = name_variable(name, number)
@@ -149,10 +156,10 @@ def list_commands(store: RunStore, number: int = 1) -> Iterator[str]:
 
 
 def list_checks(variable: str, path: str) -> Iterator[str]:
-    """Lines that choose a path, and end the script where nothing is there; a pattern is left to the command."""
+    """Lines that choose a path and end the script if it is missing; a pattern is left to the command."""
     yield f'[ -n "${{{variable}:-}}" ] || {variable}={shlex.quote(path)}'
     if "*" not in path:
-        told = f"is not here: say where by {variable}=PATH ./{SCRIPT}"
+        told = f"does not exist: use {variable}=PATH ./{SCRIPT}"
         yield f'[ -e "${variable}" ] || {{ echo "${variable} {told}" >&2; exit 1; }}'
 
 
@@ -162,7 +169,7 @@ def name_variable(flag: str, number: int) -> str:
 
 
 def join_words(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """A command line in which what it reads is named by variables."""
+    """A command line whose inputs are variables."""
     words = ["scalelab"]
     for flag, value in pair_flags(arguments):
         if flag in variables:
@@ -175,7 +182,7 @@ def join_words(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def pair_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Words one by one, and with its value every flag that names a path, however it was typed."""
+    """Words one by one; flags that name a path with their value, however they were typed."""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -190,7 +197,7 @@ def pair_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def find_inputs(store: RunStore) -> dict[str, str]:
-    """What a command reads by flag, by its whole path where the run knows that."""
+    """The inputs of a command by flag, as absolute paths if the run has them."""
     command = store.record.command
     if not command or Path(command[0]).name != "scalelab":
         return {}
@@ -200,46 +207,44 @@ def find_inputs(store: RunStore) -> dict[str, str]:
 
 
 def place_runs(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with a directory of runs of their own, and no other files to write."""
+    """The arguments with a new directory of runs and no other output."""
     kept = [pair for pair in pair_flags(arguments) if pair[0] not in WRITTEN]
     words = [word for pair in kept for word in pair if word is not None]
     return [*words, "--runs-dir", "runs-again"]
 
 
 def move_workload(store: RunStore, arguments: Sequence[str]) -> list[str]:
-    """The same arguments with the user's own workload taken from the bundle."""
-    file = find_own_workload(store)
-    if file is None:
-        return list(arguments)
+    """The arguments with the user's own files taken from the bundle."""
+    own = {file.name for file in (find_own_workload(store), find_own_study(store)) if file is not None}
     moved = []
     for argument in arguments:
         before = "--workload=" if argument.startswith("--workload=") else ""
         path, colon, function = argument.removeprefix(before).rpartition(":")
-        is_it = bool(colon) and Path(path).name == file.name
-        moved.append(f"{before}workload/{file.name}:{function}" if is_it else argument)
+        is_own = bool(colon) and Path(path).name in own
+        moved.append(f"{before}workload/{Path(path).name}:{function}" if is_own else argument)
     return moved
 
 
 def render_page(stores: Sequence[RunStore], reports: Sequence[str]) -> str:
-    """What is in the bundle, in Markdown."""
+    """The README of the bundle."""
     lines = ["# Report and raw data", ""]
     lines += [f"- `{name}`: the report" for name in reports]
-    lines += [f"- `{SCRIPT}`: measures the same again into `runs-again`, and compares"]
+    lines += [f"- `{SCRIPT}`: measures the runs again into `runs-again`, and compares"]
     for number, store in enumerate(stores, start=1):
         command = describe_command(store) or "a Python program"
         lines.append(f"- `runs/{store.name}`: measured {store.record.created_at[:10]} by `{command}`")
         file = find_own_workload(store)
         if file is not None and not is_unchanged(store):
-            lines.append(f"  - its workload, `{file.name}`, is gone or has changed since: it is not here")
+            lines.append(f"  - its workload, `{file.name}`, is missing or changed since, and not included")
         elif file is not None:
-            lines.append(f"  - `workload/{file.name}`: what was trained; modules of yours that it imports are not here")
+            lines.append(f"  - `workload/{file.name}`: the workload; modules of yours that it imports are not included")
         for flag, path in find_inputs(store).items():
             place = name_variable(flag, number)
-            lines.append(f"  - `{flag} {path}` is not here: `{place}=PATH ./{SCRIPT}` takes it from elsewhere")
+            lines.append(f"  - `{flag} {path}` is not included: use `{place}=PATH ./{SCRIPT}`")
     first = stores[0].name
     lines += [
         "",
-        f"Derive the report again from the raw samples: `scalelab report runs/{first} --html again.html`.",
-        "Checkpoints and exported models are left out: the script makes them again.",
+        f"Render the report again from the raw samples: `scalelab report runs/{first} --html again.html`.",
+        "Checkpoints and exported models are omitted: the script makes them again.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
-"""A run as a run of MLflow's, on a tracking server or in a database.
+"""A run as an MLflow run, on a tracking server or in a database.
 
-The run of MLflow's has the study's fields and the environment as parameters, the numbers of the report's tables as
-metrics, and the report as artifacts. Every trial is a run below it, with its series over steps
-and its status; MLflow shows a trial that failed as failed. A run that is there already is not written twice.
+The MLflow run has the study's fields and the environment as parameters, the numbers of the report's tables as metrics,
+and the report as artifacts. Every trial is a child run with its series over steps and its status. A run that MLflow
+already has is not written twice.
 """
 
 from __future__ import annotations
@@ -26,34 +26,32 @@ NO_MLFLOW = "--mlflow needs mlflow, which is not installed: pip install 'scalela
 SQLITE = "sqlite:///"
 SCHEMES = ("http://", "https://", SQLITE, "postgresql", "mysql", "mssql", "databricks")
 MOST_AT_ONCE = 1000
-"""Metrics in one request, by MLflow's limit; of parameters 100."""
+"""Metrics per request, MLflow's limit."""
 MOST_PARAMETERS = 100
 LONGEST_VALUE = 500
-"""Characters of a parameter: every server takes as many."""
+"""Characters of a parameter that every server accepts."""
 NAME_TAG = "scalelab.run"
 PARENT_TAG = "mlflow.parentRunId"
 
 
 def check_uri(uri: str) -> None:
-    """Refuse what MLflow does not track to, before anything is written."""
+    """Refuse a URI that MLflow does not support."""
     if not uri.startswith(SCHEMES):
-        raise UsageError(
-            f"--mlflow {uri} is neither a server nor a database: use http://HOST:PORT or sqlite:///mlflow.db"
-        )
+        raise UsageError(f"--mlflow {uri} is not a server or database: use http://HOST:PORT or sqlite:///mlflow.db")
 
 
 def write_run(
     uri: str, experiment: str, name: str, document: Document, results: Sequence[TrialResult], fields: Mapping[str, str]
 ) -> str:
-    """Write a run and its trials; gives the number that MLflow knows it by."""
+    """Write a run and its trials; gives MLflow's run id."""
     check_uri(uri)
     client, failures = make_client(uri)
     try:
         number = find_experiment(client, uri, experiment)
-        with contextlib.redirect_stdout(io.StringIO()):  # of every run, MLflow prints where it can be seen
+        with contextlib.redirect_stdout(io.StringIO()):  # MLflow prints an address for every run
             return _write(client, number, name, document, results, fields)
     except failures as error:
-        raise UsageError(f"--mlflow {uri} failed: {error}: is the server there, and may you write to it?") from error
+        raise UsageError(f"--mlflow {uri} failed: {error}: check that the server runs and is writable") from error
 
 
 def make_client(uri: str) -> tuple[Any, type[Exception]]:
@@ -72,7 +70,7 @@ def make_client(uri: str) -> tuple[Any, type[Exception]]:
 
 
 def find_experiment(client: Any, uri: str, experiment: str) -> str:
-    """The number of an experiment, which is made where there is none; files lie beside a database of one file."""
+    """The id of an experiment, created if missing; artifacts lie beside an SQLite file."""
     found = client.get_experiment_by_name(experiment)
     if found is not None:
         return str(found.experiment_id)
@@ -92,7 +90,7 @@ def _write(
 ) -> str:
     known = client.search_runs([number], f"tags.`{NAME_TAG}` = '{name.replace(chr(39), '')}'", max_results=1)
     if known:
-        raise UsageError(f"{name} is there already, as run {known[0].info.run_id}: delete that first")
+        raise UsageError(f"MLflow already has {name}, as run {known[0].info.run_id}: delete it first")
     begun = find_first_start(results)
     run = client.create_run(
         number,

@@ -1,15 +1,15 @@
-"""A run as numbers over steps, as the programs expect them that people already look at trainings with.
+"""A run as numbers over steps, as TensorBoard and MLflow expect them.
 
     step_seconds/clean …   the time of every step by kind, the maximum over ranks
     samples_per_second     of clean steps
     phase/forward …        the seconds of each phase, the mean over ranks, where phases were timed
     loss                   of every step, the mean over ranks
-    train/…, test/…        the lines of a training: loss, accuracy, learning rate
-    call_seconds/SIZE      one call of an exchange on messages of a size, timing by timing, the maximum over ranks
-    fetch_seconds/PASS …   every batch of a stored set in one way to go through it, the maximum over ranks
+    train/…, test/…        the lines of a training run: loss, accuracy, learning rate
+    call_seconds/SIZE      one call of a collective by message size, the maximum over ranks
+    fetch_seconds/PASS …   every batch of a stored set by pass, the maximum over ranks
     answer/TABLE/ROW/KEY   every number of the report's tables, in base units, with /low and /high of its interval
 
-Names keep letters, digits and what those programs allow in names; anything else becomes a dash.
+Characters that those programs do not allow in names become dashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scalelab.report.document import Document
 from scalelab.report.text import clean_text
 
 LONGEST_NAME = 60
-"""Of one part of a tag: a row may be called by 300 letters."""
+"""Letters of one part of a tag: a row's label may have 300."""
 
 
 class Point(NamedTuple):
@@ -38,11 +38,11 @@ class Point(NamedTuple):
     step: int
     value: float
     seconds: float
-    """Since the trial began."""
+    """Since the start of the trial."""
 
 
 def list_points(result: TrialResult) -> Iterator[Point]:
-    """Every number over steps of one trial; what is no finite number is left out."""
+    """Every finite number over steps of one trial."""
     ends = _find_ends(result)
     points = [
         *_list_steps(result, ends),
@@ -56,7 +56,7 @@ def list_points(result: TrialResult) -> Iterator[Point]:
 
 
 def list_answers(document: Document) -> Iterator[tuple[str, float]]:
-    """Every number of a document's tables by its name; tables and rows of one name are numbered."""
+    """Every number of a document's tables by its name; tables and rows with the same name are numbered."""
     tables: dict[str, int] = {}
     for section in document.sections:
         for table in section.tables:
@@ -79,12 +79,12 @@ def make_name(text: str) -> str:
 
 
 def find_first_start(results: Sequence[TrialResult]) -> float:
-    """When the first of some trials began, in seconds since 1970; 0 where that is unknown."""
+    """Start of the first trial in seconds since 1970; 0 if unknown."""
     return min((start for result in results if (start := read_start(result))), default=0.0)
 
 
 def read_start(result: TrialResult) -> float:
-    """When a trial began, in seconds since 1970; 0 where that is unknown."""
+    """Start of a trial in seconds since 1970; 0 if unknown."""
     try:
         return datetime.fromisoformat(result.started_at).timestamp()
     except ValueError:
@@ -97,7 +97,7 @@ def _number(names: dict[str, int], name: str) -> str:
 
 
 def _find_ends(result: TrialResult) -> dict[int, float]:
-    """When every step had ended on all ranks, in seconds since the trial began; each host has a clock of its own."""
+    """End of every step on all ranks, in seconds since the start of the trial; each host has its own clock."""
     begun: dict[int, float] = {}
     for sample in result.samples:
         begun[sample.rank] = min(begun.get(sample.rank, math.inf), sample.start_seconds)
@@ -135,7 +135,7 @@ def _list_losses(result: TrialResult, ends: Mapping[int, float]) -> Iterator[Poi
 
 
 def _list_curve(result: TrialResult, ends: Mapping[int, float]) -> Iterator[Point]:
-    """The lines, each when its step had ended; an evaluation comes after its step, and so does a line without one."""
+    """The lines at the end of their steps; an evaluation comes after its step."""
     passed = 0.0
     for point in result.curve:
         passed += point.seconds
@@ -170,7 +170,7 @@ def _list_fetches(result: TrialResult) -> Iterator[Point]:
 
 
 def _find_starts(timings: Iterable[Transfer | Fetch]) -> dict[int, float]:
-    """When each rank began, by its own clock."""
+    """Start of each rank by its own clock."""
     begun: dict[int, float] = {}
     for one in timings:
         begun[one.rank] = min(begun.get(one.rank, math.inf), one.start_seconds)

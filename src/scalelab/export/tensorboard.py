@@ -1,7 +1,7 @@
-"""A run as TensorBoard's event files: `tensorboard --logdir DIR` shows it.
+"""A run as TensorBoard event files: `tensorboard --logdir DIR` shows it.
 
-Every trial is a run of TensorBoard's, with its series over steps; the answer is one more, with the report as text and
-the numbers of its tables. The writer is TensorBoard's own; it needs neither TensorFlow nor torch.
+Every trial is a TensorBoard run with its series over steps; one more holds the report as text and the numbers of its
+tables. The writer is TensorBoard's own and needs neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from scalelab.report.renderers.markdown import render_markdown
 NO_TENSORBOARD = "--tensorboard needs tensorboard, which is not installed: pip install 'scalelab[tensorboard]'"
 TEXT_PLUGIN = "text"
 ANSWER = "answer"
-"""The directory of what the run as a whole says."""
+"""Directory of the whole run's answer."""
 
 
 def write_events(directory: Path, document: Document, results: Sequence[TrialResult]) -> int:
-    """Write a run's events; gives how many numbers were written. Refuses a directory that holds something already."""
+    """Write the events of a run; gives the number of values. Refuses a directory that is not empty."""
     writers = load_writers()
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(
-            f"{directory} is not empty: TensorBoard would draw both over each other; remove it, or give another place"
+            f"{directory} is not empty, and TensorBoard would mix both: remove it, or use another directory"
         )
     with storage_errors(directory, "--tensorboard"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def write_events(directory: Path, document: Document, results: Sequence[TrialRes
 
 
 def load_writers() -> Any:
-    """TensorBoard's modules, which only this needs."""
+    """TensorBoard's modules, imported only here."""
     try:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2  # type: ignore[import-untyped]
         from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""The server of the page: loopback only, read-only, for this directory of runs and nothing else.
+"""The web server: loopback only, read-only, for one directory of runs.
 
     /                    the runs: browse, search, choose two
     /run/NAME            one run: how far it is, its trials, its report
@@ -7,14 +7,13 @@
     /files/NAME/PATH     a file of a run: a log, raw samples
     /api/…               what those pages ask for, as JSON
 
-Any page that a browser has open may send requests to loopback. So a request must name this server in its Host header: a
-foreign name that was made to point here is refused, and no answer says that others may read it. Paths are resolved,
-links and all, and must lie in the directory of the runs. Nothing is ever written, whatever the method.
+Any page open in a browser can send requests to loopback. So a request must name this server in its Host header, which
+stops DNS rebinding, and no response allows cross-origin reads. Paths are resolved, including links, and must lie in the
+directory of the runs. Nothing is ever written, whatever the method.
 
-Reports as the page shows them: derived when they are asked for, kept while nothing has changed.
-
-Deriving the answer of ten thousand trials takes longer than somebody waits who only wants to know how far a run is. So
-it is done beside: a page gets the answer if that is quick, and otherwise the one before, and asks again.
+Reports are computed on request and kept until a run changes. Computing the answer of ten thousand trials takes longer
+than a page should wait, so it runs in a thread: a page gets the answer if it is quick, otherwise the previous one, and
+asks again.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from scalelab.serve.watching import conclude_safely, list_files, list_trials, wa
 
 MOST_KEPT = 32
 WAIT_SECONDS = 1.0
-DERIVING = "the answer is being derived from the raw samples"
+DERIVING = "computing the answer from the raw samples"
 Derived = tuple[Document | None, str]
 
 
 class Answer(NamedTuple):
-    """What a run says, or why it says nothing."""
+    """The answer of a run, or why there is none."""
 
     document: Document | None
     problem: str
     is_newest: bool
-    """Whether it is of all results that there are now."""
+    """Whether it includes all results."""
 
 
 @dataclass(kw_only=True)
 class Shelf:
-    """Answers and pages by the runs that they are of and what those held when they were made."""
+    """Answers and pages by run, with the state of the run when they were made."""
 
     wait_seconds: float = WAIT_SECONDS
-    """How long an answer is waited for before the one before is given."""
+    """How long to wait for a new answer before returning the previous one."""
     _answers: OrderedDict[Path, tuple[object, Derived]] = field(default_factory=OrderedDict)
     _working: dict[Path, threading.Thread] = field(default_factory=dict)
     _pages: OrderedDict[tuple[Path, ...], tuple[object, str]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def conclude(self, path: Path) -> Answer:
-        """The answer of a run, derived again only where it has more results than before; or the one before it."""
+        """The answer of a run, recomputed only if it has new results; the previous one if that takes long."""
         state = read_state(path)
         with self._lock:
             kept = self._answers.get(path)
@@ -87,8 +86,8 @@ class Shelf:
         made: Derived = (None, DERIVING)
         try:
             made = conclude_safely(path)
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and may ask again
-            made = (None, f"nothing can be concluded ({type(error).__name__}: {error})")
+        except Exception as error:  # noqa: BLE001 - the page shows it and may ask again
+            made = (None, f"the answer cannot be computed ({type(error).__name__}: {error})")
         finally:
             with self._lock:
                 self._answers[path] = (state, made)
@@ -97,7 +96,7 @@ class Shelf:
                     self._answers.popitem(last=False)
 
     def render(self, paths: tuple[Path, ...], render: Callable[[], str]) -> str:
-        """A page of runs, made again only where one of them has changed."""
+        """A page of runs, rendered again only if one of them changed."""
         state = tuple(map(read_state, paths))
         with self._lock:
             kept = self._pages.get(paths)
@@ -112,7 +111,7 @@ class Shelf:
 
 
 def read_state(path: Path) -> object:
-    """What an answer depends on: which results there are, and who wrote the last of them."""
+    """What an answer depends on: the results and the run's record."""
     line = describe_run(path)
     try:
         changed = (path / "run.json").stat().st_mtime_ns
@@ -123,11 +122,11 @@ def read_state(path: Path) -> object:
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost", "[::1]"}
-"""What this machine calls itself."""
+"""Names of this machine."""
 HTTP_PORT = 80
-"""The port that browsers leave out of a Host header."""
+"""The port that browsers omit from a Host header."""
 PAGE_SIZE = 200
-"""Runs, or trials, in one answer."""
+"""Runs or trials per response."""
 MOST_FILE_BYTES = 64 * 1024 * 1024
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self';"
@@ -137,7 +136,7 @@ TEXT_ENDINGS = {".json", ".csv", ".log", ".txt", ".md", ".sh", ".py"}
 
 
 class Refused(Exception):
-    """A request that is not answered, with the status that says why."""
+    """A refused request, with its HTTP status."""
 
     def __init__(self, status: HTTPStatus, words: str) -> None:
         super().__init__(words)
@@ -146,7 +145,7 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Library:
-    """What the server may show, and how it makes pages of it."""
+    """What the server may show, and how it renders it."""
 
     runs_dir: Path
     describe: Callable[[Sequence[RunStore]], Document]
@@ -160,14 +159,14 @@ class Library:
         self.index = Index(runs_dir=self.runs_dir)
 
     def find(self, name: str) -> Path:
-        """The directory of a run; refuses whatever is none."""
+        """The directory of a run; refuses anything else."""
         path = self.runs_dir / name
         if not is_run_name(name) or not (path / "run.json").is_file() or not self.is_inside(path):
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such run")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such run")
         return path
 
     def is_inside(self, path: Path) -> bool:
-        """Whether a path, with all links followed, lies in the directory of the runs."""
+        """Whether a path, with links resolved, lies in the directory of the runs."""
         return path.resolve().is_relative_to(self.runs_dir.resolve())
 
     def make_report(self, names: Sequence[str]) -> str:
@@ -205,12 +204,12 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def check_host(self) -> None:
-        """Refuse a request that was meant for another name than this server's."""
+        """Refuse a request for another host name."""
         host = self.headers.get("Host", "")
         port = self.server.server_address[1]
         own = {f"{name}:{port}" for name in NAMES} | (NAMES if port == HTTP_PORT else set())
         if host.lower() not in own:
-            raise Refused(HTTPStatus.FORBIDDEN, "this page is only for this machine: open it by its own address")
+            raise Refused(HTTPStatus.FORBIDDEN, "this server answers only to its own loopback address")
 
     def answer(self) -> None:
         """Send what a path asks for."""
@@ -232,24 +231,24 @@ class Handler(BaseHTTPRequestHandler):
             body = json.dumps(answer_api(library, names[1:], asked), allow_nan=False).encode()
             self.send(HTTPStatus.OK, body, "application/json")
         else:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such page")
 
     def send_asset(self, name: str) -> None:
         kinds = {"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
         if name not in kinds:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such file")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such file")
         self.send(HTTPStatus.OK, read_asset(name), kinds[name])
 
     def send_file(self, library: Library, name: str, parts: Sequence[str]) -> None:
-        """A file of a run, as text where it is text; nothing is ever shown as a page."""
+        """A file of a run, as plain text if it is text; never as HTML."""
         run = library.find(name)
         if any("\x00" in part for part in parts):
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such file")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such file")
         path = run.joinpath(*parts)
         if not path.resolve().is_relative_to(run.resolve()) or not path.is_file():
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such file")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such file")
         if path.stat().st_size > MOST_FILE_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"it is too large for a page: {path}")
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the file is too large to show: {path}")
         is_text = path.suffix in TEXT_ENDINGS
         kind = "text/plain; charset=utf-8" if is_text else mimetypes.guess_type(path.name)[0]
         plain = kind if kind and not kind.endswith(("html", "xml", "svg+xml")) else "application/octet-stream"
@@ -269,11 +268,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing of requests: the terminal belongs to the user."""
+        """Log nothing: the terminal belongs to the user."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Listens on loopback; requests are answered in threads that end with the process."""
+    """Listens on loopback and answers in daemon threads."""
 
     daemon_threads = True
     block_on_close = False
@@ -284,7 +283,7 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
             raise UsageError(
-                f"--port {port} cannot be had ({error.strerror}): use another, or 0 for any free one"
+                f"--port {port} is not available ({error.strerror}): use another, or 0 for any free one"
             ) from error
 
     @property
@@ -292,14 +291,14 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def serve_beside(self) -> threading.Thread:
-        """Answer in a thread of its own, until `shutdown`."""
+        """Serve in a thread until `shutdown`."""
         thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         return thread
 
 
 def answer_api(library: Library, names: Sequence[str], asked: dict[str, str]) -> Any:
-    """What a page asks for: the runs, one run, or its trials."""
+    """The runs, one run, its trials, or the files of a trial."""
     first = read_number(asked.get("from", "0"))
     if list(names) == ["runs"]:
         found = library.index.search(asked.get("q", ""))
@@ -314,7 +313,7 @@ def answer_api(library: Library, names: Sequence[str], asked: dict[str, str]) ->
     if len(names) == 3 and names[0] == "files" and is_run_name(names[2]):
         place = library.find(names[1]) / "trials" / names[2]
         return {"files": list_files(place) if library.is_inside(place) else ()}
-    raise Refused(HTTPStatus.NOT_FOUND, "there is no such answer")
+    raise Refused(HTTPStatus.NOT_FOUND, "no such answer")
 
 
 def answer_trials(path: Path, first: int) -> Any:

@@ -1,7 +1,7 @@
-"""How far a run is: trials done, the answer so far, the time that is left.
+"""How far a run is: trials done, the answer so far, the time left.
 
-The answer is the study's own, from whatever has been measured: nothing is told that a report would not tell. The time
-left is the mean of the latest trials, times those that are missing; a search may plan more.
+The answer is the study's own, from the results so far, as in a report. The time left is the mean time of the latest
+trials times the number of missing ones; a search may plan more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scalelab.studies.catalogue import derive_document
 
 MOST_FINDINGS = 6
 MOST_TIMED = 50
-"""Trials whose times tell how long the rest will take: a page asks every other second."""
+"""Trials that the time left is estimated from: a page asks every other second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,16 @@ class TrialLine:
 
     name: str
     status: str
-    """In words; `running` or `waiting` where it has no result."""
+    """In words; `running` or `waiting` without a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """A run as somebody sees it who watches."""
+    """A run being watched."""
 
     line: RunLine
     current: str = ""
-    """The trial that is being run."""
+    """The trial that is running."""
     elapsed_seconds: float | None = None
     seconds_left: float | None = None
     title: str = ""
@@ -49,18 +49,18 @@ class Watch:
     findings: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     problem: str = ""
-    """Why there is no answer yet, in words."""
+    """Why there is no answer yet."""
     is_newest: bool = True
-    """Whether the answer is of all results that there are now; otherwise it is being derived again."""
+    """Whether the answer includes all results; otherwise it is being recomputed."""
 
 
 def watch_run(path: Path, document: Document | None, problem: str, is_newest: bool = True) -> Watch:
-    """How far the run is, with the answer that was derived from its results."""
+    """How far the run is, with its answer."""
     line = describe_run(path)
-    if line.state == "damaged":
-        return Watch(line=line, problem=problem or "its run.json cannot be read")
+    if line.phase == "damaged":
+        return Watch(line=line, problem=problem or "run.json cannot be read")
     store = RunStore.open(path)
-    is_running = line.state.startswith("running")
+    is_running = line.phase == "running"
     missing = [name for name in store.record.trials if not store.has_result(name)]
     return Watch(
         line=line,
@@ -77,7 +77,7 @@ def watch_run(path: Path, document: Document | None, problem: str, is_newest: bo
 
 
 def conclude_safely(path: Path) -> tuple[Document | None, str]:
-    """The answer from whatever there is, or why there is none: a run may be damaged, or only beginning."""
+    """The answer so far, or why there is none: a run may be damaged or just started."""
     try:
         return derive_document(RunStore.open(path)), ""
     except ScalelabError as error:
@@ -85,7 +85,7 @@ def conclude_safely(path: Path) -> tuple[Document | None, str]:
 
 
 def list_trials(store: RunStore) -> list[TrialLine]:
-    """Every planned trial with how it ended."""
+    """Every planned trial with its status."""
     lines = []
     is_next = store.is_running()
     for name in store.record.trials:
@@ -111,14 +111,14 @@ def list_files(directory: Path) -> tuple[str, ...]:
 
 
 def measure_elapsed(store: RunStore) -> float | None:
-    """Since the process began that executes the run; a run that was resumed is not as old as its directory."""
+    """Seconds since the executing process started: a resumed run is younger than its directory."""
     holder = find_holder(store.path / RUNNING)
     started = holder.get("started") if holder else None
     return max(0.0, time.time() - started) if isinstance(started, int | float) else None
 
 
 def estimate_left(store: RunStore, missing: Sequence[str]) -> float | None:
-    """The mean wall time of the latest trials, for every trial that is missing; None before the first."""
+    """Mean wall time of the latest trials times the missing ones; None before the first."""
     left = set(missing)
     done = [name for name in store.record.trials if name not in left]
     measured = [seconds for name in done[-MOST_TIMED:] if (seconds := read_wall_seconds(store, name))]
@@ -126,7 +126,7 @@ def estimate_left(store: RunStore, missing: Sequence[str]) -> float | None:
 
 
 def read_wall_seconds(store: RunStore, name: str) -> float | None:
-    """How long a trial took, without its samples; None where that cannot be read."""
+    """Wall time of a trial, without reading its samples; None if unreadable."""
     try:
         seconds = json.loads((store.trial_directory(name) / "result.json").read_bytes())["wall_seconds"]
     except (OSError, ValueError, KeyError, TypeError):

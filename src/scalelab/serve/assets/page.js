@@ -26,10 +26,9 @@ function runPath(name) {
   return `/run/${encodeURIComponent(name)}`;
 }
 
-function classOf(state) {
-  if (state.includes("failed") || state.startsWith("damaged")) return "failed";
-  if (state.startsWith("running")) return "running";
-  return state.startsWith("complete") ? "complete" : "";
+function classOf(line) {
+  if (line.num_failed || line.phase === "damaged") return "failed";
+  return line.phase === "running" || line.phase === "complete" ? line.phase : "";
 }
 
 function formatDuration(seconds) {
@@ -78,7 +77,7 @@ function showList() {
       make("td", {}, run.study),
       make("td", {}, run.workload),
       make("td", { className: "number" }, `${run.num_done}/${run.num_trials}`),
-      make("td", { className: classOf(run.state) }, run.state),
+      make("td", { className: classOf(run) }, run.state),
     );
   }
 
@@ -113,7 +112,7 @@ function showRun(name) {
   where.textContent = name;
   document.title = `${name} · scalelab`;
   const head = make("div");
-  const frame = make("iframe", { title: `The report of ${name}` });
+  const frame = make("iframe", { title: `Report of ${name}` });
   const trials = make("details", {}, make("summary", {}, "Trials"));
   trials.addEventListener("toggle", () => { if (trials.open) showTrials(name, trials).catch((error) => trials.append(error.message)); });
   main.replaceChildren(head, trials, frame);
@@ -124,7 +123,7 @@ function showRun(name) {
     const line = watch.line;
     const done = make("div");
     done.style.setProperty("width", `${(100 * line.num_done) / Math.max(1, line.num_trials)}%`);
-    const isRunning = line.state.startsWith("running");
+    const isRunning = line.phase === "running";
     const words = [`${line.num_done} of ${line.num_trials} trials`, line.state];
     if (isRunning) {
       words.push(`now ${watch.current || "–"}`, `${formatDuration(watch.elapsed_seconds)} so far`,
@@ -139,18 +138,18 @@ function showRun(name) {
       make("h1", {}, watch.title || name),
       make("p", { className: "quiet" }, watch.question || ""),
       meter,
-      make("p", { className: classOf(line.state), id: "progress" }, words.join(" · ")),
+      make("p", { className: classOf(line), id: "progress" }, words.join(" · ")),
       ...watch.findings.map((finding, index) => make("p", { className: index ? "" : "finding" }, finding)),
       ...(isRunning ? [] : watch.cautions.slice(0, 3)).map((caution) => make("p", { className: "caution" }, caution)),
       ...(watch.problem ? [make("p", { className: "caution" }, watch.problem)] : []),
-      make("p", {}, link(`/report/${encodeURIComponent(name)}`, "The report alone")),
+      make("p", {}, link(`/report/${encodeURIComponent(name)}`, "Open the report")),
     );
     if (line.num_done !== reported && !watch.problem && watch.is_newest) {
       reported = line.num_done;
       if (!isRunning || !frame.getAttribute("src")) frame.src = `/report/${encodeURIComponent(name)}`;
     }
     if (isRunning || !watch.is_newest) again(POLL_MILLISECONDS);
-    else if (!/^(complete|damaged)/.test(line.state)) again(SLOW_POLL_MILLISECONDS); // it may be resumed, or be waiting
+    else if (line.phase !== "complete" && line.phase !== "damaged") again(SLOW_POLL_MILLISECONDS); // it may be resumed, or be waiting
     if (!isRunning && frame.dataset.live === "yes") { frame.dataset.live = ""; frame.src = `/report/${encodeURIComponent(name)}`; }
     if (isRunning) frame.dataset.live = "yes";
     frame.hidden = Boolean(watch.problem);
@@ -207,10 +206,10 @@ function showTwo(a, b) {
   where.textContent = `${a} and ${b}`;
   document.title = `${a} and ${b} · scalelab`;
   const query = `a=${encodeURIComponent(a)}&b=${encodeURIComponent(b)}`;
-  const both = make("iframe", { title: "The comparison", src: `/report?${query}` });
+  const both = make("iframe", { title: "Comparison", src: `/report?${query}` });
   const columns = [a, b].map((name) => make(
     "div", {}, make("p", {}, link(runPath(name), name)),
-    make("iframe", { title: `The report of ${name}`, src: `/report/${encodeURIComponent(name)}` }),
+    make("iframe", { title: `Report of ${name}`, src: `/report/${encodeURIComponent(name)}` }),
   ));
   main.replaceChildren(make("h1", {}, "Side by side"), both, make("div", { className: "two" }, ...columns));
 }
