@@ -107,7 +107,12 @@ def test_every_size_is_measured_on_one_rank_too() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [((), "--sizes"), (("dim=8", "dim=8"), "each once"), (("width=8",), "width"), (("dim",), "is no set of options")],
+    [
+        ((), "--sizes"),
+        (("dim=8", "dim=8"), "each once"),
+        (("width=8",), "width"),
+        (("dim",), "is not a set of options"),
+    ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):

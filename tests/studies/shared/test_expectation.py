@@ -83,7 +83,7 @@ def test_a_run_without_control_is_a_guide_for_one_with_it(tmp_path: Path) -> Non
 def test_an_earlier_run_of_some_trials_only_is_not_enough(tmp_path: Path) -> None:
     answer(make_strong(ranks=(1, 2)), tmp_path, AlteredLauncher(take))
     study = make_strong(ranks=(1, 2, 4))
-    assert "operations" in expect_seconds(study.plan(), find_runs(tmp_path)).source
+    assert "FLOPs" in expect_seconds(study.plan(), find_runs(tmp_path)).source
 
 
 def test_a_built_in_workload_is_estimated_from_its_operations() -> None:
@@ -118,7 +118,7 @@ def test_only_recent_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(expectation, "RUNS_LOOKED_AT", 1)
     assert "earlier" in expect_seconds(study.plan(), find_runs(tmp_path)).source
     later = [tmp_path / "another"]
-    assert "operations" in expect_seconds(study.plan(), [*find_runs(tmp_path), *later]).source
+    assert "FLOPs" in expect_seconds(study.plan(), [*find_runs(tmp_path), *later]).source
 
 
 def test_a_plan_lists_every_trial_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

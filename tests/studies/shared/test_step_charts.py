@@ -49,7 +49,7 @@ def lose_largest(result: TrialResult) -> TrialResult:
 def test_every_configuration_has_a_distribution_and_its_steps_in_order(tmp_path: Path) -> None:
     _, document = answer(make_strong(), tmp_path)
     spread, *series = find_charts(document)
-    assert [chart.title for chart in series][-1] == "The steps of ddp × 4"
+    assert [chart.title for chart in series][-1] == "Steps of ddp × 4"
     assert len(series) == 5
     assert all("<svg" in draw(chart) for chart in (spread, series[0]))
 
@@ -110,7 +110,7 @@ def test_long_runs_stay_small_and_say_what_is_left_out(tmp_path: Path) -> None:
     charts = find_charts(document)
     num_points = sum(len(list_values(chart, "point")) for chart in charts)
     assert num_points <= SERIES_POINTS
-    assert all("evenly chosen" in chart.caption for chart in charts)
+    assert all("evenly spaced" in chart.caption for chart in charts)
     assert len(json.dumps(json.loads(render_json(document)))) < 1_000_000
 
 
@@ -140,7 +140,7 @@ def test_drift_over_launches_is_drawn_and_told(tmp_path: Path) -> None:
     arm = list_arms(study, RunStore.open(path).results()[0])[0]
     chart = plot_arm(arm, arm.label, 1000)
     assert any(value["series"] == "trend over launches" for value in list_values(chart, "line"))
-    assert "From the first launch to the last" in chart.caption
+    assert "from the first launch to the last" in chart.caption
 
 
 def make_steps(configuration: str, seconds: list[float]) -> TrialResult:

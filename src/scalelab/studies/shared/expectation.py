@@ -1,8 +1,8 @@
 """How long a study should take, before it runs: from runs like it, or from the arithmetic of its workload.
 
-An earlier run of the same configuration is the best guide. Without one, a built-in workload's operations are divided
-by the speed of a matrix product measured now, on one core, which is right within a factor of about three: training
-also reads, writes, launches and waits. A workload of the user's own has neither, and then the time is unknown.
+An earlier run of the same configuration is the best guide. Without one, the FLOPs of a built-in workload are divided by
+the speed of a matrix product measured now, on one core. That is right within a factor of about three: training also
+reads, writes, launches and waits. For a workload of the user's own the time is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalelab.ranks.links import parse_link
 from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
 from scalelab.records.trial import Status, Trial, to_builtins
-from scalelab.units import format_bytes, format_duration
+from scalelab.units import format_bytes, format_count, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 START_SECONDS = 4.0
@@ -34,11 +34,11 @@ HOSTS_SECONDS = 6.0
 FEWEST_CALLS = 9
 """Of a message that alone is longer than its budget: one to check, two to plan by, three timings of two each."""
 HOST_BYTES_PER_SECOND = 1e9
-"""What a collective within a host may be expected to move."""
+"""What a collective within a host should move."""
 READ_BYTES_PER_SECOND = 1e9
 WRITTEN_BYTES_PER_SECOND = 3e8
 DEFLATED_BYTES_PER_SECOND = 2e7
-"""What a stored set may be expected to be read and written with."""
+"""What a stored set should be read and written with."""
 ITEM_FACTOR, NAIVE_FACTOR = 4, 128
 """Times as long, sample by sample; and where every sample inflates a chunk that h5py has chosen."""
 RUNS_LOOKED_AT = 20
@@ -60,13 +60,13 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
     if all(trial.configuration in known for trial in trials):
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
-        return Expectation(seconds=total, source="as earlier runs of the same trials took")
+        return Expectation(seconds=total, source="from earlier runs of the same trials")
     if all(trial.exchange for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
-        return Expectation(seconds=total, source="if every size takes its whole --budget, or more where it is long")
+        return Expectation(seconds=total, source="if every size uses its whole --budget, or more for long messages")
     if all(trial.trains_nothing and trial.reading for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + expect_reading(trial) for trial in trials)
-        return Expectation(seconds=total, source="by usual rates of disks and codecs, within a factor of about three")
+        return Expectation(seconds=total, source="from typical disk and codec rates, within a factor of about three")
     works = [0.0 if trial.trains_nothing else count_operations(trial) for trial in trials]
     if any(work is None for work in works) or any(
         trial.device != "cpu" for trial in trials if not trial.trains_nothing
@@ -74,7 +74,7 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
             seconds=None,
-            source=f"unknown before a first trial; at most {format_duration(bound)}, by --timeout",
+            source=f"unknown before the first trial; at most {format_duration(bound)}, by --timeout",
         )
     speed = measure_matmul_speed()
     total = START_SECONDS
@@ -83,7 +83,7 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
         total += expect_launch(trial)
         total += crowding * (work or 0.0) / (speed * trial.threads_per_rank) + bound_exchange(trial)
         total += expect_transfer(trial) + expect_reading(trial)
-    return Expectation(seconds=total, source="from the workload's operations, right within a factor of about three")
+    return Expectation(seconds=total, source="from the workload's FLOPs, within a factor of about three")
 
 
 def expect_transfer(trial: Trial) -> float:
@@ -125,7 +125,7 @@ def expect_reading(trial: Trial) -> float:
 
 
 def count_operations(trial: Trial) -> float | None:
-    """Floating-point operations of one rank in a whole trial; None where nobody can say before it runs."""
+    """FLOPs of one rank in a whole trial; None if unknown before it runs."""
     if trial.workload not in BUILT_IN:
         return None
     num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps
@@ -135,7 +135,7 @@ def count_operations(trial: Trial) -> float | None:
 
 
 def find_earlier_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> dict[str, float]:
-    """The median duration of each configuration in earlier runs where nothing but the round differed."""
+    """The median duration of each configuration in earlier runs that differ in nothing but the round."""
     found: dict[str, list[float]] = {}
     for run in runs:
         for file in run.glob("trials/*/result.json"):
@@ -187,11 +187,11 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
 
 
 def _describe_trial(trial: Trial) -> str:
-    ranks = f"{trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
+    ranks = format_count(trial.num_ranks, "rank")
     ranks += f" on {trial.num_hosts} hosts over {trial.link}" if trial.num_hosts > 1 else ""
     if trial.reading is not None and trial.trains_nothing:
         num_workers = trial.reading.workers
-        workers = f", {num_workers} worker{'s'[: num_workers > 1]}" if num_workers else ""
+        workers = f", {format_count(num_workers, 'worker')}" if num_workers else ""
         return f"{ranks}{workers}, batch {trial.batch_per_rank} per rank, {len(trial.reading.passes)} passes"
     if trial.exchange is None:
         return f"{trial.strategy}, {ranks}, batch {trial.batch_per_rank} per rank, {_describe_length(trial)}"
@@ -200,10 +200,10 @@ def _describe_trial(trial: Trial) -> str:
 
 
 def _describe_length(trial: Trial) -> str:
-    """How far a trial goes: a training may be told in epochs."""
+    """How far a trial goes: a training run may be given in epochs."""
     epochs = trial.course.epochs if trial.course else None
     steps = trial.plan.num_steps if trial.course is None else trial.course.steps
-    return f"{steps} steps" if epochs is None else f"{epochs} epoch{'s'[: epochs > 1]}"
+    return f"{steps} steps" if epochs is None else format_count(epochs, "epoch")
 
 
 def _fingerprint(trial: Trial) -> str:

@@ -1,4 +1,4 @@
-"""The charts of trainings: losses and accuracies by step and by epoch, as far as a figure can show them."""
+"""Charts of training runs: losses and accuracies by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import join_words
 
 MOST_POINTS = 400
-"""Of one line; of a longer one they are evenly chosen."""
+"""Points of one line; longer ones are thinned evenly."""
 MOST_LINES = 8
 Made = dict[str, Any]
 STEP = Axis(field="step", title="step", quantity="count")
@@ -23,7 +23,7 @@ ACCURACY = Axis(field="accuracy", title="accuracy", quantity="accuracy", from_ze
 
 
 def plot_learning(curve: Sequence[CurvePoint]) -> tuple[Chart, ...]:
-    """Loss and accuracy of one training, on its own batches and on the test data."""
+    """Loss and accuracy of one training run, on its own batches and on the test data."""
     parts = {"train": [p for p in curve if not p.is_evaluation], "test": [p for p in curve if p.is_evaluation]}
     charts = []
     for axis, words in ((LOSS, "Loss"), (ACCURACY, "Accuracy")):
@@ -54,8 +54,8 @@ def plot_pairs(lines: Mapping[str, Sequence[tuple[int, float]]], y: Axis, title:
     num_all = sum(map(len, finite.values()))
     num_odd = sum(map(len, list(lines.values())[:MOST_LINES])) - num_all
     said = [
-        f"{len(rows)} of {num_all} points are drawn, evenly chosen." if len(rows) < num_all else "",
-        f"{num_odd} values were no finite numbers." if num_odd else "",
+        f"{len(rows)} of {num_all} points are drawn, evenly spaced." if len(rows) < num_all else "",
+        f"{num_odd} values are NaN or infinite." if num_odd else "",
         f"{len(lines) - MOST_LINES} more are not drawn." if len(lines) > MOST_LINES else "",
     ]
     return plot_curves(title=title, x=STEP, y=y, rows=rows, caption=join_words(*said))

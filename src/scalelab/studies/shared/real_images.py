@@ -1,7 +1,7 @@
-"""Real images for studies that need them: random pixels can be neither learnt nor loaded.
+"""Real images for studies that need them: random pixels can be neither learned nor loaded.
 
-A built-in workload of images is put on the digits, which are always there, where it would train on random pixels. A
-workload of the user's own brings its own data.
+A built-in image workload that would train on random pixels gets the digits, which are always there. A workload of the
+user's own brings its own data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATA_NAMES = {"digits": "digits", "cifar10": "CIFAR-10", "fashion-mnist": "Fashi
 
 
 def put_on_images(job: Job, why: str) -> Job:
-    """The same job on real images; a built-in workload without images is refused, with the reason."""
+    """The same job on real images; raises `UsageError` for a built-in workload without images."""
     if job.workload not in BUILT_IN:
         return job
     options: object = job.built_in
@@ -35,7 +35,7 @@ def put_on_images(job: Job, why: str) -> Job:
 
 
 def name_images(job: Job) -> str:
-    """What a job on real images is trained on, in a word."""
+    """What a job on real images trains on, in a word."""
     options: object = job.built_in
     return DATA_NAMES[options.data] if isinstance(options, ImageOptions) else "its own data"
 

@@ -1,10 +1,9 @@
 """Charts that every run with step samples has, whatever its study: distributions, steps in order, a profiled step.
 
-They are added where a run is concluded, to sections of their own that hold charts only. Formats without figures leave
-those out, so that text says the same with and without them.
+They are added where a run is concluded, in sections that hold charts only; formats without figures leave those out.
 
-A figure holds a bounded number of points. Of longer series, points are left out evenly, so that neither a time of day
-nor a range of values is favoured; outliers and the warm-up stay as far as there is room. The captions say so.
+A figure holds a bounded number of points. Longer series are thinned evenly, so that neither a time of day nor a
+range of values is favoured; outliers and the warm-up stay as far as there is room. The captions say so.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from scalelab.studies.shared.arms import (
     name_configuration,
 )
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_share
+from scalelab.units import format_count, format_share
 
 MOST_ROWS = 16
 """Configurations of the distribution."""
@@ -67,7 +66,7 @@ def add_general_charts(
 
 
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
-    """The configurations that train something, with their warm-up taken off as the study takes it off."""
+    """The configurations that train something, without the warm-up that the study drops."""
     trained = [result for result in results if not result.trial.trains_nothing and not result.trial.is_forecast]
     warmup = study.sampling.warmup if study.sampling else None
     parts: dict[str, list[TrialResult]] = {}
@@ -110,15 +109,15 @@ def plot_spread(arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None
         points += thin(every, DISTRIBUTED_POINTS // len(shown))
     failed: list[Made] = [{"name": name, "status": status} for name, status in list(missing.items())[:MOST_ROWS]]
     said = [
-        "Points are steps after the warm-up, a line of them for every launch; boxes hold the middle half; thick strokes"
-        " are the median and its 95 % interval."
+        "Points are steps after warm-up, one line of them per launch; boxes hold the middle half; thick strokes are the"
+        " median and its 95 % confidence interval."
     ]
     if len(points) < num_all:
-        said.append(f"{len(points)} of {num_all} steps are drawn, evenly chosen.")
+        said.append(f"{len(points)} of {num_all} steps are drawn, evenly spaced.")
     if len(measured) > len(shown):
         said.append(count_rest(len(measured) - len(shown), "configuration", "not drawn"))
     said += describe_failures(missing.items())
-    title = "How step times are spread"
+    title = "Distribution of step times"
     return plot_distribution(title=title, rows=rows, points=points, failed=failed, caption=" ".join(said))
 
 
@@ -155,21 +154,18 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         medians += mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1)
     kept = thin_marked(points, most)
     trend, words = find_trend(arm, len(points))
-    said = [f"The {name_first_steps(arm.num_dropped)} left out as warm-up." if arm.num_dropped else ""]
-    said += [f"Outliers: {len(outliers)}." if outliers else "No outlier.", words]
+    dropped = format_count(arm.num_dropped, "step")
+    said = [f"The first {dropped} of every launch dropped as warm-up." if arm.num_dropped else ""]
+    said += [f"Outliers: {len(outliers)}." if outliers else "No outliers.", words]
     if len(kept) < len(points):
-        said.append(f"{len(kept)} of {len(points)} steps are drawn, evenly chosen.")
+        said.append(f"{len(kept)} of {len(points)} steps are drawn, evenly spaced.")
     return plot_steps(
-        title=f"The steps of {label}",
+        title=f"Steps of {label}",
         points=[point | {"key": arm.label} for point in kept],
         medians=medians,
         trend=trend,
         caption=join_words(*said),
     )
-
-
-def name_first_steps(number: int) -> str:
-    return "first step of a launch is" if number == 1 else f"first {number} steps of a launch are"
 
 
 def mark_median(times: Sequence[float], launch: int, first: int, last: int) -> list[Made]:
@@ -197,9 +193,9 @@ def find_trend(arm: Arm, num_points: int) -> tuple[list[Made], str]:
             {"place": place, "seconds": height, "launch": "all", "series": DRIFT}
             for place, height in zip((0, num_points - 1), heights, strict=True)
         ]
-        said.append(f"From the first launch to the last, steps change by {format_share(change)}.")
+        said.append(f"Step times change by {format_share(change)} from the first launch to the last.")
     if drift.change_within_launches is not None:
-        said.append(f"Within launches they change by {format_share(drift.change_within_launches)}.")
+        said.append(f"They change by {format_share(drift.change_within_launches)} within a launch.")
     return ends, " ".join(said)
 
 

@@ -56,7 +56,7 @@ def parse_variation(text: str, workload: str) -> Variation:
     names = tuple(_clean_name(name) for name in left.split("+"))
     values = [value.strip() for value in right.split(",")]
     if not equals or not all(names) or not all(values):
-        raise UsageError(f"{text!r} is no option with values: use a form such as dim=256,512 or a+b=256,512")
+        raise UsageError(f"{text!r} is not an option with values: use a form such as dim=256,512 or a+b=256,512")
     read = [tuple(_read_option(name, value, workload, text) for name in names) for value in values]
     if any(len(set(map(repr, same))) > 1 for same in read):
         raise UsageError(f"{text!r} joins options of different kinds: vary them one by one")
@@ -67,7 +67,7 @@ def parse_variation(text: str, workload: str) -> Variation:
 
 
 def read_base(names: Iterable[str], job: Job) -> dict[str, Option | None]:
-    """What the job itself gives to each of the options; None: nothing, or nobody can say."""
+    """What the job itself gives to each of the options; None: nothing, or unknown."""
     if job.built_in is not None:
         return {name: getattr(job.built_in, name) for name in names}
     found = find_workload(job.workload)
@@ -83,7 +83,7 @@ def parse_options(text: str, workload: str) -> dict[str, Option]:
         left, equals, value = part.partition("=")
         name = _clean_name(left)
         if not equals or not name or not value.strip():
-            raise UsageError(f"{text!r} is no set of options: use a form such as dim=256,depth=2")
+            raise UsageError(f"{text!r} is not a set of options: use a form such as dim=256,depth=2")
         if name in options:
             raise UsageError(f"{text!r} has {name} twice: give it once")
         options[name] = _read_option(name, value.strip(), workload, text)
@@ -91,7 +91,7 @@ def parse_options(text: str, workload: str) -> dict[str, Option]:
 
 
 def _clean_name(name: str) -> str:
-    """Options may be written as their flags are."""
+    """Options may be written as flags."""
     return name.strip().removeprefix("--").replace("-", "_")
 
 
@@ -105,9 +105,9 @@ def _read_option(name: str, value: str, workload: str, text: str) -> Option:
     try:
         read = msgspec.convert(value, kinds[name], strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{text!r}: {value!r} cannot be {name} of {workload}: {error}") from None
+        raise UsageError(f"{text!r}: {value!r} is not a valid {name} of {workload}: {error}") from None
     if read is None:
-        raise UsageError(f"{text!r}: {name} cannot be varied to nothing: leave it out")
+        raise UsageError(f"{text!r}: {name} needs a value: leave it out")
     given: Option = read
     return given
 
