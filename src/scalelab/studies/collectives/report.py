@@ -10,7 +10,7 @@ from scalelab.analysis.communication import bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import MISFIT, LinkFit, TransferSeries
 from scalelab.analysis.quality import measure_noise
-from scalelab.analysis.stats import estimate_median
+from scalelab.analysis.stats import Rounds, estimate_median
 from scalelab.records.trial import Cause, Status, TrialResult
 from scalelab.report.charts.curves import plot_rates, plot_times
 from scalelab.report.charts.plot import MOST_SERIES
@@ -28,17 +28,17 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import describe_failures, join_words
 from scalelab.studies.shared.cautions import (
-    FEW_LAUNCHES,
-    FEWEST_LAUNCHES,
     HEAVY_TAIL,
     HEAVY_TAILS,
     NOISY_BETWEEN,
     NOISY_LAUNCHES,
     name_failure,
+    name_few_launches,
+    name_noise,
     warn_of_load,
 )
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED
-from scalelab.units import format_bytes, format_quantity, format_share
+from scalelab.units import format_bytes, format_known, format_share
 
 GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole: it sends twice its size"
 FIT_NOTES = (
@@ -167,8 +167,8 @@ def _describe_link(series: TransferSeries, fit: LinkFit | None, is_main: bool) -
         return NO_FIT(label, f"{label}: too few sizes to fit latency and bandwidth; the table lists their times.")
     latency, bandwidth, half = fit.line.latency_seconds, fit.bus_bandwidth, fit.line.half_bytes
     parts = (
-        f"latency {format_quantity('latency', latency)}" if latency else "latency unknown (no message small enough)",
-        f"bus bandwidth {format_quantity('bandwidth', bandwidth)}"
+        f"latency {format_known('latency', latency)}" if latency else "latency unknown (no message small enough)",
+        f"bus bandwidth {format_known('bandwidth', bandwidth)}"
         if bandwidth
         else "bandwidth unknown (no message large enough)",
     )
@@ -196,30 +196,19 @@ def warn_of_exchanges(every: Sequence[TransferSeries], fits: Mapping[str, LinkFi
             failure = find_failure(series)
             kept = "; earlier timings are in the tables" if failure and failure.transfers else ""
             yield from name_failure(series.trial.label, series.results, is_measured=series.is_measured, more=kept)
-    yield from _name_noise(every)
+    fair = [series for series in every if not series.trial.is_oversubscribed]
+    spreads = {label: measure_noise(rounds).between_ratio or 0.0 for label, rounds in _list_sizes(fair).items()}
+    yield from name_noise(NOISY_LAUNCHES, spreads, NOISY_BETWEEN, "launches", "--rounds")
     yield from _name_crowding(every)
-    yield from _name_few_launches(every)
+    yield from name_few_launches(_list_sizes(every))
     yield from warn_of_load([result for series in every for result in series.results])
     yield from _name_tails(every)
     yield from _name_misfits(every, fits)
 
 
-def _name_noise(every: Sequence[TransferSeries]) -> Iterator[Caution]:
-    found = [
-        (measure_noise(rounds).between_ratio or 0.0, series.trial.label, size)
-        for series in every
-        if not series.trial.is_oversubscribed
-        for size, rounds in series.seconds.items()
-    ]
-    worst, label, size = max(found, default=(0.0, "", 0))
-    if worst > NOISY_BETWEEN:
-        yield NOISY_LAUNCHES(
-            label,
-            f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation) at"
-            f" {format_bytes(size)}, the worst size",
-            "close other programs, or raise --rounds",
-            deviation=worst,
-        )
+def _list_sizes(every: Sequence[TransferSeries]) -> dict[str, Rounds]:
+    """The timings of every size of every operation, by what a warning calls them."""
+    return {f"{one.trial.label}, {format_bytes(size)}": rounds for one in every for size, rounds in one.seconds.items()}
 
 
 def _name_crowding(every: Sequence[TransferSeries]) -> Iterator[Caution]:
@@ -229,23 +218,6 @@ def _name_crowding(every: Sequence[TransferSeries]) -> Iterator[Caution]:
             crowded,
             f"ranks share cores in {crowded}: those times include waiting for a core",
             "use fewer --ranks or --threads-per-rank",
-        )
-
-
-def _name_few_launches(every: Sequence[TransferSeries]) -> Iterator[Caution]:
-    counts = [
-        (sum(bool(launch) for launch in rounds), series.trial.label)
-        for series in every
-        for rounds in series.seconds.values()
-    ]
-    fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
-    if fewest < FEWEST_LAUNCHES:
-        times = "once" if fewest == 1 else f"{fewest} times"
-        yield FEW_LAUNCHES(
-            label,
-            f"{label} was launched {times}: too few for a reliable interval",
-            f"use --rounds {FEWEST_LAUNCHES}",
-            launches=fewest,
         )
 
 

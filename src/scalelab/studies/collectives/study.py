@@ -19,11 +19,10 @@ from scalelab.analysis.communication import POINT_TO_POINT
 from scalelab.analysis.link import TransferSeries, fit_series, group_transfers
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
-from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.ranks.links import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.settings import NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
-from scalelab.records.trial import NO_STRATEGY, Cause, Trial, TrialResult
+from scalelab.records.trial import Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.collectives.report import (
     make_fit_table,
@@ -36,9 +35,9 @@ from scalelab.studies.collectives.report import (
     warn_of_left_out,
 )
 from scalelab.studies.shared.job import Job, check_gpus
-from scalelab.studies.shared.sampling import check_ranks
+from scalelab.studies.shared.sampling import check_ranks, describe_bare_trial
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_bytes, parse_bytes, parse_seconds
+from scalelab.units import format_bytes, format_count, parse_bytes, parse_seconds
 
 GROWTH = 4
 """Each size is this many times the one before."""
@@ -173,39 +172,22 @@ class Collectives(Study):
                 yield operation, num_ranks
 
     def _plan_trial(self, operation: Operation, num_ranks: int) -> Trial:
-        job, num_cores = self.job, self.job.count_node_cores()
-        threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(max(self.ranks)), num_cores)
+        where = ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
+        sizes = self.list_sizes(operation, num_ranks)
         return Trial(
             configuration=f"{operation}-{num_ranks}",
-            workload="",
-            strategy=NO_STRATEGY,
-            num_ranks=num_ranks,
             global_batch=num_ranks,
-            device=job.found_device,
-            threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores),
-            label=f"{name_operation(operation)} × {num_ranks}{self._say_where(num_ranks)}",
-            timeout_seconds=job.timeout_seconds,
-            port=job.port,
-            bind=job.bind,
-            launcher=job.launcher,
-            mpiexec=job.mpiexec,
-            ranks_per_node=job.ranks_per_node,
-            link=job.link if job.launcher == "hosts" else "",
-            ranks_per_host=job.ranks_per_host,
+            label=f"{name_operation(operation)} × {num_ranks}{where}",
+            **describe_bare_trial(self.job, num_ranks, max(self.ranks)),
             exchange=Exchange(
                 operation=operation,
-                sizes=fit_sizes(self.list_sizes(operation, num_ranks), operation, num_ranks, job.found_device),
+                sizes=fit_sizes(sizes, operation, num_ranks, self.job.found_device),
                 repeats=self.repeats,
                 warmup_calls=self.warmup_calls,
                 budget_seconds=self.budget_seconds,
                 backend=self.backend,
             ),
         )
-
-    def _say_where(self, num_ranks: int) -> str:
-        """Ranks on the same host have no link between them."""
-        return ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
 
     def list_sizes(self, operation: str, num_ranks: int, device: str | None = None) -> tuple[int, ...]:
         """From the smallest to the largest, each rounded up to whole float32 numbers for every rank."""
@@ -218,14 +200,9 @@ class Collectives(Study):
         step = NUMBER_BYTES * (num_ranks if is_divided else 1)
         return tuple(sorted({-(-size // step) * step for size in wanted}))
 
-    def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
-        """An operation that the backend lacks is not launched again."""
-        earlier = (result for result in results if result.trial.configuration == trial.configuration)
-        return next((result.reason for result in earlier if result.cause is Cause.UNSUPPORTED), None)
-
     def expects(self, result: TrialResult) -> bool:
         """An operation that the backend lacks is part of the answer."""
-        return result.cause in (Cause.UNSUPPORTED, Cause.ANSWERED)
+        return result.cause in (Cause.UNSUPPORTED, Cause.REPEATED, Cause.ANSWERED)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_transfers(results).values())
@@ -257,10 +234,10 @@ class Collectives(Study):
         if not every:
             return ""
         trial = every[0].trial
-        cores = f"{trial.threads_per_rank} core{'s'[: trial.threads_per_rank != 1]} per rank"
+        cores = f"{format_count(trial.threads_per_rank, 'core')} per rank"
         sizes = [size for series in every for size in series.exchange.sizes]
         reach = f"float32 messages of {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-        launches = f"{self.rounds} launch{'es'[: 2 * (self.rounds != 1)]} × at most {self.repeats} timings"
+        launches = f"{format_count(self.rounds, 'launch')} × at most {self.repeats} timings"
         hosts = [f"{self.ranks_per_host} per host, {trial.link}"] if trial.link else []
         return " · ".join([every[0].backend, trial.device, *hosts, reach, cores, launches])
 

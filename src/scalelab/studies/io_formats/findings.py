@@ -18,19 +18,19 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.cautions import (
     FAILED,
-    FEW_LAUNCHES,
-    FEWEST_LAUNCHES,
     NOISY_BETWEEN,
     NOISY_LAUNCHES,
     NOT_RUN,
     UNEQUAL_LOSSES,
     VERBS,
     find_cautions,
+    name_few_launches,
+    name_noise,
     warn_of_load,
 )
 from scalelab.studies.shared.input_split import estimate_part, read_load
 from scalelab.studies.shared.losses import read_losses
-from scalelab.units import format_bytes, format_quantity, format_seconds, format_share
+from scalelab.units import format_bytes, format_known, format_quantity, format_seconds, format_share, is_known
 
 STAYED = 0.01
 """A cold pass may find this share of the file in the page cache."""
@@ -75,7 +75,8 @@ def summarise_formats(
 
 def _format_epoch(series: FetchSeries) -> str:
     assert series.main is not None
-    return format_quantity("seconds", series.main.epoch_seconds)
+    seconds = series.main.epoch_seconds
+    return format_quantity("seconds", seconds) if is_known(seconds) else "an unknown time"
 
 
 def _read_epoch(series: FetchSeries) -> float:
@@ -126,7 +127,7 @@ def _name_cure(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator
     if lazy is None or lazy.main is None or series.main is None:
         return
     ratio = estimate_ratio(series.main.epochs, lazy.main.epochs)
-    first = format_quantity("seconds", lazy.main.first_epoch_seconds)
+    first = format_known("seconds", lazy.main.first_epoch_seconds)
     yield BY_BATCHES(
         series.label,
         f"Read by batches, the same file takes {_format_epoch(lazy)} ({lazy.label}; {first} in the first epoch):"
@@ -149,7 +150,7 @@ def _name_blocks(series: FetchSeries) -> Iterator[Finding]:
     if blocks is None or series.main is None or not series.shuffle:
         return
     ratio = estimate_ratio(series.main.epochs, blocks.epochs)
-    seconds = format_quantity("seconds", blocks.epoch_seconds)
+    seconds = format_known("seconds", blocks.epoch_seconds)
     yield BLOCKS(
         series.label,
         f"In training {series.label} is {series.shuffle}: an epoch takes {seconds}; a full shuffle takes"
@@ -226,7 +227,12 @@ def warn_of_reading(every: Sequence[FetchSeries], arms: Mapping[str, Arm]) -> It
             f"ranks share cores in {_list_some(crowded)}: those times include waiting for a core",
             "use fewer --ranks or --threads-per-rank",
         )
-    yield from _name_noise(every)
+    epochs = {one.label: one.main.epochs for one in every if one.main is not None}
+    spreads = {
+        name: measure_noise(rounds).between_ratio or 0.0 for name, rounds in epochs.items() if name not in crowded
+    }
+    yield from name_noise(NOISY_LAUNCHES, spreads, NOISY_BETWEEN, "launches", "--rounds")
+    yield from name_few_launches(epochs)
     if arms:
         yield from find_cautions(arms.values())
         yield from _name_unequal_losses(arms)
@@ -276,28 +282,6 @@ def _name_warm_colds(every: Sequence[FetchSeries]) -> Iterator[Caution]:
     obstacles = dict.fromkeys(report.cold_obstacle for one in every for report in one.reports if report.cold_obstacle)
     for obstacle in obstacles:
         yield WARM("", f"cold passes were warm: {obstacle}", "use the warm tables only")
-
-
-def _name_noise(every: Sequence[FetchSeries]) -> Iterator[Caution]:
-    measured = [(one.label, one.main.epochs, one.trial.is_oversubscribed) for one in every if one.main is not None]
-    noises = [(measure_noise(epochs).between_ratio or 0.0, label) for label, epochs, crowded in measured if not crowded]
-    worst, label = max(noises, default=(0.0, ""))
-    if worst > NOISY_BETWEEN:
-        yield NOISY_LAUNCHES(
-            label,
-            f"noisy host: launches of {label} differ by {format_share(worst)} (standard deviation), the worst row",
-            "close other programs, or raise --rounds",
-            deviation=worst,
-        )
-    fewest = min((sum(bool(len(launch)) for launch in epochs) for _, epochs, _ in measured), default=FEWEST_LAUNCHES)
-    if fewest < FEWEST_LAUNCHES:
-        times = "once" if fewest == 1 else f"{fewest} times"
-        yield FEW_LAUNCHES(
-            "",
-            f"every format was launched {times}: too few for a reliable interval",
-            f"use --rounds {FEWEST_LAUNCHES}",
-            launches=fewest,
-        )
 
 
 def _name_unequal_losses(arms: Mapping[str, Arm]) -> Iterator[Caution]:

@@ -30,9 +30,8 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
-from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
-from scalelab.records.trial import NO_STRATEGY, Cause, Status, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
@@ -50,7 +49,7 @@ from scalelab.studies.io_formats.report import (
 )
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job, check_gpus
-from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, plan_rounds
+from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, describe_bare_trial, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes, format_count, parse_seconds
 from scalelab.workloads.options import TransformerOptions
@@ -228,29 +227,14 @@ class IoFormats(Study):
             )
 
     def _plan_trial(self, reading: Reading, num_ranks: int) -> Trial:
-        job, num_cores = self.job, self.job.count_node_cores()
-        threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(max(self.ranks)), num_cores)
         name, label = name_reading(reading, num_ranks if len(self.ranks) > 1 else 1)
         return Trial(
             configuration=name,
             label=label,
-            workload="",
-            strategy=NO_STRATEGY,
             reading=reading,
-            num_ranks=num_ranks,
             global_batch=self.batch_per_rank * num_ranks,
-            seed=job.seed,
-            device=job.found_device,
-            threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores),
-            timeout_seconds=job.timeout_seconds,
-            port=job.port,
-            bind=job.bind,
-            launcher=job.launcher,
-            mpiexec=job.mpiexec,
-            ranks_per_node=job.ranks_per_node,
-            link=job.link if job.launcher == "hosts" else "",
-            ranks_per_host=job.ranks_per_host,
+            seed=self.job.seed,
+            **describe_bare_trial(self.job, num_ranks, max(self.ranks)),
         )
 
     def _plan_trainings(self) -> list[Trial]:

@@ -30,7 +30,14 @@ from scalelab.studies.shared.arms import NOT_YET, describe_failures, join_words
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.learning_charts import ACCURACY as ACCURACY_AXIS
 from scalelab.studies.shared.learning_charts import LOSS as LOSS_AXIS
-from scalelab.units import format_count, format_interval, format_learning_rate, format_quantity, format_share
+from scalelab.units import (
+    format_count,
+    format_interval,
+    format_known,
+    format_learning_rate,
+    format_quantity,
+    format_share,
+)
 
 Arms = Mapping[str, LearningArm]
 Scales = Mapping[int | None, NoiseScale]
@@ -318,7 +325,8 @@ def _place_batch(arm: LearningArm, scale: Estimate) -> str:
 
 
 def _format_accuracy(arm: LearningArm, num_epochs: int) -> str:
-    reached = format_quantity("accuracy", centre(arm, arm.accuracies(num_epochs)))
+    found = centre(arm, arm.accuracies(num_epochs))
+    reached = format_known("accuracy", found) if found else "unknown"
     updates = "" if arm.num_updates is None else f", {arm.num_updates} updates"
     return f"{reached} (batch {arm.trial.global_batch}{updates})"
 

@@ -9,8 +9,7 @@ from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
 from scalelab.records.trial import Status
 from scalelab.report.charts.columns import draw_columns, keep_charts
-from scalelab.report.charts.memory import SIDES, plot_categories
-from scalelab.report.charts.plot import Row
+from scalelab.report.charts.plot import MOST_SERIES, Axis, Row, plot_bars
 from scalelab.report.document import Cell, Chart, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
 from scalelab.report.tables import bytes_column, make_table, share_column, text_column
@@ -328,35 +327,34 @@ def _name_failures(rows: Sequence[MemoryRow]) -> Iterator[Caution]:
         )
 
 
-PIXELS = 1 / 2000
-"""A category below this share of the largest peak is less than a pixel wide."""
-
-
 def draw_categories(rows: Sequence[MemoryRow]) -> tuple[Chart, ...]:
-    """Every configuration with its forecast and its measurement, in pieces."""
+    """Every configuration, its forecast above its measurement, in pieces; small categories share one."""
+    bars = [
+        (f"{row.label}, {side}", row.label, report, missing)
+        for row in rows
+        for side, report, missing in (("forecast", row.forecast, "none"), ("measured", row.measured, row.status))
+    ]
+    known = [report.by_category for _, _, report, _ in bars if report is not None]
+    if len(known) < 2:
+        return ()
+    largest = sorted(CATEGORIES, key=lambda name: -max(sizes.get(name, 0) for sizes in known))[: MOST_SERIES - 1]
     pieces: list[Row] = []
-    totals: list[Row] = []
-    peaks = [report.peak_bytes for row in rows for report in (row.forecast, row.measured) if report is not None]
-    least = max(peaks, default=0) * PIXELS
-    for row in rows:
-        for side, report in zip(SIDES, (row.forecast, row.measured), strict=True):
-            place = {"name": row.label, "side": side, "key": row.label}
-            status = "" if report is not None else row.status if side == "measured" else "none"
-            totals.append(place | {"memory_bytes": report.peak_bytes if report else None, "status": status})
-            sizes = report.by_category if report is not None else {}
-            pieces += [
-                place | {"series": name, "memory_bytes": sizes[name]}
-                for name in CATEGORIES
-                if sizes.get(name, 0) > least
-            ]
-    chart = plot_categories(
+    for bar, label, report, _ in bars:
+        sizes = report.by_category if report else {}
+        parts = {name: sizes[name] for name in CATEGORIES if name in largest and sizes.get(name)}
+        others = sum(sizes.values()) - sum(parts.values())
+        named = parts | ({"all others": others} if others else {})
+        pieces += [{"bar": bar, "series": name, "memory_bytes": size, "key": label} for name, size in named.items()]
+    chart = plot_bars(
         title="Memory by category",
-        rows=sorted(pieces, key=lambda piece: CATEGORIES.index(str(piece["series"]))),
-        totals=totals,
-        caption="Bytes of the rank with the most at the peak of a step, forecast above measurement, in the order of the"
-        " legend; the smallest categories are in the table only. The same in every launch, so there are no intervals.",
+        x=Axis(field="memory_bytes", title="memory of one rank at the peak", quantity="bytes"),
+        y=Axis(field="bar", title="", quantity="text"),
+        rows=pieces,
+        failed=[{"bar": bar, "status": missing} for bar, _, report, missing in bars if report is None],
+        has_labels=True,
+        caption="The rank with the most, at the peak of a step. The same in every launch, so there are no intervals.",
     )
-    return keep_charts(chart)
+    return (chart,)
 
 
 def draw_fit(table: Table, device_bytes: int) -> tuple[Chart, ...]:

@@ -43,7 +43,7 @@ from scalelab.studies.shared.sweep import (
     samples_column,
     step_column,
 )
-from scalelab.units import format_bytes, format_quantity
+from scalelab.units import format_bytes, format_quantity, is_known
 
 Made = dict[str, Any]
 TOLERANCE = 0.1
@@ -147,9 +147,10 @@ def _describe_cost(row: LinkRow, ratio: Estimate | None, *, is_main: bool) -> It
     share = row.exposed.share if row.exposed else None
     words = []
     if ratio is not None:
-        words.append(f"a step takes {format_quantity('ratio', ratio)} times as long as inside one host")
+        known = f"a step takes {format_quantity('ratio', ratio)} times as long as inside one host"
+        words.append(known if is_known(ratio) else "step time against that inside one host is unknown")
     if share is not None:
-        words.append(f"exposed communication is {format_quantity('share', share)} of the step")
+        words.append(_describe_share("exposed communication", share, "the step"))
     if words:
         text = f"{row.link.name}: {'; '.join(words)}."
         yield COST(row.link.name, text, weight=MAIN if is_main else REASON, step_ratio=ratio, exposed_share=share)
@@ -159,9 +160,14 @@ def _describe_communication(answer: NetworkAnswer, row: LinkRow) -> Iterator[Fin
     share, times = row.estimate(read_share), answer.compare_communication(row)
     if share is None or row.link.is_inside:
         return
-    more = f", {format_quantity('ratio', times)} times as long as inside" if isinstance(times, Estimate) else ""
-    text = f"{row.link.name}: communication is {format_quantity('share', share)} of a profiled step{more}."
+    is_compared = isinstance(times, Estimate) and is_known(times)
+    more = f", {format_quantity('ratio', times)} times as long as inside" if is_compared else ""
+    text = f"{row.link.name}: {_describe_share('communication', share, 'a profiled step')}{more}."
     yield COMMUNICATION(row.link.name, text, share=share, ratio=times)
+
+
+def _describe_share(what: str, share: Estimate, whole: str) -> str:
+    return f"{what} is {format_quantity('share', share)} of {whole}" if is_known(share) else f"{what} is unknown"
 
 
 def _describe_bandwidth(row: LinkRow) -> Iterator[Finding]:
@@ -169,8 +175,9 @@ def _describe_bandwidth(row: LinkRow) -> Iterator[Finding]:
     if found is None or row.series is None:
         return
     size = format_bytes(max(row.series.seconds))
-    text = f"{row.link.name}: an all-reduce of {size} alone reaches {format_quantity('bytes', found)}/s bus bandwidth"
-    if row.link.bytes_per_second is not None and share is not None:
+    rate = f"reaches {format_quantity('bytes', found)}/s" if is_known(found) else "has unknown"
+    text = f"{row.link.name}: an all-reduce of {size} alone {rate} bus bandwidth"
+    if row.link.bytes_per_second is not None and share is not None and is_known(share):
         nominal = format_bytes(row.link.bytes_per_second)
         text += f", {format_quantity('share', share)} of the nominal {nominal}/s"
     yield BANDWIDTH(row.link.name, f"{text}.", bus_bandwidth=found, nominal_share=share)

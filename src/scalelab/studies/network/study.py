@@ -41,6 +41,11 @@ from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cauti
 NUMBER_BYTES = 4
 CALL_SECONDS = 0.25
 """What the largest message of the all-reduces alone should take."""
+SHARED_FIELDS = (
+    *("num_ranks", "round", "seed", "device", "threads_per_rank", "is_oversubscribed"),
+    *("timeout_seconds", "port", "link", "ranks_per_host"),
+)
+"""What the all-reduces alone take over from the training."""
 LARGEST_BYTES, SMALLEST_BYTES = 1 << 26, 1 << 18
 """Limits of that message on any link."""
 
@@ -158,17 +163,8 @@ def make_exchange(trial: Trial, link: Link) -> Trial:
         workload="",
         strategy=NO_STRATEGY,
         exchange=Exchange(operation="all_reduce", sizes=choose_sizes(link), repeats=8, warmup_calls=1),
-        num_ranks=trial.num_ranks,
         global_batch=trial.num_ranks,
-        round=trial.round,
-        seed=trial.seed,
-        device=trial.device,
-        threads_per_rank=trial.threads_per_rank,
-        is_oversubscribed=trial.is_oversubscribed,
-        timeout_seconds=trial.timeout_seconds,
-        port=trial.port,
-        link=trial.link,
-        ranks_per_host=trial.ranks_per_host,
+        **{name: getattr(trial, name) for name in SHARED_FIELDS},
     )
 
 

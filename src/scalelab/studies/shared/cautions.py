@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
+from scalelab.analysis.stats import Rounds
 from scalelab.ranks.placement import Placement, find_mistakes
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
@@ -255,15 +256,15 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
     noises = {arm.label: measure_noise(arm.clean) for arm in fair}
     between = {label: noise.between_ratio or 0.0 for label, noise in noises.items()}
     within = {label: noise.within_ratio or 0.0 for label, noise in noises.items()}
-    yield from _name_noise(NOISY_LAUNCHES, between, NOISY_BETWEEN, "launches", "--rounds")
-    yield from _name_noise(NOISY_STEPS, within, NOISY_WITHIN, "steps", f"--steps{_suggest_allocator(arms)}")
-    yield from _name_few_launches(arms)
+    yield from name_noise(NOISY_LAUNCHES, between, NOISY_BETWEEN, "launches", "--rounds")
+    yield from name_noise(NOISY_STEPS, within, NOISY_WITHIN, "steps", f"--steps{_suggest_allocator(arms)}")
+    yield from name_few_launches({arm.label: arm.clean for arm in arms if arm.is_measured and not arm.trial.course})
     results = [result for arm in arms for result in arm.results]
     yield from warn_of_load(results)
     yield from _name_misplacement(results)
 
 
-def _name_noise(
+def name_noise(
     kind: CautionKind, spreads: Mapping[str, float], limit: float, what: str, remedy: str
 ) -> Iterator[Caution]:
     """The row with the largest spread, where that is above the limit."""
@@ -288,12 +289,9 @@ def _name_misplacement(results: Sequence[TrialResult]) -> Iterator[Caution]:
             return
 
 
-def _name_few_launches(arms: Sequence[Arm]) -> Iterator[Caution]:
-    counts = [
-        (sum(bool(len(steps)) for steps in arm.clean), arm.label)
-        for arm in arms
-        if arm.is_measured and not arm.trial.course
-    ]
+def name_few_launches(rows: Mapping[str, Rounds]) -> Iterator[Caution]:
+    """The row with the fewest launches, where an interval over them means little."""
+    counts = [(sum(bool(len(steps)) for steps in rounds), label) for label, rounds in rows.items()]
     fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
     if fewest >= FEWEST_LAUNCHES:
         return

@@ -173,15 +173,22 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "workload": job.workload_spec,
         "options": job.trial_options,
         "seed": job.seed,
-        "device": job.found_device,
         "dtype": job.dtype,
         "shape": job.shape,
         "optimization": job.optimization,
         "spreading": Spreading() if strategy == "single" else job.spreading,
         "perturbation": job.perturbation,
         "allocator": job.allocator,
-        "timeout_seconds": job.timeout_seconds,
         "memory_limit_bytes": job.memory_limit_bytes,
+        **describe_place(job),
+    }
+
+
+def describe_place(job: Job) -> dict[str, Any]:
+    """What a job says about where a trial runs, whatever it does."""
+    return {
+        "device": job.found_device,
+        "timeout_seconds": job.timeout_seconds,
         "port": job.port,
         "bind": job.bind,
         "launcher": job.launcher,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -12,9 +12,9 @@ from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
-from scalelab.records.trial import StepPlan, Trial
+from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
 from scalelab.strategies.catalogue import check_strategy
-from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
+from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
 
@@ -89,12 +89,9 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
 
     Every other round runs backwards: what comes first in a round is not always the same.
     """
-    device = job.found_device
-    num_cores = job.count_node_cores()
     most_ranks = max(configuration.num_ranks for configuration in configurations)
-    if device == "cuda" and not job.is_elsewhere:
+    if job.found_device == "cuda" and not job.is_elsewhere:
         check_gpus(job.count_on_node(most_ranks))
-    threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
     alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
     trials = [
         Trial(
@@ -103,8 +100,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             num_ranks=configuration.num_ranks,
             global_batch=configuration.global_batch,
             round=number,
-            threads_per_rank=threads,
-            is_oversubscribed=is_oversubscribed(job.count_on_node(configuration.num_ranks), threads, num_cores),
+            **share_cores(job, configuration.num_ranks, most_ranks),
             plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
@@ -116,6 +112,20 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     for trial in trials:
         check_strategy(trial)
     return trials
+
+
+def share_cores(job: Job, num_ranks: int, most_ranks: int) -> dict[str, Any]:
+    """The cores of each rank, the same in every trial, and whether these ranks have to share them."""
+    num_cores = job.count_node_cores()
+    threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
+    is_shared = is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores)
+    return {"threads_per_rank": threads, "is_oversubscribed": is_shared}
+
+
+def describe_bare_trial(job: Job, num_ranks: int, most_ranks: int) -> dict[str, Any]:
+    """What a job says about a trial that trains nothing."""
+    place = describe_place(job) | share_cores(job, num_ranks, most_ranks)
+    return {"workload": "", "strategy": NO_STRATEGY, "num_ranks": num_ranks, **place}
 
 
 def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:

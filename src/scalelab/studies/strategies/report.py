@@ -53,7 +53,7 @@ from scalelab.studies.strategies.answer import (
     list_launches,
     read_loss_path,
 )
-from scalelab.units import format_interval, format_quantity, format_share
+from scalelab.units import format_interval, format_known, format_quantity, format_share
 
 TENSORS = "§"
 """The mark of memory that is a sum of tensors."""
@@ -212,7 +212,7 @@ def _name_fastest(arms: Sequence[Arm]) -> Iterator[Finding]:
         return
     first, second = ranked[:2]
     ratio = estimate_ratio(second.clean, first.clean)
-    verdict, step = judge(ratio), format_quantity("seconds", first.step)
+    verdict, step = judge(ratio), format_known("seconds", first.step)
     if verdict is Verdict.SLOWER:
         text = f"{first.label} is the fastest, {step} per step; the next, {second.label}, takes"
         text = f"{text} {format_quantity('ratio', ratio)} times as long."
@@ -230,7 +230,7 @@ def _compare_variation(arms: Sequence[Arm]) -> Iterator[Finding]:
         return
     (low, steady), (high, unsteady) = known[0], known[-1]
     is_clear = low.high is not None and high.low is not None and high.low > low.high
-    said = f"{format_quantity('share', high)} under {unsteady.label}, {format_quantity('share', low)} under"
+    said = f"{format_known('share', high)} under {unsteady.label}, {format_known('share', low)} under"
     said = f"{said} {steady.label} (standard deviation over mean)"
     text = f"Step times vary most under {unsteady.label}: {said}."
     if not is_clear:
@@ -243,7 +243,7 @@ def _describe_idling(arm: Arm) -> Iterator[Finding]:
     known = [(device.name, device.utilization.busy) for device in list_devices(arm) if device.utilization]
     if len(known) < 2 or len(known) < arm.trial.num_ranks:
         return
-    shares = ", ".join(f"{name} {format_quantity('share', busy)}" for name, busy in known)
+    shares = ", ".join(f"{name} {format_known('share', busy)}" for name, busy in known)
     least, most = min(busy.value for _, busy in known), max(busy.value for _, busy in known)
     text = f"Busy under {arm.label}: {shares}.{_explain_dp(arm) if arm.trial.strategy == 'dp' else ''}"
     weight = REASON if most - least > UNEVEN else DETAIL
