@@ -173,7 +173,9 @@ def make_flag(name: str, hint: Any, marks: Sequence[Any], value: Any, text: str,
         text = WITHOUT.get(name, f"Turn off: {told}")
         return Flag(field=name, invocation=f"--no-{spelled[2:]}", text=text, group=group, is_common=is_common)
     if len(metavar) > LONGEST_CHOICES:
-        told, metavar = f"{told} One of {metavar.strip('{}').replace(',', ', ')}.".strip(), name_value(name)
+        choices, several = metavar.removesuffix(" …"), metavar.endswith(" …")
+        told = f"{told} {'Any' if several else 'One'} of {choices.strip('{}').replace(',', ', ')}.".strip()
+        metavar = f"{name_value(name)} …" if several else name_value(name)
     told = " ".join(part for part in (told, describe_default(value)) if part)
     return Flag(field=name, invocation=f"{spelled} {metavar}".strip(), text=told, group=group, is_common=is_common)
 
