@@ -17,7 +17,7 @@ from scalelab.cli.study_flags import make_command_class
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.workloads.catalogue import BUILT_IN
 
-MOST_LINES = 50
+MOST_LINES = 40
 
 
 def read_help(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

@@ -20,13 +20,14 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "Strong scaling: How much faster does the same job get with more ranks?"
-    for label in ("plain loop", "ddp × 1", "ddp × 2", "± is a 95 % confidence interval", "Summary"):
+    for label in ("plain loop", "ddp × 1", "ddp × 2", "± is the 95 % CI half-width", "Summary"):
         assert label in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     assert f"Saved to runs/{run.name}" in lines[-1]
     assert "scalelab report last --html report.html" in lines[-1]
     assert "[6/6] " in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
+    assert len(lines) <= 40
     kept = sorted(file.name for file in (run / "trials/ddp-2-r1").iterdir())
     assert kept == ["rank0.log", "rank1.log", "result.json", "samples.csv", "trace", "trial.json"]
 

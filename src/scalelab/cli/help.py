@@ -68,6 +68,8 @@ class Flag:
     is_positional: bool = False
     is_common: bool = True
     """Whether `--help` shows it."""
+    brief: str = ""
+    """The first sentence of the text, for `--help` of a command with many flags; empty: the whole text."""
 
 
 def print_help(kind: type[Any], verb: str, description: str, *, shows_all: bool) -> None:
@@ -81,6 +83,9 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     flags = list_flags(kind)
     positional = [one for one in flags if one.is_positional]
     shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if one.is_common]
+    num_hidden = len(flags) - len(shown)
+    if num_hidden:
+        shown = [dataclasses.replace(one, text=one.brief or one.text) if one.group else one for one in shown]
     usage = " ".join(["usage: scalelab", verb, *(one.invocation for one in positional), "[OPTIONS]"])
     lines = [usage, "", *(line for part in description.split("\n\n") for line in wrap(part, width))]
     groups = dict.fromkeys(one.group for one in shown if not one.is_positional)
@@ -88,7 +93,6 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     listed += [(group or "Options", [o for o in shown if o.group == group and not o.is_positional]) for group in groups]
     for title, some in listed:
         lines += ["", f"{title}:", *(line for one in some for line in render_flag(one, width))]
-    num_hidden = len(flags) - len(shown)
     if num_hidden:
         lines += ["", f"{num_hidden} more options: scalelab {verb} --help-all"]
     return "\n".join(lines)
@@ -172,12 +176,19 @@ def make_flag(name: str, hint: Any, marks: Sequence[Any], value: Any, text: str,
     if value is True:
         text = WITHOUT.get(name, f"Turn off: {told}")
         return Flag(field=name, invocation=f"--no-{spelled[2:]}", text=text, group=group, is_common=is_common)
+    rest = [describe_default(value)]
     if len(metavar) > LONGEST_CHOICES:
         choices, several = metavar.removesuffix(" …"), metavar.endswith(" …")
-        told = f"{told} {'Any' if several else 'One'} of {choices.strip('{}').replace(',', ', ')}.".strip()
-        metavar = f"{name_value(name)} …" if several else name_value(name)
-    told = " ".join(part for part in (told, describe_default(value)) if part)
-    return Flag(field=name, invocation=f"{spelled} {metavar}".strip(), text=told, group=group, is_common=is_common)
+        rest = [f"{'Any' if several else 'One'} of {choices.strip('{}').replace(',', ', ')}.", *rest]
+        metavar = f"{name_value(name)}{' …' if several else ''}"
+    full, brief = (" ".join(filter(None, (words, *rest))) for words in (told, take_first_sentence(told)))
+    words = f"{spelled} {metavar}".strip()
+    return Flag(field=name, invocation=words, text=full, brief=brief, group=group, is_common=is_common)
+
+
+def take_first_sentence(text: str) -> str:
+    first, stop, _ = text.partition(". ")
+    return f"{first}." if stop else text
 
 
 def name_value(name: str) -> str:
