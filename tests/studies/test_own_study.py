@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import scalelab as scalelab_package
 from scalelab import FakeLauncher, Job, RunStore, Sampling, run_study
 from scalelab.cli.app import main
 from scalelab.errors import StudyFailed, UnknownName, UsageError
@@ -102,6 +107,28 @@ def test_a_conclusion_that_fails_keeps_the_results_and_is_told_with_its_tracebac
 def test_a_class_that_is_not_there_is_named(place: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load_study(place)
+
+
+def test_adding_a_study_to_scalelab_is_its_file_and_one_line_of_the_catalogue(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "scalelab"
+    shutil.copytree(Path(scalelab_package.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(EXAMPLE, package / "studies" / "accumulation.py")
+    catalogue = package / "studies" / "catalogue.py"
+    line = 'Entry("scalelab.studies.accumulation:Accumulation", "Accumulation", "What does it cost?")'
+    text = catalogue.read_text(encoding="utf-8")
+    start = "STUDIES: dict[str, Entry] = {"
+    catalogue.write_text(text.replace(start, f'{start}\n    "accumulation": {line},'), encoding="utf-8")
+    for words, expected in (("--help", "What does it cost?"), ("accumulation --workload mlp --dry-run", "passes-4")):
+        done = subprocess.run(
+            [sys.executable, "-m", "scalelab", "run", *words.split()],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
 
 
 @pytest.mark.ranks
