@@ -45,7 +45,7 @@ STUDIES: dict[str, Entry] = {
         "How much more work gets done in the same time with more ranks?",
     ),
     "model-size": Entry(
-        "scalelab.studies.model_size.study:ModelSize",
+        "scalelab.studies.model_size:ModelSize",
         "Model size",
         "Does communication or compute dominate, and does model size decide it?",
     ),

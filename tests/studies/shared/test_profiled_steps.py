@@ -13,7 +13,7 @@ from scalelab.records.observations import DdpCounters, Message, RankReport, Trac
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.runs.experiment import run_study
-from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.model_size import ModelSize
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import (
     FEW_STEPS,

@@ -20,7 +20,7 @@ from scalelab.studies.compile import Compile, Payoff, draw_payoffs
 from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.loader_workers import LoaderWorkers
-from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.model_size import ModelSize
 from scalelab.studies.optimizers import Optimizers
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job

@@ -17,7 +17,7 @@ from scalelab.recipes.scaling import published
 from scalelab.records.settings import Perturbation
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay.study import Delay
-from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm

@@ -156,15 +156,17 @@ def warn_of_control(ratio: Estimate, label: str) -> Iterator[Caution]:
         )
 
 
-def describe_measurement(job: Job, sampling: Sampling, arms: Iterable[Arm], *words: str) -> str:
-    """What was measured, in one line: the workload, what the study adds, cores and launches."""
+def describe_measurement(
+    job: Job, sampling: Sampling, arms: Iterable[Arm], *words: str, label: str | None = None
+) -> str:
+    """What was measured, in one line: the workload (or `label`), what the study adds, cores and launches."""
     every = list(arms)
     threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
     dropped = every[0].num_dropped if every else UNKNOWN
     how = "" if sampling.warmup is not None else " (auto)"
     cores = f"{UNKNOWN if threads is None else format_count(threads, 'core')} per rank"
     launches = f"{sampling.launches} × {sampling.steps} steps, first {dropped} dropped as warm-up{how}"
-    return " · ".join([job.label, *words, cores, launches])
+    return " · ".join([label or job.label, *words, cores, launches])
 
 
 def choose_strategy(strategy: str | None, num_ranks: int) -> str:

@@ -11,7 +11,7 @@ from scalelab.errors import UsageError
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
-from scalelab.studies.model_size.study import ModelSize
+from scalelab.studies.model_size import ModelSize
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import find_caution, find_finding, find_row, set_machine

@@ -1,56 +1,56 @@
-"""The numbers, tables, charts and sentences that answer `model-size`.
+"""Model size: does a larger model wait less for communication?
+
+The usual answer, "small models are communication-bound and large ones compute-bound", does not follow from size alone.
+One data-parallel step all-reduces the gradients, 4·P bytes for P parameters in float32, and computes with every
+parameter on every sample: 6·P·B FLOPs for a multilayer perceptron and a batch B. Both grow with P, so bytes per FLOP
+stay 4 / (6·B) for every size. The batch decides, and how fast the machine does either at that size. So each size is
+measured on each number of ranks, and its row says what dominated.
 
     gradient bytes   4·P in float32: what every rank hands to the all-reduce in a step
-    FLOPs per rank   FLOPs of one sample × samples per rank; 6·P·B for the multilayer perceptron
-    bytes per FLOP   their quotient: the same for every size of the perceptron at the same batch
+    FLOPs per rank   FLOPs of one sample × samples per rank
+    bytes per FLOP   their quotient
 
 What dominates is read off the clocks of the ranks (`analysis/breakdown.py`), not inferred from these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.charts.amounts import plot_amounts, read_number
-from scalelab.report.charts.columns import INTERVALS, keep_charts, make_value_axis, read_columns
+from scalelab.checks import check_at_least, read_flag
+from scalelab.errors import UsageError
+from scalelab.records.trial import Option, Trial, TrialResult
+from scalelab.report import tables
+from scalelab.report.charts.amounts import read_number
+from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts, make_value_axis, read_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_bars
-from scalelab.report.document import Chart, Table
+from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
-from scalelab.report.tables import (
-    Field,
-    bytes_column,
-    make_column,
-    rate_column,
-    ratio_column,
-    seconds_column,
-    share_column,
-    text_column,
-)
+from scalelab.strategies.catalogue import Spread
 from scalelab.studies.dimensions import describe_cell
 from scalelab.studies.scaling.findings import SPEEDUP
-from scalelab.studies.shared.arms import Arm, describe_status
-from scalelab.studies.shared.breakdown import HEADERS, break_arm
-from scalelab.studies.shared.communication import (
-    compare_methods,
-    describe_traced,
-    do_overlap,
-    estimate_counted,
-    estimate_exposed,
-    estimate_traced_exposed,
-    find_ablation,
-    list_methods,
-)
+from scalelab.studies.shared import communication as comm
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.breakdown import HEADERS, break_arm, make_breakdown_table, warn_of_rest
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
+from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
+    describe_measurement,
     divide_by_ranks,
+    find_sweep_cautions,
     make_sweep_table,
     measure_speedup,
+    plan_sweep,
     samples_column,
     step_column,
 )
+from scalelab.studies.shared.variations import parse_options
 from scalelab.studies.shared.work import count_operations, count_parameters, parameters_column
 from scalelab.units import format_bytes, format_known, format_quantity, format_share
 
@@ -133,16 +133,16 @@ def find_dominant(breakdown: list[RankBreakdown] | None) -> tuple[str, float, bo
 
 def make_size_table(answer: SizeAnswer) -> Table:
     """Step, speedup and what communication costs, for every size on every number of ranks."""
-    columns: list[Field[Arm]] = [
+    columns: list[tables.Field[Arm]] = [
         step_column(),
         samples_column(is_detail=True),
-        ratio_column("speedup", "speedup", answer.speedup),
-        share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False, is_detail=True),
-        seconds_column(
-            "exposed_seconds", "exposed comm", lambda arm: found.seconds if (found := find_ablation(arm)) else None
+        tables.ratio_column("speedup", "speedup", answer.speedup),
+        tables.share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False, is_detail=True),
+        tables.seconds_column(
+            "exposed_seconds", "exposed comm", lambda arm: found.seconds if (found := comm.find_ablation(arm)) else None
         ),
-        share_column(
-            "exposed_share", "of the step", lambda arm: found.share if (found := find_ablation(arm)) else None
+        tables.share_column(
+            "exposed_share", "of the step", lambda arm: found.share if (found := comm.find_ablation(arm)) else None
         ),
     ]
     notes = (
@@ -159,11 +159,11 @@ def make_work_table(answer: SizeAnswer) -> Table:
         sent, operations = count_gradient_bytes(arm), count_rank_operations(arm)
         return None if sent is None or not operations else sent / operations
 
-    columns: list[Field[Arm]] = [
+    columns: list[tables.Field[Arm]] = [
         parameters_column(),
-        bytes_column("gradient_bytes", "gradient bytes", count_gradient_bytes),
-        rate_column("rank_operations", "FLOPs per rank", count_rank_operations),
-        make_column("number", "bytes_per_operation", "bytes/FLOP", divide),
+        tables.bytes_column("gradient_bytes", "gradient bytes", count_gradient_bytes),
+        tables.rate_column("rank_operations", "FLOPs per rank", count_rank_operations),
+        tables.make_column("number", "bytes_per_operation", "bytes/FLOP", divide),
     ]
     return make_sweep_table(answer.spread, columns, name_header="size × ranks")
 
@@ -171,19 +171,19 @@ def make_work_table(answer: SizeAnswer) -> Table:
 def make_part_table(answer: SizeAnswer) -> Table:
     """The parts of a step, as means over ranks, what dominates, and communication by the clocks."""
 
-    def part_column(part: str) -> Field[Arm]:
-        return share_column(f"{part}_share", HEADERS.get(part, part), lambda arm: _average_share(arm, part))
+    def part_column(part: str) -> tables.Field[Arm]:
+        return tables.share_column(f"{part}_share", HEADERS.get(part, part), lambda arm: _average_share(arm, part))
 
     def read_dominant(arm: Arm) -> str | None:
         dominant = find_dominant(break_arm(arm))
         return WORDS[dominant[0]] if dominant else None
 
-    columns: list[Field[Arm]] = [
+    columns: list[tables.Field[Arm]] = [
         *(part_column(part) for part in PARTS),
-        text_column("dominant", "largest part", read_dominant),
-        seconds_column("phases_seconds", "comm by phases", estimate_exposed),
-        seconds_column("counted_seconds", "comm by DDP counters", estimate_counted),
-        seconds_column("traced_exposed_seconds", "comm by trace", estimate_traced_exposed),
+        tables.text_column("dominant", "largest part", read_dominant),
+        tables.seconds_column("phases_seconds", "comm by phases", comm.estimate_exposed),
+        tables.seconds_column("counted_seconds", "comm by DDP counters", comm.estimate_counted),
+        tables.seconds_column("traced_exposed_seconds", "comm by trace", comm.estimate_traced_exposed),
     ]
     notes = ("shares of the step are means over ranks",)
     return make_sweep_table(answer.spread, columns, name_header="size × ranks", notes=notes)
@@ -206,9 +206,9 @@ def find_findings(answer: SizeAnswer) -> Iterator[Finding]:
             yield SPEEDUP(arm.label, text, weight=REASON, speedup=speedup, efficiency=efficiency)
     yield from _name_intensity(largest)
     for arm in largest:
-        yield from describe_traced(arm)
-        yield from compare_methods(
-            arm, {name: seconds for name, seconds in list_methods(arm).items() if name != "phases"}
+        yield from comm.describe_traced(arm)
+        yield from comm.compare_methods(
+            arm, {name: seconds for name, seconds in comm.list_methods(arm).items() if name != "phases"}
         )
 
 
@@ -224,13 +224,13 @@ def _name_dominant(arm: Arm) -> Iterator[Finding]:
 
 def _compare_shares(largest: list[Arm]) -> Iterator[Finding]:
     """Whether the share of communication falls with the size, from the ablation of both."""
-    known = [(arm, exposed.share) for arm in largest if (exposed := find_ablation(arm)) is not None]
+    known = [(arm, exposed.share) for arm in largest if (exposed := comm.find_ablation(arm)) is not None]
     if len(known) < 2:
         return
     ordered = sorted(known, key=lambda pair: count_parameters(pair[0]) or 0)
     (small, before), (large, after) = ordered[0], ordered[-1]
     verdict = "more" if after.value > before.value else "less"
-    if do_overlap(before, after):
+    if comm.do_overlap(before, after):
         verdict = "unresolved"
     words = "the intervals overlap" if verdict == "unresolved" else f"{verdict} for the larger model"
     yield EXPOSED_BY_SIZE(
@@ -263,11 +263,7 @@ def _name_intensity(largest: list[Arm]) -> Iterator[Finding]:
     yield INTENSITY("", text, ratio=spread)
 
 
-def draw_sizes(answer: SizeAnswer) -> tuple[Chart, ...]:
-    return keep_charts(_draw_grid(answer), _draw_speedups(answer))
-
-
-def _draw_grid(answer: SizeAnswer) -> Chart | None:
+def draw_grid(answer: SizeAnswer) -> Chart | None:
     """Sizes down, ranks across: the step of each."""
     rows: list[Row] = [
         {
@@ -286,28 +282,6 @@ def _draw_grid(answer: SizeAnswer) -> Chart | None:
         rows=rows,
         extra={"reason": "reason"},
         caption="Numbers are medians; their 95 % intervals are in the table.",
-    )
-
-
-def _draw_speedups(answer: SizeAnswer) -> Chart | None:
-    """Of every row on several ranks, over one rank of the same size."""
-    rows: list[Row] = [
-        {
-            "name": arm.label,
-            "speedup": answer.speedup(arm) if arm.is_measured else None,
-            "series": "",
-            "key": arm.label,
-            "status": "" if arm.is_measured else describe_status(arm),
-        }
-        for arm in answer.arms.values()
-        if arm.trial.num_ranks > 1
-    ]
-    return plot_amounts(
-        title="Speedup over one rank of the same size",
-        x=Axis(field="speedup", title="speedup", quantity="ratio", from_zero=False),
-        rows=rows,
-        reference=1.0,
-        caption=f"{INTERVALS} Left of the dashed line, more ranks are slower than one.",
     )
 
 
@@ -335,3 +309,92 @@ def draw_parts(table: Table) -> tuple[Chart, ...]:
         " left, is by how much they exceed the step.",
     )
     return (chart,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize(Study):
+    """Every size on every number of ranks, with the same global batch."""
+
+    name: ClassVar[str] = "model-size"
+    title: ClassVar[str] = "Model size"
+    question: ClassVar[str] = "Does communication or compute dominate, and does model size decide it?"
+
+    sizes: tuple[str, ...] = ("dim=256,depth=2", "dim=1024,depth=2")
+    """Workload options of each size, as option=value,option=value; the others stay as given."""
+    ranks: tuple[int, ...] = (1, 2)
+    """World sizes to measure; one rank is always measured."""
+    global_batch: int = 64
+    """Samples per step, over all ranks."""
+    strategy: Spread = "ddp"
+    """How training is distributed."""
+    job: Job = field(default_factory=lambda: Job(workload="mlp"))
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=comm.FEW_STEPS))
+
+    def __post_init__(self) -> None:
+        check_at_least("global_batch", self.global_batch, 1)
+        check_ranks(self.ranks, self.global_batch)
+        if not self.sizes or len(set(self.sizes)) < len(self.sizes):
+            raise UsageError(f"--sizes {' '.join(self.sizes)} needs at least one size, each once")
+
+    @property
+    def all_ranks(self) -> list[int]:
+        return sorted({1, *self.ranks})
+
+    def _read_size(self, text: str) -> dict[str, Option]:
+        return read_flag("sizes", text, lambda words: parse_options(words, self.job.workload))
+
+    def plan(self) -> list[Trial]:
+        return plan_sweep(self.job, self.sampling, list(self._configure()))
+
+    def _configure(self) -> Iterator[Configuration]:
+        for number, text in enumerate(self.sizes, start=1):
+            job = replace(self.job, options={**self.job.options, **self._read_size(text)})
+            for num_ranks in self.all_ranks:
+                yield Configuration(
+                    name=f"size{number}-{self.strategy}-{num_ranks}",
+                    strategy=self.strategy,
+                    num_ranks=num_ranks,
+                    global_batch=self.global_batch,
+                    job=job,
+                    label=f"{text.replace(',', ' ')} × {num_ranks}",
+                    instruments=("counters",) if self.strategy == "ddp" and num_ranks > 1 else (),
+                )
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        arms = group_arms(results, self.sampling.warmup)
+        answer = SizeAnswer(arms=arms, strategy=self.strategy, sizes=self.sizes, ranks=tuple(self.all_ranks))
+        words = (self.strategy, self.job.dtype, f"global batch {self.global_batch}")
+        label = self.job.workload if self.job.built_in is not None else self.job.label
+        largest = [arm for arm in (answer.find(size, answer.ranks[-1]) for size in self.sizes) if arm is not None]
+        parts = tuple(
+            make_breakdown_table(arm, title=f"Every rank of {arm.label}") for arm in largest if arm.trial.num_ranks > 1
+        )
+        table = make_size_table(answer)
+        speedups = draw_columns(
+            table,
+            ["speedup"],
+            title="Speedup over one rank of the same size",
+            reference=1.0,
+            from_zero=False,
+            caption=f"{INTERVALS} Left of the dashed line, more ranks are slower than one.",
+        )
+        sections = [
+            Section(tables=(table,), charts=keep_charts(draw_grid(answer), speedups)),
+            Section(heading="Bytes and operations", tables=(make_work_table(answer),)),
+        ]
+        if parts:
+            traced = comm.make_traced_table([arm for arm in largest if comm.has_traces(arm)])
+            whole = make_part_table(answer)
+            shown = (whole, *parts, *((traced,) if traced else ()))
+            sections.append(Section(heading="Where the time goes", tables=shown, charts=draw_parts(whole)))
+        return Document(
+            title=self.title,
+            question=self.question,
+            setting=describe_measurement(self.job, self.sampling, arms.values(), *words, label=label),
+            sections=tuple(sections),
+            findings=tuple(find_findings(answer)),
+            cautions=(
+                *find_sweep_cautions(arms, answer.find(self.sizes[0], 1)),
+                *(caution for arm in largest for caution in warn_of_rest(arm)),
+            ),
+        )
