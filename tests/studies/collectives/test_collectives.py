@@ -132,8 +132,8 @@ def test_messages_of_which_none_fits_are_refused(monkeypatch: pytest.MonkeyPatch
     [
         ({"ranks": (1,)}, "--ranks must be at least 2, got 1"),
         ({"ranks": (2, 2)}, "lists a number twice"),
-        ({"operations": ()}, "must name at least one, and each once"),
-        ({"operations": ("broadcast", "broadcast")}, "must name at least one, and each once"),
+        ({"operations": ()}, "must name at least one operation, each once"),
+        ({"operations": ("broadcast", "broadcast")}, "must name at least one operation, each once"),
         ({"min_size": "2kB", "max_size": "1kB"}, "--max-size 1kB is less than --min-size 2kB"),
         ({"min_size": "many"}, "--min-size 'many' is no number of bytes"),
         ({"budget": "0s"}, "--budget must be a finite number > 0, got 0"),

@@ -323,8 +323,8 @@ def test_shapes_are_read_as_they_are_typed() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"formats": ()}, "--formats  must name at least one, and each once"),
-        ({"workers": (1, 1)}, "--workers 1 1 must name at least one, and each once"),
+        ({"formats": ()}, "--formats  must name at least one, each once"),
+        ({"workers": (1, 1)}, "--workers 1 1 must name at least one, each once"),
         ({"job": Job(workload="mlp")}, "--workload mlp: only transformer's samples are stored"),
         ({"data": "a.npy", "shape": "3"}, "--data a.npy and --shape 3 contradict each other"),
         ({"shape": "3", "train": True}, "--train trains on the workload's own samples, not on --shape 3"),

@@ -271,7 +271,7 @@ def make_points(series: TransferSeries) -> list[Made]:
 
 
 def plot_operations(every: Sequence[TransferSeries]) -> tuple[Chart, ...]:
-    """Times and bandwidths of all operations, as many as can be told apart."""
+    """Times and bandwidths of all operations, as many as a figure can show."""
     measured = [series for series in every if series.is_measured]
     shown = measured[:MOST_SERIES]
     rows = [point for series in shown for point in make_points(series)]

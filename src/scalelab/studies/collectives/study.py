@@ -79,32 +79,32 @@ class Collectives(Study):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the messages. auto: CUDA if there is a GPU."""
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Cores that each rank owns. None: as many as the largest trial can give each."""
+    """Cores per rank, the same in every trial. None: as many as the trial with the most ranks can give each."""
     bind: Bind = "cores"
-    """Which cores ranks get. cores: their own. numa: their own, spread over NUMA nodes, next to their GPUs where that
-    is known. none: all that there are, shared."""
+    """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
+    known. none: all cores, shared."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     port: int = 0
-    """Rendezvous port on loopback. 0: any free one."""
+    """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
-    """local: all ranks on this host. hosts: they are spread over hosts that are emulated here (Linux, root). torchrun,
+    """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
     mpi, slurm, pbs, lsf: as in every study."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """With --launcher mpi, the command that starts ranks. None: the mpiexec that is found."""
+    """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """With a cluster's launcher. None: as many as the allocation has tasks for on each node."""
+    """Ranks on each node, with a cluster launcher. None: the tasks per node of the allocation."""
     link: str = UNSHAPED
-    """With --launcher hosts, what joins them: unshaped, or a rate such as 1gbit or 100mbit."""
+    """With --launcher hosts, the network between them: unshaped, or a rate such as 1gbit or 100mbit."""
     ranks_per_host: int = 1
-    """With --launcher hosts."""
+    """With --launcher hosts, ranks on each emulated host."""
 
     def __post_init__(self) -> None:
         check_ranks(self.ranks)
         for num_ranks in self.ranks:
             check_at_least("ranks", num_ranks, 2)
         if not self.operations or len(set(self.operations)) < len(self.operations):
-            raise UsageError(f"--operations {' '.join(self.operations)} must name at least one, and each once")
+            raise UsageError(f"--operations {' '.join(self.operations)} must name at least one operation, each once")
         for name, least in (("rounds", 1), ("repeats", 1), ("warmup_calls", 0)):
             check_at_least(name, getattr(self, name), least)
         check_positive("budget", self.budget_seconds)

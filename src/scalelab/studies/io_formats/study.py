@@ -10,8 +10,8 @@ trial's directory, and it is deleted afterwards. The references are measured in 
 plain array (`npy`, lazily), and gathering the samples in memory, in the same process.
 
 In training two numbers show what reading costs: the share of the step that waits for its batch, from steps with timed
-phases, and accelerator utilisation as MLPerf Storage defines it: compute time, taken from a training whose data are in
-memory, over total time.
+phases, and accelerator utilisation as MLPerf Storage defines it: compute time of the same
+training from memory, over total time.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class IoFormats(Study):
         for name in ("formats", "modes", "workers"):
             given = getattr(self, name)
             if not given or len(set(given)) < len(given):
-                raise UsageError(f"--{name} {' '.join(map(str, given))} must name at least one, and each once")
+                raise UsageError(f"--{name} {' '.join(map(str, given))} must name at least one, each once")
         for count in self.workers:
             check_at_least("workers", count, 0)
         for wanted in self.formats:
@@ -337,7 +337,7 @@ def name_reading(reading: Reading, num_ranks: int = 1) -> tuple[str, str]:
 
 
 def put_on_set(trial: Trial, reading: Reading) -> Trial:
-    """A training whose batches come from a stored set; from memory it has only its workers."""
+    """A training trial with batches from a stored set; from memory it has only its workers."""
     if reading.format != MEMORY:
         return replace(trial, reading=replace(reading, passes=()))
     return replace(trial, options={**trial.options, "workers": reading.workers})

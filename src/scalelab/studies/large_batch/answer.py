@@ -12,6 +12,7 @@ from scalelab.analysis.learning import GradientSquares, NoiseScale, estimate_cha
 from scalelab.analysis.stats import estimate_location
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import Status, StepKind, Trial, TrialResult
+from scalelab.studies.shared.arms import NOT_YET
 
 SMALL, LARGE, SCALED, WARMED, NOISE = "small", "large", "scaled", "warmed", "noise"
 LABELS = {
@@ -46,6 +47,13 @@ class LearningArm:
     @property
     def failure(self) -> TrialResult | None:
         return next((result for result in self.results if result.status is not Status.COMPLETED), None)
+
+    @property
+    def status(self) -> str | None:
+        """What its row shows instead of numbers; None where a seed completed."""
+        if self.completed:
+            return None
+        return self.failure.status.words if self.failure else NOT_YET
 
     @property
     def epochs(self) -> list[int]:
@@ -103,13 +111,13 @@ class LearningArm:
 
 
 def has_diverged(result: TrialResult) -> bool:
-    """Whether the loss of a training became NaN, infinite, or many times its first."""
+    """Whether the loss of a run became NaN, infinite, or many times its first."""
     losses = list(result.losses().values())
     return any(not math.isfinite(loss) or loss > BLOWN_UP * losses[0] for loss in losses)
 
 
 def find_tests(result: TrialResult) -> dict[int, CurvePoint]:
-    """The evaluations of a training by the number of epochs done."""
+    """The evaluations of a run by the number of completed epochs."""
     return {round(point.epoch): point for point in result.curve if point.is_evaluation}
 
 

@@ -26,7 +26,7 @@ from scalelab.studies.large_batch.answer import (
     compare_accuracy,
     find_tests,
 )
-from scalelab.studies.shared.arms import NOT_YET, describe_failures, join_words
+from scalelab.studies.shared.arms import describe_failures, join_words
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.learning_charts import ACCURACY as ACCURACY_AXIS
 from scalelab.studies.shared.learning_charts import LOSS as LOSS_AXIS
@@ -95,14 +95,6 @@ def make_sections(arms: Arms, scales: Scales, num_epochs: int) -> Iterator[Secti
 def make_end_table(arms: Arms, num_epochs: int) -> Table:
     """Where each ends after the last epoch."""
 
-    def name(arm: LearningArm) -> Any:
-        return make_cell(arm.label, mark=DIVERGED_MARK if arm.diverged else "")
-
-    def find_status(arm: LearningArm) -> str | None:
-        if arm.completed:
-            return None
-        return arm.failure.status.words if arm.failure else NOT_YET
-
     def compare_column(key: str, header: str, reference: str) -> Field[LearningArm]:
         note = f"accuracy less that of the {LABELS[reference]} with the same seed, in points"
         return make_column(
@@ -112,12 +104,12 @@ def make_end_table(arms: Arms, num_epochs: int) -> Table:
     marks = (DIVERGED_NOTE,) if any(arm.diverged for arm in arms.values()) else ()
     return make_table(
         arms.values(),
-        text_column("run", "run", name),
+        text_column("run", "run", lambda arm: make_cell(arm.label, mark=DIVERGED_MARK if arm.diverged else "")),
         make_column("accuracy", "accuracy", "accuracy", lambda arm: centre(arm, arm.accuracies(num_epochs))),
         compare_column("over_small", "over small", SMALL),
         compare_column("over_large", "over large", LARGE),
         notes=(SEEDS_NOTE, *marks),
-        status=find_status,
+        status=lambda arm: arm.status,
     )
 
 

@@ -4,7 +4,7 @@ In a profiled step, a rank's communication is the time with at least one collect
 (exposed + overlapped). Transfer and waiting are sums over collectives instead, and so is their mean latency: two that
 run at once both count. All are means over ranks, step by step.
 
-The bus bandwidth of a training is what its collectives had to move, each by its own factor
+The bus bandwidth in training is what its collectives had to move, each by its own factor
 (`analysis/communication.py`), over the time of communication. That time includes waiting, but not the pauses between
 buckets.
 """

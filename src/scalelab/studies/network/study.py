@@ -156,7 +156,7 @@ class Network(Study):
 
 
 def make_exchange(trial: Trial, link: Link) -> Trial:
-    """All-reduces alone with the ranks and link of a training: one number, and messages that saturate the link."""
+    """All-reduces alone with a training trial's ranks and link: one number, and messages that saturate the link."""
     return Trial(
         configuration=name_exchange(link.name),
         label=f"{link.name}, all-reduce alone",
