@@ -22,7 +22,6 @@ from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
 from scalelab.measure.launchers.batch import BatchSystem, find_own_job, name_job, read_record
 from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
 from scalelab.ranks.discovery import Membership
-from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.records.trial import Status
@@ -56,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     study = read_study(store)
     if resume.only is not None:
         return run_only(store, study, resume.only)
-    if isinstance(study, Reproduce):
+    if study.has_own_launchers:
         check_unused_by_rows(resume.submission, study, store.trials())
     else:
         check_unused(resume.submission, study.job)

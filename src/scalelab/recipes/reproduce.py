@@ -51,6 +51,7 @@ class Reproduce(Study):
     """The experiments of a published assignment, with its parameters, beside its numbers."""
 
     name: ClassVar[str] = "reproduce"
+    has_own_launchers: ClassVar[bool] = True
     title: ClassVar[str] = "Reproduction"
     question: ClassVar[str] = "What do the published experiments give here?"
 

@@ -27,7 +27,6 @@ from scalelab.measure.launchers.jobscripts import (
 from scalelab.measure.launchers.site import SCHEDULERS, Site, combine_sites, load_site
 from scalelab.measure.launchers.trial_jobs import JobLauncher, request_run, request_trial
 from scalelab.ranks.allocation import Scheduler
-from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial
 from scalelab.runs.launching import Submitter, find_scheduler
 from scalelab.studies.shared.job import Job
@@ -84,10 +83,10 @@ def check_unused(submission: Submission, job: Job) -> None:
     )
 
 
-def check_unused_by_rows(submission: Submission, reproduce: Reproduce, trials: Sequence[Trial]) -> None:
+def check_unused_by_rows(submission: Submission, study: Study, trials: Sequence[Trial]) -> None:
     """The same for a recipe, whose rows have launchers of their own and may be jobs."""
     given = list_given(submission)
-    jobs = [Job(launcher=trial.launcher) for trial in trials if reproduce.find_site(trial) is not None]
+    jobs = [Job(launcher=trial.launcher) for trial in trials if study.find_site(trial) is not None]
     is_submitted = any(find_scheduler(job, os.environ) for job in jobs)
     unused = next((name for name in given if not is_submitted or name in OF_WHOLE_RUNS), None)
     if unused is not None:
@@ -117,7 +116,7 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
     def submit(scheduler: Scheduler, trial: Trial, run: Path) -> JobLauncher:
         earlier = read_record(run)
         record = submission.make_record(scheduler, earlier)
-        own = study.find_site(trial) if isinstance(study, Reproduce) else None
+        own = study.find_site(trial)
         if own is not None and record.site == submission.asked:
             record = dataclasses.replace(record, site=combine_sites(record.site, own))
         record = dataclasses.replace(record, is_per_trial=True, jobs=earlier.jobs if earlier else ())

@@ -13,6 +13,9 @@ from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 
+if TYPE_CHECKING:
+    from scalelab.measure.launchers.site import Site
+
 
 class Study:
     """One question. Subclasses are frozen keyword-only dataclasses: fields are flags, JSON keys and help at once."""
@@ -23,6 +26,8 @@ class Study:
     question: ClassVar[str]
     swept_options: ClassVar[tuple[str, ...]] = ()
     """Options of the workload that the study sets itself: they have no flag."""
+    has_own_launchers: ClassVar[bool] = False
+    """Whether its trials choose their launchers themselves, as the rows of a recipe do."""
     is_recorded: ClassVar[bool] = False
     """Whether the user's own script records its runs: they cannot be started or resumed."""
 
@@ -72,6 +77,10 @@ class Study:
     def expects(self, result: TrialResult) -> bool:
         """Whether a trial that did not complete is part of the answer, so that the run does not exit with code 3."""
         return False
+
+    def find_site(self, trial: Trial) -> Site | None:
+        """The batch resources of a trial that is a job of its own; None: it is not one."""
+        return None
 
     def find_part(self, trial: Trial) -> str:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
