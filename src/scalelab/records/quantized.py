@@ -119,5 +119,8 @@ class Quantized:
     correct_int8: int | None = None
     kept_float: tuple[str, ...] = ()
     """The layers that `--mixed` kept in float, in the order in which it chose them."""
+    compared_logits: int | None = None
+    """Logits of the exported network that were compared with the simulation; None: nothing was exported."""
+    different_logits: int | None = None
     remarks: tuple[str, ...] = ()
     """What a reader should know: a kernel that fell back to float, a dead channel."""

@@ -158,6 +158,11 @@ def find_name(name: str) -> str:
     return OLD_NAMES.get(name, name)
 
 
+def find_command(name: str) -> str:
+    """What starts a run of this kind: `scalelab run compile`, `scalelab train`."""
+    return f"scalelab {name}" if name in OTHERS else f"scalelab run {name}"
+
+
 def load_study(name: str) -> type[Study]:
     """The class of a study that `scalelab run` takes, by name or place; an unknown name lists the known ones."""
     if ":" in name:

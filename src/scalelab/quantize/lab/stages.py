@@ -99,6 +99,8 @@ def run_lab(
         sizes=sizes,
         calibration=f"the largest activation {settings.observed} ReLU of {num_images} images becomes {settings.peak}",
         num_calibrated=num_images,
+        compared_logits=found.num_logits or None,
+        different_logits=found.num_different if found.num_logits else None,
         remarks=(*make_remarks(lab, found), *describe_lacks(settings, num_images, missing)),
     )
 

@@ -55,6 +55,7 @@ class Memory(Study):
     name: ClassVar[str] = "memory"
     title: ClassVar[str] = "Memory"
     question: ClassVar[str] = "How much memory does a step take, what for, and does it fit?"
+    forecasts_memory: ClassVar[bool] = True
 
     strategies: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full")
     """Strategies to compare; single runs on one rank."""

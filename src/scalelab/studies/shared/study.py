@@ -30,6 +30,8 @@ class Study:
     """Whether its trials choose their launchers themselves, as the rows of a recipe do."""
     is_recorded: ClassVar[bool] = False
     """Whether the user's own script records its runs: they cannot be started or resumed."""
+    forecasts_memory: ClassVar[bool] = False
+    """Whether the study itself keeps trials from running that cannot fit into memory."""
 
     def __init_subclass__(cls, *, is_abstract: bool = False) -> None:
         """Name a study after its class if it has no name, title or question of its own."""
@@ -85,6 +87,10 @@ class Study:
     def find_part(self, trial: Trial) -> str:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
         return ""
+
+    def find_site(self, trial: Trial) -> Site | None:
+        """What a trial that is a batch job of its own asks for; None: it is not a job."""
+        return None
 
     def count_steps(self, result: TrialResult) -> TrialResult:
         """The result with the steps that charts draw."""
