@@ -17,8 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.recipes.assignments import RECIPES
-from scalelab.recipes.reproduce import Reproduce
+from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from scalelab.recipes.assignments import RECIPES
+from scalelab.recipes.reproduce import RECIPES
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import render_html
 from scalelab.studies.catalogue import STUDIES

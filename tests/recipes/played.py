@@ -142,7 +142,8 @@ def play_quantized(trial: Trial) -> Quantized:
         layers=tuple(LayerReport(name=name, op="conv", num_weights=100, sqnr=30.0) for name in ("conv1", "conv2")),
         histograms=tuple(play_histogram(name, kind) for name in ("conv1", "conv2") for kind in KINDS),
         num_calibrated=400,
-        remarks=("int8.onnx, run by onnxruntime, gives no other logits than the simulation, of 2,000.",),
+        compared_logits=2000,
+        different_logits=0,
     )
 
 

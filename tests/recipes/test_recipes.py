@@ -9,13 +9,15 @@ from typing import cast, get_args
 import pytest
 from rich.console import Console
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.recipe import Size
-from scalelab.recipes.reproduce import NameOfRecipe, Reproduce
+from scalelab.recipes.report import OTHER_MACHINE, ROW
+from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce
 from scalelab.records.environment import Gpu
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
+from scalelab.report.findings import select
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import find_failed, run_study
@@ -39,7 +41,7 @@ FAILING: dict[str, set[Status]] = {
     "quantization": set(),
 }
 """What every recipe reproduces of published failures, for which it ends with exit code 3."""
-MOST_LINES = {"polaris": 475, "gpt2": 310, "scaling": 365, "resnet": 300, "quantization": 190}
+MOST_LINES = {"polaris": 490, "gpt2": 310, "scaling": 365, "resnet": 310, "quantization": 190}
 """Of a terminal of 80 columns."""
 GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
 
@@ -58,7 +60,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Document]:
         launcher = PlayedLauncher()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("scalelab.recipes.feasibility.find_host_obstacle", lambda: None)
-            patch.setattr("scalelab.recipes.submitted.find_batch_system", lambda: None)
+            patch.setattr("scalelab.recipes.feasibility.find_batch_system", lambda: None)
             store, document = run_study(reproduce, runs_dir=tmp_path_factory.mktemp("runs"), launcher=launcher)
         assert {result.status for result in find_failed(store, read_study(store))} == FAILING[name]
         found[name] = document
@@ -89,9 +91,10 @@ def test_every_row_is_answered_with_numbers(documents: dict[str, Document], name
             assert states[row] in ("not run", "this document")
             continue
         assert states[row] in ("run", "run in part") or str(states[row]).startswith("read from")
-        answers = [words for words in section.paragraphs if not words.startswith("Not whole")]
+        answers = [words for words in section.paragraphs if not words.startswith("Incomplete")]
         assert any(character.isdigit() for character in answers[0]), row
-        assert any(line.startswith(f"{row}: ") for line in document.summary), row
+        (finding,) = select(document.findings, ROW, row)
+        assert finding.values["verdict"], row
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -157,8 +160,38 @@ def test_nothing_measured_is_a_document_too(name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_document_can_be_read_in_one_go(documents: dict[str, Document], name: str) -> None:
     out = io.StringIO()
-    render_terminal(documents[name], Console(file=out, width=80))
+    render_terminal(documents[name], Console(file=out, width=80), is_full=True)
     assert len(out.getvalue().splitlines()) <= MOST_LINES[name]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_answer_is_one_screen_with_every_row_in_its_table(documents: dict[str, Document], name: str) -> None:
+    out = io.StringIO()
+    render_terminal(documents[name], Console(file=out, width=100))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 40
+    assert all(any(line.startswith(f"  {row} ") for line in lines) for row in ROWS[name])
+
+
+def test_main_numbers_are_data_beside_the_published_ones(documents: dict[str, Document]) -> None:
+    (messages,) = select(documents["resnet"].findings, ROW, "R6")
+    assert dict(messages.values) == {"ours": 44_695_848, "published": 44_695_848, "verdict": "agrees"}
+    (link,) = select(documents["polaris"].findings, ROW, "P4")
+    assert isinstance(link.values["ours"], Estimate)
+    assert link.values["ours"].value == pytest.approx(5.0)
+    assert link.values["published"] == 97
+    (one,) = select(documents["polaris"].findings, ROW, "P1")
+    assert one.values["verdict"] == OTHER_MACHINE
+    (rows,) = select(documents["scaling"].findings, "reproduction")
+    assert (rows.values["rows"], rows.values["ran"]) == (7, 7)
+    (checks,) = select(documents["scaling"].findings, "checks")
+    assert (checks.values["claims"], checks.values["hold"]) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_kind_of_warning_is_said_twice(documents: dict[str, Document], name: str) -> None:
+    kinds = [(one.kind, one.values.get("status")) for one in documents[name].cautions if one.kind != "other"]
+    assert len(set(kinds)) == len(kinds)
 
 
 def test_the_extrapolation_is_told_once(documents: dict[str, Document]) -> None:
@@ -170,7 +203,7 @@ def test_the_report_has_the_command_that_makes_it_again(documents: dict[str, Doc
     words = find_section(documents["scaling"], "S6").paragraphs
     assert "scalelab report last --pdf report.pdf" in words[0]
     assert "--bundle DIR" in words[0]
-    assert words[-1] == "The runnable script: scalelab reproduce scaling --size small --device cpu"
+    assert words[-1] == "The command that repeats it: scalelab reproduce scaling --size small --device cpu"
 
 
 def test_an_epoch_of_the_larger_models_is_told_apart(documents: dict[str, Document]) -> None:
@@ -189,12 +222,14 @@ def test_rows_that_wait_say_for_what(documents: dict[str, Document]) -> None:
     def read(name: str, row: str) -> str:
         return find_section(documents[name], row).paragraphs[0]
 
-    assert "slurm, pbs: this was not started" in " ".join(find_section(documents["polaris"], "P2").paragraphs)
+    assert "slurm: not running inside a slurm allocation" in " ".join(
+        find_section(documents["polaris"], "P2").paragraphs
+    )
     assert "two nodes are emulated, and 100mbit is not the published network" in read("polaris", "P4")
-    assert "Not whole" not in read("polaris", "P6")
-    assert "Not whole" not in read("polaris", "P5")
+    assert "Incomplete" not in read("polaris", "P6")
+    assert "Incomplete" not in read("polaris", "P5")
     assert "trials/p5.profiled.train-r1/trace" in find_section(documents["polaris"], "P5").paragraphs[1]
-    assert "on 1 rank only" in read("polaris", "P10")
+    assert "1 rank only" in read("polaris", "P10")
     assert "there is no batch system here: neither qsub nor sbatch is on PATH" in read("polaris", "P9")
     assert "--launcher pbs --nodes 2" in " ".join(find_section(documents["polaris"], "P9").paragraphs)
 
@@ -210,7 +245,7 @@ def test_waiting_and_transfer_are_told_apart_inside_a_node_and_between_two(docum
     assert "communication takes 5.00 ± 0.00 times as long as inside one" in words
     assert "A step inside one node: 3.00 ± 0.00 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
     assert "between two over 100mbit: 19.0 ± 0.0 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
-    assert "/s of bus bandwidth over 12.5 MB/s" in words
+    assert "/s bus bandwidth over 12.5 MB/s" in words
 
 
 def test_without_root_two_nodes_are_not_run_with_the_reason_and_predicted(
@@ -220,7 +255,7 @@ def test_without_root_two_nodes_are_not_run_with_the_reason_and_predicted(
     reproduce = Reproduce(recipe="polaris", only=("P4",), device="cpu")
     store, document = run_study(reproduce, runs_dir=tmp_path, launcher=PlayedLauncher())
     words = " ".join(find_section(document, "P4").paragraphs)
-    assert "Two nodes were not run: it needs root." in words
+    assert "Two nodes did not run: it needs root." in words
     assert "Prediction, not measured: over a link 24 times slower" in words
     assert not find_failed(store, read_study(store))
     statuses = {result.trial.configuration: result.status for result in store.results()[0]}

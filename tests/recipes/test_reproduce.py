@@ -9,23 +9,25 @@ from typing import get_args
 import psutil
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.cli import reproduce as command
 from scalelab.cli import resume
 from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.recipes.assignments import RECIPES
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
-from scalelab.recipes.recipe import Row, Size
-from scalelab.recipes.reproduce import Reproduce, merge_cautions
+from scalelab.recipes.recipe import Main, Row, Size
+from scalelab.recipes.report import AGREES, OTHER_MACHINE, ROW, UNRESOLVED, Found, judge_main, merge_cautions
+from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.settings import Optimization
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document, Section
-from scalelab.report.findings import Caution
+from scalelab.report.findings import CautionKind, Known, select
 from scalelab.runs.experiment import find_failed, run_study, start_run
 from scalelab.studies.catalogue import read_study
+from scalelab.studies.shared.cautions import FAILED, LOADED_HOST, NOT_SETTLED
 from tests.recipes.toys import STRONG, TOY, UNEQUAL, ImpatientLauncher, make_toy, take_turns
 
 UNEQUAL_ROW = "s3.unequal.features-16"
@@ -63,7 +65,8 @@ def test_every_row_is_in_the_document_with_what_became_of_it(tmp_path: Path) -> 
     }  # fmt: skip
     assert find_section(document, "S4").paragraphs == ("Not run: two nodes are needed.",)
     assert find_section(document, "S1").paragraphs[0] == "3 arms of small"
-    assert document.summary == ("S1: 3 arms of small", "S2: 3 arms of small", "S3: 2 arms of small")
+    rows = {finding.subject: finding.text for finding in select(document.findings, ROW)}
+    assert rows == {"S1": "S1: 3 arms of small", "S2": "S2: 3 arms of small", "S3": "S3: 2 arms of small"}
 
 
 def test_a_row_that_reads_another_shows_its_own_finding_and_not_the_tables_again(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_a_failing_trial_leaves_the_rest_intact_and_gives_exit_code_3(
 ) -> None:
     fake = FakeLauncher(take_turns, failures={"s1.strong.ddp-2": Status.CRASHED})
     store = start_run(make_toy(), tmp_path, ["scalelab"])
-    assert measure_and_report(store, fake, Output()) == 3
+    assert measure_and_report(store, make_toy(), fake, Output()) == 3
     text = capsys.readouterr().out
     assert "crashed" in text
     assert "S3: 2 arms of small" in text
@@ -138,7 +141,7 @@ def test_a_published_failure_is_a_failure_too(
 ) -> None:
     fake = FakeLauncher(take_turns, failures={UNEQUAL_ROW: status})
     store = start_run(make_toy(), tmp_path, ["scalelab"])
-    assert measure_and_report(store, fake, Output()) == 3
+    assert measure_and_report(store, make_toy(), fake, Output()) == 3
     assert status.words in capsys.readouterr().out
 
 
@@ -148,8 +151,8 @@ def test_a_failure_that_a_study_looks_for_is_no_failure_of_the_recipe(
     monkeypatch.setattr(type(UNEQUAL), "expects", lambda _, result: result.status is Status.INVALID, raising=False)
     fake = FakeLauncher(take_turns, failures={UNEQUAL_ROW: Status.INVALID})
     store = start_run(make_toy(), tmp_path, ["scalelab"])
-    assert measure_and_report(store, fake, Output()) == 0
-    assert "invalid" in capsys.readouterr().out
+    assert measure_and_report(store, make_toy(), fake, Output()) == 0
+    assert "Failed" not in capsys.readouterr().out
 
 
 def test_an_interrupted_recipe_goes_on_where_it_was(
@@ -167,7 +170,7 @@ def test_an_interrupted_recipe_goes_on_where_it_was(
     monkeypatch.setattr(command, "choose_launcher", lambda *_: start())
     assert command.main(arguments) == 130
     assert command.main(arguments) == 0
-    assert "Resuming " in capsys.readouterr().err
+    assert "Resuming" in capsys.readouterr().err
     first, second = launchers[0].launched, launchers[1].launched
     assert len(find_runs(tmp_path)) == 1
     assert len(first) == 3
@@ -184,7 +187,7 @@ def test_resume_goes_on_with_a_recipe_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = start_run(make_toy(), tmp_path, ["scalelab"])
-    assert measure_and_report(store, ImpatientLauncher(3), Output()) == 130
+    assert measure_and_report(store, read_study(store), ImpatientLauncher(3), Output()) == 130
     rest = FakeLauncher(take_turns)
     monkeypatch.setattr(resume, "choose_launcher", lambda *_: rest)
     assert resume.main(["last", "--runs-dir", str(tmp_path)]) == 0
@@ -194,7 +197,7 @@ def test_resume_goes_on_with_a_recipe_too(
 
 def test_an_interrupted_run_is_found_by_its_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = start_run(make_toy(), tmp_path, ["scalelab"])
-    assert measure_and_report(store, ImpatientLauncher(2), Output()) == 130
+    assert measure_and_report(store, read_study(store), ImpatientLauncher(2), Output()) == 130
     capsys.readouterr()
     found = command.find_interrupted(make_toy(), tmp_path)
     assert found is not None
@@ -206,7 +209,7 @@ def test_an_interrupted_run_is_found_however_its_rows_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = start_run(make_toy("S1", "S3"), tmp_path, ["scalelab"])
-    assert measure_and_report(store, ImpatientLauncher(2), Output()) == 130
+    assert measure_and_report(store, read_study(store), ImpatientLauncher(2), Output()) == 130
     capsys.readouterr()
     found = command.find_interrupted(make_toy("s3", "s1", "S3"), tmp_path)
     assert found is not None
@@ -236,33 +239,64 @@ def test_a_row_of_which_a_part_cannot_be_run_is_run_in_part(tmp_path: Path, monk
     monkeypatch.setattr("scalelab.recipes.reproduce.find_obstacle", lambda study: lacking.get(study.job.workload))
     _, document = run_toy(tmp_path)
     assert read_states(document) == {"S1": "run in part"}
-    assert find_section(document, "S1").paragraphs[0] == "Not whole: unequal: it is too large."
+    assert find_section(document, "S1").paragraphs[0] == "Incomplete: unequal: it is too large."
 
 
 def test_advice_names_the_command_that_has_its_flags(tmp_path: Path) -> None:
     _, document = run_toy(tmp_path)
-    steps = [caution.next_step for caution in document.cautions if "--rounds" in caution.next_step]
+    steps = [caution.next_step for caution in document.cautions if caution.severity == "noise"]
     assert steps
     assert all("scalelab run " in step for step in steps)
 
 
-def test_warnings_of_several_rows_say_whose_numbers_they_have() -> None:
-    found = [("S1", Caution(message="load 2", next_step="")), ("S2", Caution(message="load 3", next_step=""))]
-    assert [caution.message for caution in merge_cautions(found)] == ["S1, S2: load 2 (numbers of S1)"]
-    assert [caution.message for caution in merge_cautions(found[:1])] == ["S1: load 2"]
+def make_found(row: str, kind: CautionKind, subject: str, command: str = "", **values: Known) -> Found:
+    caution = kind(subject, f"{subject} is off", "more", **values)
+    return Found(row=row, caution=caution, command=command)
 
 
-def test_what_is_wrong_with_many_configurations_is_said_once() -> None:
+def test_warnings_of_one_kind_become_one_that_names_rows_and_configurations() -> None:
     found = [
-        (
-            row,
-            Caution(kind="not-settled", message=f"{label}: not settled", next_step=f"more, with scalelab run {study}"),
-        )
-        for row, label, study in (("S1", "ddp × 1", "a"), ("S1", "ddp × 2", "a"), ("S3", "dim 8", "b"))
+        make_found("S1", NOT_SETTLED, "ddp × 1", "scalelab run a"),
+        make_found("S1", NOT_SETTLED, "ddp × 2", "scalelab run a"),
+        make_found("S3", NOT_SETTLED, "dim 8", "scalelab run b"),
+        make_found("S3", LOADED_HOST, ""),
     ]
-    (caution,) = merge_cautions(found)
-    assert caution.message == "S1, S3: ddp × 1: not settled (3 such configurations; this is of S1)"
-    assert caution.next_step == "more, with scalelab run a, b"
+    settled, loaded = merge_cautions(found)
+    assert (settled.kind, settled.subject, settled.severity) == ("not-settled", "S1, S3", "noise")
+    assert settled.message == "S1, S3: ddp × 1 is off (also S1 ddp × 2, S3 dim 8)"
+    assert settled.next_step == "more, with scalelab run a, scalelab run b"
+    assert loaded.subject == "S3"
+
+
+def test_rows_that_failed_in_different_ways_are_told_apart() -> None:
+    found = [make_found("S1", FAILED, "a", status="crashed"), make_found("S2", FAILED, "b", status="invalid")]
+    assert [caution.subject for caution in merge_cautions(found)] == ["S1", "S2"]
+    assert {caution.severity for caution in merge_cautions(found)} == {"failure"}
+
+
+def test_advice_after_a_failure_names_the_trial_of_this_run(tmp_path: Path) -> None:
+    _, document = run_toy(tmp_path, FakeLauncher(take_turns, failures={"s1.strong.ddp-2": Status.CRASHED}))
+    (failed,) = document.failures
+    assert failed.subject == "S1"
+    assert failed.next_step.endswith("logs: trials/s1.strong.ddp-2-r1")
+
+
+@pytest.mark.parametrize(
+    ("main", "size", "verdict"),
+    [
+        (None, "small", None),
+        (Main("ratio", "speedup", None, 2.0), "small", None),
+        (Main("ratio", "speedup", 2.0), "small", None),
+        (Main("seconds", "step", 2.0, 2.0), "small", OTHER_MACHINE),
+        (Main("seconds", "step", 2.0, 2.0), "full", AGREES),
+        (Main("count", "bytes", 8, 8, is_ratio=True), "small", AGREES),
+        (Main("ratio", "speedup", Estimate(value=1.9, low=1.7, high=2.1), 2.0), "small", AGREES),
+        (Main("ratio", "speedup", Estimate(value=1.5, low=1.4, high=1.6), 2.0), "small", "0.750×"),
+        (Main("share", "waiting", Estimate(value=0.01, low=-0.02, high=0.04), 0.5), "small", UNRESOLVED),
+    ],
+)
+def test_a_verdict_compares_what_belongs_to_no_machine(main: Main | None, size: Size, verdict: str | None) -> None:
+    assert judge_main(main, size) == verdict
 
 
 @pytest.mark.parametrize(
@@ -307,7 +341,7 @@ def test_what_fits_is_run_beside_what_does_not(
     there = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: there._replace(total=two_ranks - 1))
     store = start_run(make_toy("S1"), tmp_path, ["scalelab"])
-    assert measure_and_report(store, FakeLauncher(take_turns), Output()) == 0
+    assert measure_and_report(store, read_study(store), FakeLauncher(take_turns), Output()) == 0
     by_ranks = {(result.trial.num_ranks, result.status) for result in store.results()[0]}
     assert by_ranks == {(1, Status.COMPLETED), (2, Status.NOT_RUN)}
     assert "holds at least" in capsys.readouterr().out

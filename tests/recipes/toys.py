@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.recipes.recipe import Check, Finding, Outcomes, Recipe, Row, Size
+from scalelab.recipes.recipe import Answer, Check, Outcomes, Recipe, Row, Size
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.studies.dimensions import Dimensions
@@ -28,8 +28,8 @@ UNEQUAL = Dimensions(
 
 
 def make_rows(size: Size) -> tuple[Row, ...]:
-    def count_arms(outcomes: Outcomes) -> Finding:
-        return Finding(answers=tuple(f"{len(outcome.arms)} arms of {size}" for outcome in outcomes.values()))
+    def count_arms(outcomes: Outcomes) -> Answer:
+        return Answer(sentences=tuple(f"{len(outcome.arms)} arms of {size}" for outcome in outcomes.values()))
 
     return (
         Row(id="S1", title="First", parts={"strong": STRONG}, conclude=count_arms),

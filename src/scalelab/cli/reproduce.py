@@ -13,13 +13,11 @@ from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
 from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.ranks.namespaces import find_host_obstacle
-from scalelab.recipes.assignments import RECIPES
-from scalelab.recipes.reproduce import Reproduce
+from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
-from scalelab.studies.catalogue import read_study
-from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +73,10 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
             continue
         try:
             store = RunStore.open(path)
-            is_same = store.record.study == Reproduce.name and is_alike(read_study(store), reproduce)
-        except DamagedRun:
+            is_same = store.record.study == Reproduce.name and is_alike(
+                from_builtins(store.record.fields, Reproduce), reproduce
+            )
+        except (DamagedRun, ValueError, UsageError):
             continue  # `scalelab show` reports the damage
         if is_same:
             is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
@@ -84,11 +84,10 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
     return None
 
 
-def is_alike(study: Study, reproduce: Reproduce) -> bool:
+def is_alike(one: Reproduce, other: Reproduce) -> bool:
     """Whether both measure the same rows, named in any order, twice or in either case."""
-    if not isinstance(study, Reproduce) or replace(study, only=()) != replace(reproduce, only=()):
-        return False
-    return [row.id for row in study.rows] == [row.id for row in reproduce.rows]
+    is_same = replace(one, only=()) == replace(other, only=())
+    return is_same and [row.id for row in one.rows] == [row.id for row in other.rows]
 
 
 def print_recipes() -> None:

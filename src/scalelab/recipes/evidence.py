@@ -1,31 +1,34 @@
-"""What findings of recipes are drawn from: measured arms, sums over trainings, tables beside the published ones.
+"""What rows answer from: measured arms, sums over training runs, forecasts, and tables beside the published ones.
 
-Absolute times belong to a machine. What can be compared with a published number is a ratio, a share or an order, and
-only that gets a quotient; times and bytes stand beside the published ones, and are divided by them in full size only.
-A published figure is a text: it has the digits and the unit that it was printed with.
+Absolute times belong to a machine. Only a ratio, a share or an order compares with a published number, and only those
+are divided by it; times and bytes stand beside the published ones, and are divided by them in full size only.
+A published figure is text: it keeps the digits and the unit that it was printed with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.recipes.recipe import Outcome, Size
-from scalelab.records.trial import Option, Status, StepKind, TrialResult
-from scalelab.report.document import Column, Table, make_row
-from scalelab.report.tables import INTERVAL_NOTE
+from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
+from scalelab.report.document import Table
+from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, ratio_column, text_column
+from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_quantity
+from scalelab.workloads.catalogue import make_options
 
-OTHER_MACHINE = "published: of another machine and another size, so that only ratios and orders can be compared"
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share", "accuracy")
 
 
 def list_arms(outcome: Outcome | None) -> list[Arm]:
-    """The arms that were measured, without the control."""
+    """The measured arms, without the control."""
     arms = outcome.arms.values() if outcome else ()
     return [arm for arm in arms if arm.configuration != CONTROL and arm.is_measured]
 
@@ -37,6 +40,16 @@ def find_arm(outcome: Outcome | None, options: Mapping[str, Option] | None = Non
         if is_wanted and all(arm.trial.options.get(name) == value for name, value in (options or {}).items()):
             return arm
     return None
+
+
+def list_spread(outcome: Outcome | None) -> list[Arm]:
+    """The measured arms with more than one rank, the fewest ranks first."""
+    return sorted((a for a in list_arms(outcome) if a.trial.num_ranks > 1), key=lambda arm: arm.trial.num_ranks)
+
+
+def find_too_large(outcome: Outcome) -> Arm | None:
+    """The first arm that ran out of memory."""
+    return next((a for a in outcome.arms.values() if a.failure and a.failure.status is Status.OUT_OF_MEMORY), None)
 
 
 def divide_steps(numerator: Arm | None, denominator: Arm | None) -> Estimate | None:
@@ -57,7 +70,7 @@ def find_completed(outcome: Outcome | None) -> TrialResult | None:
 
 
 def sum_training(outcome: Outcome | None) -> float | None:
-    """The time of all steps of a training, the slowest rank's, profiled ones included."""
+    """The time of all steps of a training run on its slowest rank, profiled ones included."""
     result = find_completed(outcome)
     if result is None:
         return None
@@ -66,14 +79,49 @@ def sum_training(outcome: Outcome | None) -> float | None:
 
 
 def list_losses(outcome: Outcome | None) -> list[float]:
-    """The losses of a training, step by step."""
+    """The losses of a training run, step by step."""
     result = find_completed(outcome)
     return [] if result is None else list(result.losses().values())
 
 
-def quote(outcome: Outcome | None) -> tuple[str, ...]:
-    """What a study says itself."""
-    return outcome.document.summary if outcome and outcome.document else ()
+def quote(outcome: Outcome | None, *kinds: str) -> tuple[str, ...]:
+    """What a study found, the weightiest first; of some kinds only if they are named."""
+    if outcome is None or outcome.document is None:
+        return ()
+    if not kinds:
+        return outcome.document.summary
+    return tuple(finding.text for finding in outcome.document.findings if finding.kind in kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast(Memory):
+    """Memory by forecast alone: a step on tensors without memory, and no measurement."""
+
+    def plan(self) -> list[Trial]:
+        return [self._plan_forecast(row) for row in self._list_rows()]
+
+
+def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]:
+    """Whether every configuration would fit into a device."""
+    sentences = []
+    for row in collect_rows(outcome.results) if outcome else ():
+        if row.forecast is None:
+            continue
+        peak = row.forecast.peak_bytes
+        model = make_options(row.trial.workload, row.trial.options).label
+        verdict = "fits" if peak <= device_bytes else "does not fit"
+        sentences.append(
+            f"Prediction, not measured: {model} as published in {row.trial.dtype}, {row.label} per rank, peaks at"
+            f" {say('bytes', peak)} with CPU operators; it {verdict} into {say('bytes', device_bytes)}, without"
+            " fragmentation and the CUDA context."
+        )
+    return sentences
+
+
+def read_peak(outcome: Outcome | None) -> int | None:
+    """The highest forecast of a part."""
+    found = [row.forecast.peak_bytes for row in (collect_rows(outcome.results) if outcome else ()) if row.forecast]
+    return max(found, default=None)
 
 
 class Compared(NamedTuple):
@@ -83,7 +131,22 @@ class Compared(NamedTuple):
     ours: Estimate | float | None
     published: float | None
     printed: str = ""
-    """The published figure as it was printed, with its unit; empty: it is derived from such figures."""
+    """The published figure as it was printed, with its unit; empty: derived from printed figures."""
+
+
+def is_comparable(quantity: Quantity, size: Size, *, is_ratio: bool = False) -> bool:
+    """Whether a number of ours may be divided by a published one."""
+    return is_ratio or quantity in WITHOUT_UNIT or size == "full"
+
+
+def print_published(quantity: Quantity, published: float | None, printed: str) -> str | None:
+    return None if published is None else printed or say(quantity, published)
+
+
+def divide_published(ours: Estimate | float | None, published: float | None) -> Estimate | float | None:
+    if ours is None or not published:
+        return None
+    return ours.map(lambda value: value / published) if isinstance(ours, Estimate) else ours / published
 
 
 def make_beside_table(
@@ -95,39 +158,34 @@ def make_beside_table(
     notes: tuple[str, ...] = (),
     is_ratio: bool = False,
 ) -> Table | None:
-    """Ours beside the published; None where there is nothing of ours. `is_ratio`: the number belongs to no machine."""
+    """Ours beside the published; None where there is nothing of ours. `is_ratio`: it compares across machines."""
     listed = list(lines)
     if all(line.ours is None for line in listed):
         return None
-    is_comparable = is_ratio or quantity in WITHOUT_UNIT or size == "full"
-    columns = (
-        Column(key="what", header="what", align="left"),
-        Column(key="ours", header="ours", quantity=quantity),
-        Column(key="published", header="published"),
-        *((Column(key="quotient", header="ours / published", quantity="ratio"),) if is_comparable else ()),
+    quotient: Field[Compared] = ratio_column(
+        "quotient", "ours / published", lambda line: divide_published(line.ours, line.published)
     )
-    rows = []
-    for line in listed:
-        quotient = (_divide(line.ours, line.published),) if is_comparable else ()
-        there = None if line.published is None else line.printed or say(quantity, line.published)
-        rows.append(make_row(line.what, line.ours, there, *quotient))
     has_interval = any(isinstance(line.ours, Estimate) and line.ours.low is not None for line in listed)
-    explained = (*((INTERVAL_NOTE,) if has_interval else ()), *notes)
-    return Table(title=title, columns=columns, rows=tuple(rows), notes=explained)
-
-
-def _divide(ours: Estimate | float | None, published: float | None) -> Estimate | float | None:
-    if ours is None or not published:
-        return None
-    if isinstance(ours, Estimate):
-        return ours.map(lambda value: value / published)
-    return ours / published
-
-
-def keep_tables(*tables: Table | None) -> tuple[Table, ...]:
-    return tuple(table for table in tables if table is not None)
+    return make_table(
+        listed,
+        text_column("what", "what", lambda line: line.what),
+        make_column(quantity, "ours", "ours", lambda line: line.ours),
+        text_column(
+            "published",
+            "published",
+            lambda line: print_published(quantity, line.published, line.printed),
+            align="right",
+        ),
+        quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
+        title=title,
+        notes=(*((INTERVAL_NOTE,) if has_interval else ()), *notes),
+    )
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
     """A number in a sentence."""
     return format_quantity(quantity, value)
+
+
+def keep_tables(*tables: Table | None) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table is not None)

@@ -1,34 +1,39 @@
-"""Whether this machine can run a part of a recipe at all, asked before anything is launched.
+"""Whether this machine can run a part of a recipe, asked before anything is launched; and the two sizes of recipes.
 
-A full-size part on a small machine would not fail, it would take the machine down: without a limit, the kernel ends
-whatever it likes when memory runs out. So the least that the ranks must hold is held against what there is:
+A full-size part on a small machine does not fail, it takes the machine down: without a limit, the kernel kills any
+process when memory runs out. So the least that the ranks must hold is compared with the memory there is:
 
-    parameters, gradients, and what moments the optimizer has; under DDP the gradients once more, in buckets;
+    parameters, gradients, and the moments of the optimizer; under DDP the gradients once more, in buckets;
     where FSDP shards, each rank's share
 
 Activations come on top, so a part that passes may still run out of memory. On a CPU each rank therefore gets a limit,
-its share of the machine: running out is then a result like any other.
+its share of the machine: running out of memory is then a result like any other.
 
-The two sizes of every recipe: the published parameters, and the same shape for two CPU cores and a few minutes.
+A part may be a batch job of its own: whether the batch system takes it is what the row asks. Inside an allocation it
+is a step of that; outside, it is submitted and waited for, and a rejection is the row's result, in the batch system's
+words. Without a batch system the row says so and does not run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from scalelab.errors import ScalelabError, UsageError
+from scalelab.answers.train import Train
+from scalelab.errors import RankUnknown, ScalelabError, UsageError
+from scalelab.measure.launchers.jobscripts import NO_PSIJ
+from scalelab.measure.launchers.site import Site
 from scalelab.measure.launchers.steps import find_program
-from scalelab.ranks.allocation import find_allocation
+from scalelab.ranks.allocation import Scheduler, find_allocation
 from scalelab.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.recipe import Size
-from scalelab.recipes.submitted import SubmittedTraining, find_submission_obstacle
-from scalelab.records.environment import find_gpus, read_allowed_memory
-from scalelab.records.trial import Trial
+from scalelab.records.environment import find_gpus, installed_version, read_allowed_memory
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.document import Document
 from scalelab.strategies.catalogue import SHARDED
-from scalelab.studies.memory.study import Memory
 from scalelab.studies.optimizers import KEPT_TENSORS
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
@@ -39,33 +44,70 @@ BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 """Of a parameter that the model is cast to; others have 4."""
 USABLE_SHARE = 0.8
 """Of a machine's memory, for all ranks together: the rest is the system's and torch's own."""
+PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
+"""What jobs are submitted by, in the order in which they are tried."""
+NO_BATCH_SYSTEM = f"there is no batch system here: neither {' nor '.join(PROGRAMS.values())} is on PATH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedTraining(Train):
+    """A training run that is submitted to a batch system as a job of its own."""
+
+    site: Site = field(default_factory=Site)
+    """What the job asks for where neither flags nor a site file set it."""
+
+    def find_site(self, trial: Trial) -> Site | None:  # noqa: ARG002
+        return self.site
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        """The answer of the training run; nothing where it did not run, which the row says itself."""
+        document = super().conclude(results)
+        is_run = any(result.status is not Status.NOT_RUN for result in results)
+        return document if is_run else replace(document, sections=(), cautions=())
+
+
+def find_batch_system() -> Scheduler | None:
+    """The batch system that this process runs in, or else one that takes jobs from here."""
+    try:
+        allocation = find_allocation(os.environ)
+    except RankUnknown:
+        allocation = None
+    if allocation is not None and allocation.scheduler in PROGRAMS:
+        return allocation.scheduler
+    return next((name for name, program in PROGRAMS.items() if shutil.which(program)), None)
+
+
+def find_submission_obstacle() -> str | None:
+    """Why no job can be submitted from here; None: it can be tried."""
+    if find_batch_system() is None:
+        return NO_BATCH_SYSTEM
+    return NO_PSIJ if installed_version("psij-python") is None else None
 
 
 def find_obstacle(study: Study) -> str | None:
-    """Why nothing of a study can be run on this machine; None: it can be tried."""
-    if isinstance(study, SubmittedTraining):
-        return None  # what becomes of its job is its result, also where there is nobody to take it
+    """Why nothing of a study can run on this machine; None: it can be tried."""
     try:
         trials = study.plan()
     except UsageError as error:
         return str(error)
-    # A launcher that is not here is no obstacle: its trials are planned and then refused, so that the run says why.
+    # Trials of a launcher or batch system that is not here are planned and then refused, so that the run says why.
     is_possible = any(
-        find_trial_obstacle(study, trial) is None or find_launcher_obstacle(trial.launcher, trial.mpiexec)
+        study.find_site(trial)
+        or find_trial_obstacle(study, trial) is None
+        or find_launcher_obstacle(trial.launcher, trial.mpiexec)
         for trial in trials
     )
     return None if is_possible else find_lack_of_memory(trials) or find_trial_obstacle(study, trials[0])
 
 
 def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
-    """Why one trial of a study cannot be run, though others may."""
-    if isinstance(study, SubmittedTraining):
+    """Why one trial of a study cannot run, though others may."""
+    if study.find_site(trial) is not None:
         return find_submission_obstacle()
     obstacle = find_host_obstacle() if trial.num_hosts > 1 else find_launcher_obstacle(trial.launcher, trial.mpiexec)
     if obstacle:
         return obstacle
-    # A study of memory looks itself, by forecast, and has an answer also where nothing fits.
-    return None if isinstance(study, Memory) else find_lack_of_memory([trial])
+    return None if study.forecasts_memory else find_lack_of_memory([trial])
 
 
 def find_launcher_obstacle(launcher: str, mpiexec: str | None = None) -> str | None:
@@ -77,15 +119,12 @@ def find_launcher_obstacle(launcher: str, mpiexec: str | None = None) -> str | N
     except ScalelabError as error:
         return str(error)
     if launcher in ("slurm", "pbs", "lsf") and (allocation is None or allocation.scheduler != launcher):
-        return "this was not started inside an allocation of it"
+        return f"not running inside a {launcher} allocation"
     return None
 
 
 def limit_memory(study: Study) -> Study:
-    """The study with a limit for every rank on a CPU, if it has none: the machine must outlive it.
-
-    One that profiles its steps has none: the profiler takes as much as it records, and nothing is profiled in a limit.
-    """
+    """The study with a memory limit per rank on a CPU, unless it has one or profiles steps: traces need memory."""
     is_profiled = study.sampling is not None and study.sampling.profile_steps > 0
     if study.job.found_device != "cpu" or study.job.memory_limit is not None or is_profiled:
         return study
@@ -119,7 +158,7 @@ def find_lack_of_memory(trials: Iterable[Trial]) -> str | None:
 
 
 def count_state_bytes(trial: Trial) -> int:
-    """The least that one rank holds besides activations; 0 where nobody can say, or where nothing is allocated."""
+    """The least that one rank holds besides activations; 0 where that is unknown, or nothing is allocated."""
     if trial.workload not in BUILT_IN or "memory_forecast" in trial.instruments:
         return 0
     num_parameters = make_options(trial.workload, trial.options).count_parameters()
@@ -130,7 +169,7 @@ def count_state_bytes(trial: Trial) -> int:
 
 
 def count_moments(trial: Trial) -> int:
-    """Tensors as large as the parameters that the optimizer keeps; image models have SGD with momentum of their own."""
+    """Parameter-sized tensors that the optimizer keeps; image models bring SGD with momentum."""
     chosen = trial.optimization.optimizer
     if chosen is None:
         return 1 if trial.workload in ("resnet18", "lenet") else 2
@@ -145,7 +184,7 @@ def choose(size: Size, *, small: T, full: T) -> T:
 
 
 def choose_ranks(size: Size, full: int) -> int:
-    """Two cores have room for two ranks."""
+    """Two cores run two ranks."""
     return choose(size, small=min(2, full), full=full)
 
 
@@ -158,7 +197,7 @@ def make_sampling(
     phase_steps: int = 4,
     profile_steps: int = 0,
 ) -> Sampling:
-    """Few launches of few steps in small, as told; the control is left to full size."""
+    """Few launches of few steps in small; the control runs in full size only."""
     return Sampling(
         rounds=choose(size, small=rounds, full=6),
         steps=choose(size, small=steps, full=30),

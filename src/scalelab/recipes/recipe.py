@@ -1,10 +1,10 @@
 """What a recipe is: the experiments of a published assignment, its numbers, its questions and its checks.
 
-A row is one experiment. It has parts, each a study with exact parameters, and says what it finds in their answers: a
-table with ours beside the published one, and a few sentences for every question. A row may read the parts of another
-one instead of measuring the same again. A row that cannot be run here has a reason instead, and may still predict.
+A row is one experiment. Its parts are studies with exact parameters, and it answers from their results: one main number
+beside the published one, tables of ours beside theirs, and a sentence per question. A row may read the parts of another
+one instead of measuring the same again. A row that cannot run here has a reason instead, and may still predict.
 
-A check recomputes a published claim from the published numbers alone, so that it holds on any machine.
+A check recomputes a published claim from the published numbers alone, so it holds on any machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from scalelab.records.trial import Status, TrialResult
+from scalelab.analysis.estimate import Estimate
+from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Study
+from scalelab.units import Quantity
 
 Size = Literal["small", "full"]
 
@@ -33,27 +35,36 @@ class Outcome:
 
     @cached_property
     def arms(self) -> dict[str, Arm]:
-        """By configuration, with warm-up taken off."""
-        sampling = getattr(self.study, "sampling", None)
-        return group_arms(self.results, sampling.warmup if sampling else None)
-
-    @property
-    def is_measured(self) -> bool:
-        return any(result.status is Status.COMPLETED for result in self.results)
+        """By configuration, without warm-up."""
+        return group_arms(self.results, self.study.sampling.warmup if self.study.sampling else None)
 
 
 Outcomes = Mapping[str, Outcome]
-"""By the name of the part; parts that cannot be run here are missing."""
+"""By the name of the part; parts that cannot run here are missing."""
+
+
+class Main(NamedTuple):
+    """The main number of a row, beside the published one."""
+
+    quantity: Quantity
+    what: str
+    ours: Estimate | float | None
+    published: float | None = None
+    printed: str = ""
+    """The published figure as it was printed, with its unit; empty: derived from printed figures."""
+    is_ratio: bool = False
+    """Whether it can be compared across machines although its quantity has a unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Answer:
     """What a row says."""
 
+    main: Main | None = None
     tables: tuple[Table, ...] = ()
     """Ours beside the published one."""
-    answers: tuple[str, ...] = ()
-    """The row's questions, answered with this run's numbers; the first is its main one."""
+    sentences: tuple[str, ...] = ()
+    """The row's questions, answered with this run's numbers; the first is the main one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +75,17 @@ class Row:
     """As the assignment numbers it, such as P3."""
     title: str
     parts: Mapping[str, Study] = field(default_factory=dict)
-    """The studies that it takes, by a short name; none: it is not run."""
-    conclude: Callable[[Outcomes], Finding] = lambda _: Finding()
-    """Its finding from what its parts gave so far; called with whatever there is, also with nothing."""
+    """Its studies, by a short name; none: there is nothing to run."""
+    conclude: Callable[[Outcomes], Answer] = lambda _: Answer()
+    """Its answer from what its parts gave so far; called with whatever there is, also with nothing."""
     reason: str = ""
-    """Why it is not run, or not whole: what is missing, and where that will come from."""
+    """Why it does not run, or not completely."""
     reads: str = ""
     """The row whose parts these are, where it measures nothing of its own."""
     num_tables: int | None = None
-    """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2; 0: it
-    says all of it itself."""
+    """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
     state: str = ""
-    """What the overview says of a row that is nothing to run; empty: what became of its parts."""
+    """What the overview says of a row with nothing to run; empty: what became of its parts."""
 
     @property
     def prefix(self) -> str:

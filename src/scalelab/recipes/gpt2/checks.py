@@ -1,4 +1,4 @@
-"""The checks of the gpt2 assignment: its claims, computed again from its own numbers and its model's sizes."""
+"""The checks of the gpt2 assignment: its claims, recomputed from its own numbers and its model's sizes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def count_logits_bytes(batch: int) -> int:
 
 
 def bound_peak_megabytes() -> float:
-    """G1: the least that is alive when backward begins: states without gradients, the logits and their gradient."""
+    """G1: the least that is allocated when backward starts: parameters, moments, the logits and their gradient."""
     states = estimate_states()
     logits = count_logits_bytes(published.MEMORY_BATCH) / published.MEGABYTE
     return states["parameters"] + states["optimizer"] + 2 * logits
 
 
 def fit_batch_memory() -> tuple[float, float]:
-    """G4: megabytes at no sample and per sample, from the rows whose memory was its own: least squares."""
+    """G4: fixed megabytes and megabytes per sample, from the rows whose memory was their own: least squares."""
     fresh = [row for row in published.BATCH_ROWS if row.batch >= 8]
     slope, intercept = np.polyfit([row.batch for row in fresh], [row.megabytes for row in fresh], 1)
     return float(intercept), float(slope)
@@ -74,7 +74,7 @@ def find_nearby_rate() -> float:
 
 
 def extrapolate_published() -> Extrapolation:
-    """G3, from the printed throughput: within what it may have been before it was rounded."""
+    """G3, from the printed throughput, within its rounding."""
     return extrapolate_from(from_rounded(published.TOKENS_PER_SECOND, 1))
 
 
@@ -108,8 +108,8 @@ def _check_memory() -> Iterator[Check]:
     yield Check(
         id="G1",
         claim=f"the peak is {published.ALLOCATED_MEGABYTES} MB",
-        computed=f"when backward begins, parameters, moments, logits ({logits:.1f}) and their gradient alone are"
-        f" {least:.1f}: it was read after zero_grad, and is what was left then",
+        computed=f"when backward starts, parameters, moments, logits ({logits:.1f}) and their gradient alone are"
+        f" {least:.1f}: it was read after zero_grad, when most was freed",
         holds=least <= published.ALLOCATED_MEGABYTES,
     )
 
@@ -136,8 +136,8 @@ def _check_extrapolation() -> Check:
         claim=f"{published.TARGET_TOKENS_PER_SECOND} tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS}"
         " years for 1T parameters and 10T tokens",
         computed=f"from the printed {published.TOKENS_PER_SECOND:,} tokens/s: {rate} tokens/s, {found.days.value:,.0f}"
-        f" days ({low:,.0f} to {high:,.0f} for what is printed so), {years} years; {nearby_rate:,} tokens/s, which is"
-        f" printed so, gives {nearby:,.0f} days",
+        f" days ({low:,.0f} to {high:,.0f} within its rounding), {years} years; {nearby_rate:,} tokens/s, which"
+        f" rounds to the same, gives {nearby:,.0f} days",
         holds=(rate, years) == (published.TARGET_TOKENS_PER_SECOND, published.TARGET_YEARS) and low <= days <= high,
     )
 
@@ -152,14 +152,14 @@ def _check_batches() -> Iterator[Check]:
             *(row.batch for row in stale), *(row.megabytes for row in stale)
         ),
         computed=f"batch 8 to 32 lie on {fixed:,.0f} + {per_sample:,.0f} × batch, which gives"
-        f" {expected[0]:,.0f} and {expected[1]:,.0f} MB: equal rows are what was left of an earlier one, never reset",
+        f" {expected[0]:,.0f} and {expected[1]:,.0f} MB: the equal rows are an earlier peak that was never reset",
         holds=all(abs(row.megabytes / megabytes - 1) < 0.05 for row, megabytes in zip(stale, expected, strict=True)),
     )
     largest = published.BATCH_ROWS[-1]
     needed = fixed + per_sample * published.OUT_OF_MEMORY_BATCH
     yield Check(
         id="G4",
-        claim=f"batch {published.OUT_OF_MEMORY_BATCH} is out of memory",
+        claim=f"batch {published.OUT_OF_MEMORY_BATCH} runs out of memory",
         computed=f"the same line gives {needed:,.0f} MB, {needed / largest.megabytes:.1f} times batch {largest.batch}",
         holds=needed > largest.megabytes,
     )
@@ -170,15 +170,15 @@ def _check_training() -> Iterator[Check]:
     yield Check(
         id="G5",
         claim=", ".join(f"{rate:.2e} at step {step}" for step, rate in published.LEARNING_RATES.items()),
-        computed=", ".join(f"{rate} at step {step}" for step, rate in rates.items()) + ", by the cosine",
+        computed=", ".join(f"{rate} at step {step}" for step, rate in rates.items()) + " by the cosine schedule",
         holds=all(rates[step] == f"{rate:.2e}" for step, rate in published.LEARNING_RATES.items()),
     )
     chance = math.log(Gpt2Options(size="large").shape.vocabulary)
     yield Check(
         id="G5",
-        claim=f"the loss begins at {published.FIRST_LOSS}",
-        computed=f"knowing nothing costs ln(50257) = {chance:.4f}; the start is {published.FIRST_LOSS / chance - 1:.1%}"
-        " above it, as random weights of that size are",
+        claim=f"the loss starts at {published.FIRST_LOSS}",
+        computed=f"a uniform guess costs ln(50257) = {chance:.4f}; the start is {published.FIRST_LOSS / chance - 1:.1%}"
+        " above it, as expected of random weights",
         holds=chance < published.FIRST_LOSS < 1.05 * chance,
     )
     one = published.TRAIN_SECONDS["single"]
@@ -187,7 +187,7 @@ def _check_training() -> Iterator[Check]:
     yield Check(
         id="G5",
         claim="DDP and both forms of FSDP take the same time on two GPUs",
-        computed=f"{', '.join(speedups)}: within {slowest / published.TRAIN_SECONDS['ddp'] - 1:.1%} of each other, from"
-        " one run each",
+        computed=f"{', '.join(speedups)}: within {slowest / published.TRAIN_SECONDS['ddp'] - 1:.1%} of each other, one"
+        " run each",
         holds=slowest / published.TRAIN_SECONDS["ddp"] < 1.01,
     )

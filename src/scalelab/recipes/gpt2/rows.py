@@ -1,282 +1,333 @@
-"""G1 to G4: memory, throughput, what a larger model would need, and the batch, on one device."""
+"""The gpt2 recipe: profiling on one GPU, then DDP and FSDP.
+
+G5: the same training run on one GPU, with DDP and with FSDP. G6: where a step goes under the baseline, DDP and FSDP,
+from the traces of profiled steps. G1 to G4 are in `one_device`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import get_args
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.answers.train import Train
 from scalelab.recipes.evidence import (
     Compared,
-    divide_steps,
+    Forecast,
+    describe_forecast,
     find_arm,
+    find_completed,
     keep_tables,
-    list_arms,
+    list_losses,
     make_beside_table,
-    quote,
     say,
-    scale,
+    sum_training,
 )
-from scalelab.recipes.feasibility import choose, make_sampling
-from scalelab.recipes.forecast import Forecast, read_peak
+from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.gpt2 import published
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
-from scalelab.records.settings import Optimization
-from scalelab.records.trial import Status
+from scalelab.recipes.gpt2.checks import SCHEDULE, make_checks
+from scalelab.recipes.gpt2.one_device import make_g1, make_g4, make_job, make_throughput_rows
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size
+from scalelab.records.observations import Message, RankReport
+from scalelab.records.settings import Course, StepShape
 from scalelab.report.document import Table
-from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.memory.answer import collect_rows
-from scalelab.studies.memory.study import Memory
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    bytes_column,
+    count_column,
+    make_column,
+    make_table,
+    seconds_column,
+    share_column,
+    text_column,
+)
+from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.work import count_tokens, measure_rate
-from scalelab.studies.throughput import Throughput
+from scalelab.studies.strategies.study import Strategies
+from scalelab.trace.diff import Amount, Change, Comparison, Side, compare_operators
+from scalelab.units import format_learning_rate, format_loss, format_share
 
-SMALL_LIMIT = "300MB"
-"""What a rank may allocate in small, so that the largest batch does not fit."""
-OTHER_MEGABYTES = "published in megabytes of 2²⁰ bytes, here of 10⁶"
+CARD_BYTES = 80e9
+"""What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
+STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
+BASELINE: Strategy = "single"
+MOST_NAMES = 2
+"""Operators that are named of each strategy, added or removed."""
 
 
-def make_job(size: Size, model: str = "small", **fields: Any) -> Job:
-    """GPT-2 on random tokens; the tiny one in small."""
-    return Job(
-        workload="gpt2",
-        options={"size": choose(size, small="tiny", full=model)},
-        threads_per_rank=choose(size, small=1, full=None),
-        timeout=choose(size, small="5min", full="1h"),
-        **({"optimization": Optimization(optimizer="adamw")} | fields),
+def make_rows(size: Size) -> Sequence[Row]:
+    return (make_g1(size), *make_throughput_rows(size), make_g4(size), make_g5(size), make_g6(size))
+
+
+def make_large_job(size: Size) -> Job:
+    """The large model in micro-batches of 8, with selective activation checkpointing and the published schedule."""
+    return make_job(
+        size,
+        model="large",
+        optimization=SCHEDULE,
+        seed=published.TRAIN_SEED,
+        shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
     )
 
 
-def make_g1(size: Size) -> Row:
-    batches = (published.MEMORY_BATCH,)
-    parts: dict[str, Study] = {"measured": Memory(strategies=("single",), ranks=1, batches=batches, job=make_job(size))}
-    if size == "small":
-        parts["forecast"] = Forecast(strategies=("single",), ranks=1, batches=batches, job=make_job("full"))
-    return Row(id="G1", title="Memory", parts=parts, conclude=partial(find_g1, size))
+def make_training(size: Size, strategy: Strategy) -> Train:
+    """Global batch 32 in micro-batches of 8, 20 steps, one gradient all-reduce per step."""
+    return Train(
+        ranks=1 if strategy == BASELINE else published.TRAIN_RANKS,
+        strategy=strategy,
+        global_batch=published.TRAIN_BATCH,
+        course=Course(steps=published.TRAIN_STEPS, keep=0),
+        job=make_large_job(size),
+    )
 
 
-def find_g1(size: Size, outcomes: Outcomes) -> Finding:
-    outcome = outcomes.get("measured")
-    row = next(iter(collect_rows(outcome.results)), None) if outcome else None
-    measured = row.measured if row else None
-    answers = list(quote(outcome))
-    tables = []
-    if measured is not None:
-        megabyte = published.MEGABYTE
-        difference = published.RESERVED_MEGABYTES - published.ALLOCATED_MEGABYTES
-        tables.append(
+def make_g5(size: Size) -> Row:
+    parts: dict[str, Study] = {name: make_training(size, name) for name in get_args(Strategy) if name in STRATEGIES}
+    parts["forecast"] = Forecast(
+        strategies=("ddp", "fsdp-full"),
+        ranks=published.TRAIN_RANKS,
+        batches=(published.TRAIN_BATCH // published.TRAIN_RANKS,),
+        device_memory=f"{CARD_BYTES:.0f}",
+        job=make_training("full", "ddp").job,
+    )
+    return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size), num_tables=0)
+
+
+def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
+    totals = {name: sum_training(outcomes.get(name)) for name in STRATEGIES}
+    base = totals[BASELINE]
+    there = published.TRAIN_SECONDS
+    speedups = [
+        Compared(
+            name, base / total if base and total else None, there[BASELINE] / there[name] if name in there else None
+        )
+        for name, total in totals.items()
+        if name != BASELINE
+    ]
+    seconds = [Compared(name, total, there.get(name), f"{there.get(name)} s") for name, total in totals.items()]
+    gains = [f"{line.what} {say('ratio', line.ours)}" for line in speedups if line.ours is not None]
+    sentences = []
+    if base is not None and gains:
+        sentences.append(
+            f"The baseline took {say('seconds', base)} for {published.TRAIN_STEPS} steps; speedup over it:"
+            f" {', '.join(gains)}, each from one launch."
+        )
+    sentences += [*compare_losses(outcomes), *describe_rates(outcomes)]
+    sentences += describe_forecast(outcomes.get("forecast"), CARD_BYTES)
+    return Answer(
+        main=Main("ratio", f"speedup, {speedups[0].what} on {published.TRAIN_RANKS} ranks", *speedups[0][1:]),
+        tables=keep_tables(
             make_beside_table(
-                "bytes",
-                [
-                    Compared("peak", measured.peak_bytes, None),
-                    Compared(
-                        "after the step",
-                        measured.current_bytes,
-                        published.ALLOCATED_MEGABYTES * megabyte,
-                        print_megabytes(published.ALLOCATED_MEGABYTES),
-                    ),
-                    Compared(
-                        "reserved",
-                        measured.reserved_bytes,
-                        published.RESERVED_MEGABYTES * megabyte,
-                        print_megabytes(published.RESERVED_MEGABYTES),
-                    ),
-                    Compared(
-                        "reserved − after the step",
-                        subtract(measured.reserved_bytes, measured.current_bytes),
-                        difference * megabyte,
-                        print_megabytes(difference),
-                    ),
-                ],
-                title="Allocated by torch",
+                "ratio",
+                speedups,
+                title=f"Speedup of the whole training run on {published.TRAIN_RANKS} ranks",
                 size=size,
-                notes=("published as the peak: what was allocated after zero_grad", OTHER_MEGABYTES),
-            )
-        )
-    forecast = read_peak(outcomes.get("forecast"))
-    if forecast is not None:
-        answers.append(
-            f"Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} would peak at"
-            f" {say('bytes', forecast)} with the operators of a CPU, whose attention keeps its matrices; published:"
-            f" {print_megabytes(published.RESERVED_MEGABYTES)} reserved on a GPU, whose attention need not."
-        )
-    return Finding(tables=keep_tables(*tables), answers=tuple(answers))
-
-
-def print_megabytes(number: float) -> str:
-    return f"{number:.2f} MB"
-
-
-def subtract(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one - other
-
-
-def make_throughput(size: Size) -> Throughput:
-    """The published way: 5 steps of warm-up, 20 timed; in several launches."""
-    sampling = Sampling(
-        rounds=choose(size, small=4, full=5),
-        steps=published.WARMUP_STEPS + published.TIMED_STEPS,
-        warmup=published.WARMUP_STEPS,
-        phase_steps=0,
-        comm_free_steps=0,
-        control=False,
-    )
-    return Throughput(
-        batch_per_rank=published.MEMORY_BATCH,
-        target_parameters=published.TARGET_PARAMETERS,
-        target_tokens=published.TARGET_TOKENS,
-        job=make_job(size),
-        sampling=sampling,
+                notes=("one launch each: no interval",),
+            ),
+            make_beside_table("seconds", seconds, title=f"All {published.TRAIN_STEPS} steps", size=size),
+            make_loss_table(outcomes),
+        ),
+        sentences=tuple(sentences),
     )
 
 
-def make_g2(size: Size) -> Row:
-    return Row(
-        id="G2",
-        title="Throughput",
-        parts={"speed": make_throughput(size)},
-        conclude=partial(find_g2, size),
-        num_tables=0,
+def make_loss_table(outcomes: Outcomes) -> Table | None:
+    """The loss of some steps under every strategy, beside the two that were published."""
+    losses = {name: list_losses(outcomes.get(name)) for name in STRATEGIES}
+    known = {name: found for name, found in losses.items() if found}
+    if not known:
+        return None
+    last = published.TRAIN_STEPS - 1
+    there = {0: published.FIRST_LOSS, last: published.LAST_LOSS}
+
+    def read(name: Strategy, step: int) -> float | None:
+        return known[name][step] if step < len(known[name]) else None
+
+    return make_table(
+        (0, 5, 10, 15, last),
+        count_column("step", "step", lambda step: step),
+        *(make_column("loss", name.replace("-", "_"), name, partial(read, name)) for name in known),
+        make_column("loss", "published", "published", there.get),
+        title="Loss",
+        notes=("published: DDP and FSDP on text; ours on random tokens, with a dropout of its own on every rank",),
     )
 
 
-def find_g2(size: Size, outcomes: Outcomes) -> Finding:
-    arm = find_arm(outcomes.get("speed"))
-    if arm is None:
-        return Finding()
-    rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
-    table = make_beside_table(
-        "rate",
-        [
-            Compared("tokens/s", rate, published.TOKENS_PER_SECOND, f"{published.TOKENS_PER_SECOND:,}"),
-            Compared("steps/s", steps, published.STEPS_PER_SECOND, str(published.STEPS_PER_SECOND)),
-        ],
-        title="Per second",
-        size=size,
-    )
-    answer = (
-        f"{say('rate', rate)} tokens/s, {say('rate', steps)} steps/s of {count_tokens(arm)} tokens (published:"
-        f" {published.TOKENS_PER_SECOND:,} and {published.STEPS_PER_SECOND})."
-    )
-    return Finding(tables=keep_tables(table), answers=(answer,))
-
-
-def make_g3(size: Size) -> Row:
-    return Row(
-        id="G3",
-        title="Extrapolation to 1T parameters and 10T tokens",
-        parts={"speed": make_throughput(size)},
-        conclude=partial(find_g3, size),
-        reads="G2",
-        num_tables=0,
+def compare_losses(outcomes: Outcomes) -> Iterator[str]:
+    """Whether all strategies but the baseline learn the same."""
+    losses = {name: list_losses(outcomes.get(name)) for name in STRATEGIES if name != BASELINE}
+    known = {name: found for name, found in losses.items() if found}
+    if len(known) < 2:
+        return
+    reference = known.get("ddp") or next(iter(known.values()))
+    apart = max(abs(one - other) for found in known.values() for one, other in zip(found, reference, strict=False))
+    words = "equal to four decimals" if apart < 5e-5 else f"up to {apart:.1e} apart"
+    yield (
+        f"Losses fall from {format_loss(reference[0])} to {format_loss(reference[-1])} and are {words} under"
+        f" {', '.join(known)} (published: {published.FIRST_LOSS} to"
+        f" {published.LAST_LOSS} on text, equal under DDP and both forms of FSDP)."
     )
 
 
-def find_g3(size: Size, outcomes: Outcomes) -> Finding:
-    outcome = outcomes.get("speed")
-    arm = find_arm(outcome)
-    future = outcome.study.extrapolate(arm) if arm and outcome and isinstance(outcome.study, Throughput) else None
-    if future is None:
-        return Finding()
-    rate = make_beside_table(
-        "rate",
-        [_compare("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)],
-        title="A model of 1T parameters",
-        size=size,
-    )
-    time = make_beside_table(
-        "number",
-        [
-            _compare("days", future.days, published.TARGET_DAYS),
-            _compare("years of 365 days", future.years, published.TARGET_YEARS),
-        ],
-        title="10T tokens with it",
-        size=size,
-    )
-    answer = (
-        f"At this speed a model of 1T parameters would do {say('number', future.tokens_per_second)} tokens/s and need"
-        f" {say('number', future.days)} days, {say('number', future.years)} years, for 10T tokens; published:"
-        f" {published.TARGET_YEARS} years. That assumes the same operations per second, no communication and a device"
-        " that it fits into."
-    )
-    return Finding(tables=keep_tables(rate, time), answers=(answer,))
+def describe_rates(outcomes: Outcomes) -> Iterator[str]:
+    results = [find_completed(outcomes.get(name)) for name in STRATEGIES]
+    result = next((result for result in results if result is not None), None)
+    if result is None:
+        return
+    rates = {point.step: point.learning_rate for point in result.curve if not point.is_evaluation}
+    found = [
+        f"{format_learning_rate(rates.get(step))} at step {step} (published {format_learning_rate(rate)})"
+        for step, rate in published.LEARNING_RATES.items()
+    ]
+    yield f"The learning rate is {', '.join(found)}."
 
 
-def _compare(what: str, ours: Estimate, printed: str) -> Compared:
-    return Compared(what, ours, float(printed.replace(",", "")), printed)
-
-
-def make_g4(size: Size) -> Row:
-    batches = (*(row.batch for row in published.BATCH_ROWS), published.OUT_OF_MEMORY_BATCH)
-    study = BatchSize(
-        batches=batches,
-        job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=3, steps=8, phase_steps=0),
+def make_g6(size: Size) -> Row:
+    study = Strategies(
+        strategies=STRATEGIES,
+        ranks=published.TRAIN_RANKS,
+        global_batch=published.TRAIN_BATCH,
+        job=make_large_job(size),
+        sampling=make_sampling(size, rounds=3, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
     )
-    return Row(
-        id="G4",
-        title="Batch sweep",
-        parts={"sweep": study},
-        conclude=partial(find_g4, size),
-        num_tables=0,
+    return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=answer_g6, num_tables=0)
+
+
+def answer_g6(outcomes: Outcomes) -> Answer:
+    found = {name: find_arm(outcomes.get("traces"), strategy=name) for name in STRATEGIES}
+    arms: dict[str, Arm] = {name: arm for name, arm in found.items() if arm is not None and list_traced(arm)}
+    comparisons = compare_with_baseline(arms)
+    exposed = estimate_traced(arms["ddp"], 0, "traced_exposed_seconds") if "ddp" in arms else None
+    return Answer(
+        main=Main("seconds", "exposed communication, ddp", exposed) if exposed else None,
+        tables=keep_tables(make_parts_table(arms), make_kinds_table(arms), make_operators_table(comparisons)),
+        sentences=(*describe_parts(arms), *describe_operators(comparisons)),
     )
 
 
-def find_g4(size: Size, outcomes: Outcomes) -> Finding:
-    outcome = outcomes.get("sweep")
-    first = find_arm(outcome, global_batch=published.BATCH_ROWS[0].batch)
-    if first is None or outcome is None:
-        return Finding()
-    lines = []
-    for row in published.BATCH_ROWS:
-        arm = find_arm(outcome, global_batch=row.batch)
-        gain = None
-        if arm is not None and arm is not first:
-            gain = measure_gain(first, arm)
-        there = row.tokens_per_second / published.BATCH_ROWS[0].tokens_per_second
-        lines.append(Compared(f"batch {row.batch}", 1.0 if arm is first else gain, there))
-    table = make_beside_table("ratio", lines, title="Tokens per second, over batch 1", size=size)
-    memory = make_beside_table(
-        "bytes",
-        [
-            Compared(
-                f"batch {row.batch}",
-                arm.peak_memory_bytes if arm else None,
-                row.megabytes * published.MEGABYTE,
-                f"{row.megabytes:,} MB",
-            )
-            for row in published.BATCH_ROWS
-            for arm in (find_arm(outcome, global_batch=row.batch),)
-        ],
-        title="Peak memory",
-        size=size,
-        notes=("published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
-    )
-    failed = [arm for arm in outcome.arms.values() if arm.failure and arm.failure.status is Status.OUT_OF_MEMORY]
-    best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
-    limit = f"; batch {failed[0].trial.global_batch} is out of memory" if failed else ""
-    answer = (
-        f"The most is {say('rate', measure_rate(best))} tokens/s at batch {best.trial.global_batch}{limit} (published:"
-        f" out of memory at {published.OUT_OF_MEMORY_BATCH}). Every row ran in a fresh process, so that its memory is"
-        " its own."
-    )
-    return Finding(
-        tables=keep_tables(compare_rates(size, outcome), table, memory), answers=(answer, *quote(outcome)[:2])
+def read_report(arm: Arm) -> RankReport:
+    """Rank 0 of the first launch with traces."""
+    return list_traced(arm)[0].ranks[0]
+
+
+def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
+    """Rank 0's profiled step in parts, and how much of communication is overlapped."""
+    if not arms:
+        return None
+
+    def read(key: str, name: str) -> Estimate | None:
+        return estimate_traced(arms[name], 0, key)
+
+    parts = {"step": "profiled step", "compute": "compute", "exposed": "exposed comm", "overlapped": "overlapped"}
+    columns = [
+        seconds_column(key, header, partial(read, key))
+        for key, header in ((f"traced_{name}_seconds", header) for name, header in parts.items())
+    ]
+    return make_table(
+        arms,
+        text_column("strategy", "strategy", lambda name: name),
+        *columns,
+        share_column("overlap_share", "of all comm", lambda name: find_overlap(arms[name])),
+        seconds_column("traced_idle_seconds", "idle, copies", partial(read, "traced_idle_seconds")),
+        title="Where a profiled step goes",
+        notes=(
+            INTERVAL_NOTE,
+            "rank 0; a profiled step is compute + exposed comm + idle, copies; their medians add up only nearly",
+        ),
     )
 
 
-def compare_rates(size: Size, outcome: Outcome) -> Table | None:
-    lines = []
-    for row in published.BATCH_ROWS:
-        arm = find_arm(outcome, global_batch=row.batch)
-        rate = measure_rate(arm) if arm else None
-        lines.append(Compared(f"batch {row.batch}", rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
-    return make_beside_table("rate", lines, title="Tokens per second", size=size)
+def find_overlap(arm: Arm) -> Estimate | None:
+    """The share of rank 0's communication that overlaps with computation; None without communication."""
+    exposed = estimate_traced(arm, 0, "traced_exposed_seconds")
+    overlapped = estimate_traced(arm, 0, "traced_overlapped_seconds")
+    if exposed is None or overlapped is None or exposed.value + overlapped.value <= 0:
+        return None
+    return Estimate(value=overlapped.value / (exposed.value + overlapped.value))
 
 
-def measure_gain(first: Arm, arm: Arm) -> Estimate | None:
-    """Throughput over that of the first batch, round by round."""
-    return scale(divide_steps(first, arm), arm.trial.global_batch / first.trial.global_batch)
+def make_kinds_table(arms: Mapping[str, Arm]) -> Table | None:
+    """The collectives of rank 0's last profiled step, by type."""
+    rows: list[tuple[str, Message]] = [
+        (name, message)
+        for name, arm in arms.items()
+        for message in sorted(read_report(arm).traced_steps[-1].messages, key=lambda message: message.kind)
+    ]
+    table = make_table(
+        rows,
+        text_column("strategy", "strategy", lambda row: row[0]),
+        text_column("kind", "collective", lambda row: row[1].kind.replace("_", "-")),
+        count_column("count", "per step", lambda row: row[1].count),
+        bytes_column("payload_bytes", "bytes per step", lambda row: row[1].payload_bytes),
+        title="Collectives by type",
+    )
+    return table if rows else None
+
+
+def compare_with_baseline(arms: Mapping[str, Arm]) -> dict[str, Comparison]:
+    """The operators of every strategy against those of the baseline, per step, on rank 0."""
+    sides = {name: _take_operators(read_report(arm)) for name, arm in arms.items()}
+    known = {name: side for name, side in sides.items() if side.amounts}
+    if BASELINE not in known:
+        return {}
+    return {name: compare_operators(known[BASELINE], side) for name, side in known.items() if name != BASELINE}
+
+
+def _take_operators(report: RankReport) -> Side:
+    amounts = [Amount(name=one.name, count=one.count, total_ns=one.self_ns) for one in report.traced_operators]
+    return Side(amounts=amounts, num_ranks=1, num_steps=len(report.traced_steps) or None)
+
+
+def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
+    """What a strategy runs that the baseline does not, and the reverse: the longest of each."""
+    rows = [
+        (name, change, one)
+        for name, comparison in comparisons.items()
+        for change in (Change.ADDED, Change.REMOVED)
+        for one in comparison.list_changed(change)[:MOST_NAMES]
+    ]
+    table = make_table(
+        rows,
+        text_column("strategy", "strategy", lambda row: row[0]),
+        text_column("change", "change", lambda row: str(row[1])),
+        text_column("operator", "operator", lambda row: row[2].name),
+        make_column("number", "count", "calls per step", lambda row: max(row[2].count_a, row[2].count_b)),
+        seconds_column("seconds", "per step", lambda row: max(row[2].seconds_a, row[2].seconds_b)),
+        title="Operators added and removed",
+        notes=(f"rank 0 in one launch, against the baseline: the {MOST_NAMES} with the most self time of each",),
+    )
+    return table if rows else None
+
+
+def describe_parts(arms: Mapping[str, Arm]) -> list[str]:
+    """Exposed communication and overlap, strategy by strategy."""
+    said = []
+    for name, arm in arms.items():
+        exposed, step = (estimate_traced(arm, 0, f"traced_{part}_seconds") for part in ("exposed", "step"))
+        if name == BASELINE or exposed is None or step is None or step.value <= 0:
+            continue
+        overlap = find_overlap(arm)
+        hidden = f", {format_share(overlap.value)} of its communication overlapped" if overlap is not None else ""
+        said.append(f"{name} {say('seconds', exposed)} ({format_share(exposed.value / step.value)}){hidden}")
+    return [f"Exposed communication of a profiled step (share of the step): {'; '.join(said)}."] if said else []
+
+
+def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
+    said = [
+        f"{name} adds {len(comparison.list_changed(Change.ADDED))} and removes"
+        f" {len(comparison.list_changed(Change.REMOVED))}"
+        for name, comparison in comparisons.items()
+    ]
+    return [f"Operators by name, against the baseline: {'; '.join(said)}."] if said else []
+
+
+GPT2 = Recipe(
+    name="gpt2",
+    title="Profiling on one GPU, DDP and FSDP",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

@@ -1,10 +1,9 @@
-"""The checks of the polaris assignment: its claims, computed again from its own numbers and its model's sizes."""
+"""The checks of the polaris assignment: its claims, recomputed from its own numbers and its model's sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalelab.errors import UsageError
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Check
 from scalelab.workloads.options import TransformerOptions
@@ -14,7 +13,7 @@ GIB = 2**30
 STATIC_BYTES = {"bfloat16": 2 + 2 + 2 + 2 * 2, "float32": 4 + 4 + 4 + 2 * 4}
 """Per parameter under DDP with Adam, all in one type: parameter, gradient, its copy in a bucket, two moments."""
 ALIKE = 0.1
-"""P6: two readers are alike if compression costs them the same, within this share."""
+"""P6: compression costs two readers the same if within this share."""
 
 
 def make_model(d_model: int) -> TransformerOptions:
@@ -78,8 +77,8 @@ def _check_ranks() -> Iterator[Check]:
         id="P2",
         claim="the device of a rank is rank % devices",
         computed=f"with 3 and 4 ranks on nodes of 4 devices, local ranks 0 to 3 of the second node get devices"
-        f" {by_uneven}, not those that their cores belong to; with ranks dealt out over two nodes in turn, the first"
-        f" node's get {by_cyclic}, {num_shared} of them on a device that is taken",
+        f" {by_uneven}, not the ones next to their cores; with ranks placed round-robin on two nodes, those of the"
+        f" first get {by_cyclic}, {num_shared} of them on a device already in use",
         holds=by_uneven == [0, 1, 2, 3] and not num_shared,
     )
 
@@ -96,10 +95,10 @@ def _check_link() -> Iterator[Check]:
     )
     yield Check(
         id="P4",
-        claim="that is the price of the network",
+        claim="the network is the reason",
         computed=f"{published.LINK_STEPS} steps are {between / 1e9:.2f} GB/s bus bandwidth between nodes and"
-        f" {inside / 1e9:.1f} GB/s inside, and the links differ {links:.0f}×: {slowdown / links:.1f} times more than"
-        " they explain is waiting or a wrong transport, and the two must be told apart",
+        f" {inside / 1e9:.1f} GB/s inside, and the links differ {links:.0f}×: the other factor of"
+        f" {slowdown / links:.1f} is waiting or a wrong transport, which must be separated",
         holds=slowdown <= links,
     )
 
@@ -113,15 +112,15 @@ def _check_formats() -> Iterator[Check]:
         id="P6",
         claim=f"HDF5 with gzip is {times['HDF5 gzip'] / times['in memory']:.1f} times slower than memory: the format",
         computed=f"compression costs {lazy_cost:.1f}× where samples are read one by one (HDF5) and {whole_cost:.2f}×"
-        f" where all are read at the start (.npz): unlike things. {1e3 * fetch:.1f} ms for a sample of"
-        f" {sample / 1e3:.0f} kB is {sample / fetch / 1e6:.1f} MB/s: each inflates a whole chunk",
+        f" where all are read up front (.npz): not the format. {1e3 * fetch:.1f} ms for a sample of"
+        f" {sample / 1e3:.0f} kB is {sample / fetch / 1e6:.1f} MB/s: each read inflates a whole chunk",
         holds=abs(lazy_cost / whole_cost - 1) < ALIKE,
     )
     data_set = published.SAMPLES * sample
     yield Check(
         id="P6",
         claim=f"{published.COMPRESSED_MEGABYTES} MB compressed against {published.PLAIN_MEGABYTES} MB",
-        computed=f"{data_set:,} bytes are {data_set / 2**20:.1f} MiB; random numbers keep"
+        computed=f"{data_set:,} bytes are {data_set / 2**20:.1f} MiB; random numbers compress to"
         f" {published.COMPRESSED_MEGABYTES / published.PLAIN_MEGABYTES:.0%} of their size",
         holds=round(data_set / 2**20) == published.PLAIN_MEGABYTES,
     )
@@ -129,18 +128,15 @@ def _check_formats() -> Iterator[Check]:
 
 def _check_error() -> Check:
     features = published.UNEQUAL_FEATURES
-    try:
-        TransformerOptions(features=features).check()
-        words = "the options can work"
-    except UsageError as error:
-        words = str(error).partition(":")[0]
+    d_model = TransformerOptions().d_model
     static = count_static_bytes(features, "float32")
     return Check(
         id="P7",
         claim=f"{features} features: out of memory",
-        computed=f"{words}: a shape error (P3: {published.UNEQUAL_WORDS!r}). With a matching model it would hold"
-        f" {static / 1e9:.1f} GB besides activations, of {published.CARD_BYTES / 1e9:.0f} GB",
-        holds=words == "the options can work" or static > published.CARD_BYTES,
+        computed=f"features {features} and d_model {d_model} must be equal: a shape error (P3:"
+        f" {published.UNEQUAL_WORDS!r}). A matching model holds {static / 1e9:.1f} GB besides activations, of"
+        f" {published.CARD_BYTES / 1e9:.0f} GB",
+        holds=features == d_model or static > published.CARD_BYTES,
     )
 
 
@@ -158,14 +154,14 @@ def _check_memory() -> Iterator[Check]:
     yield Check(
         id="P8",
         claim=f"d_model {large.d_model} in bfloat16 takes {large.memory_bytes / 1e9:.2f} GB",
-        computed=f"parameters, gradients, buckets and moments are {half / GIB:.1f} GiB: the rest is activations",
+        computed=f"parameters, gradients, buckets and moments take {half / GIB:.1f} GiB: the rest is activations",
         holds=half < large.memory_bytes,
     )
     yield Check(
         id="P8",
         claim=f"float32 would not fit: the limit is {published.CLAIMED_LIMIT_BYTES / 1e9:.0f} GB",
-        computed=f"float32 holds {full / GIB:.1f} GiB and the cards have {published.CARD_BYTES / 1e9:.0f} GB"
-        f" ({published.CARD_BYTES / GIB:.1f} GiB): it does not follow",
+        computed=f"float32 takes {full / GIB:.1f} GiB and the cards have {published.CARD_BYTES / 1e9:.0f} GB"
+        f" ({published.CARD_BYTES / GIB:.1f} GiB): this does not follow",
         holds=full > published.CARD_BYTES,
     )
     length = published.SRC_LENGTH + published.TGT_LENGTH
@@ -173,6 +169,6 @@ def _check_memory() -> Iterator[Check]:
     yield Check(
         id="P8",
         claim=f"{large.samples:,} samples fill the device's memory",
-        computed=f"a step puts one batch there, {batch / 1e6:.1f} MB, whatever the number of samples",
+        computed=f"a step copies one batch there, {batch / 1e6:.1f} MB, however many samples there are",
         holds=batch > 0.01 * large.memory_bytes,
     )

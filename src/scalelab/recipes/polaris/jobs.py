@@ -1,11 +1,9 @@
-"""The polaris assignment's training: a transformer on random sequences, in its published size or a narrow one.
+"""The polaris assignment's training run: a transformer on random sequences, in its published size or a narrow one.
 
-P9: the job script for two nodes under PBS: scattered, with queue, wall time and account.
-
-The script is written by the same code that submits jobs, and what it tells PBS is shown. Then a job of two nodes is
-submitted where there is a PBS, or a Slurm: what becomes of it is the row's result. One that is refused, as published,
-is a row that was not run, in the batch system's words. A site file and flags say what it asks for; without them it asks
-for what the report did, but for the account, which is nobody's.
+P9: the job script for two nodes under PBS: scattered, with queue, wall time and account. The script is written by the
+code that submits jobs, and its directives are shown. Then a job of two nodes is submitted where there is PBS or Slurm,
+and its fate is the row's result: a rejection, as published, is a row that did not run, in the batch system's words. A
+site file and flags set what it asks for; without them it asks for what the report did, except for the account.
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ from scalelab.answers.train import Train
 from scalelab.measure.launchers.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler
-from scalelab.recipes.feasibility import choose
+from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system
 from scalelab.recipes.polaris import published
-from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
-from scalelab.recipes.submitted import SubmittedTraining, find_batch_system
+from scalelab.recipes.recipe import Answer, Outcomes, Row, Size
 from scalelab.records.environment import installed_version
 from scalelab.records.settings import Course, Optimization
 from scalelab.records.trial import Option, Status, TrialResult
-from scalelab.report.document import Column, Table, make_row
+from scalelab.report.tables import make_table, text_column
+from scalelab.studies.shared.cautions import VERBS
 from scalelab.studies.shared.job import Job
 
 SMALL_WIDTH = 64
 SHALLOW: dict[str, Option] = {"encoder_layers": 1, "decoder_layers": 1}
-"""For what costs much per layer in small: types of 16 bits, for which few CPUs have units, and compiling."""
+"""For what is slow per layer in small: 16-bit types, which few CPUs support, and compilation."""
 SCALED_BY_RANKS = Optimization(optimizer="adam", lr=1e-3, lr_scaling="ranks")
 
 
 def make_options(size: Size, **options: Option) -> dict[str, Option]:
-    """Lengths are the published ones in both sizes; small has narrow and fewer layers, and fewer samples."""
+    """Published lengths in both sizes; small has narrower and fewer layers, and fewer samples."""
     narrow: dict[str, Option] = {
         "samples": 512,
         "features": SMALL_WIDTH,
@@ -61,7 +59,7 @@ def make_training_job(size: Size, options: dict[str, Option] | None = None, **fi
 
 
 def print_seconds(seconds: float) -> str:
-    """As both reports print times."""
+    """As in both reports."""
     return f"{seconds:.2f} s"
 
 
@@ -74,7 +72,7 @@ def print_gigabytes(num_bytes: float) -> str:
 
 
 def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> Train:
-    """The published loop: epochs over all samples, batch 32 per rank, the learning rate times the ranks."""
+    """The published loop: epochs over all samples, batch 32 per rank, learning rate scaled by ranks."""
     return Train(
         ranks=ranks,
         global_batch=published.BATCH_PER_RANK * ranks,
@@ -105,29 +103,24 @@ SUBMIT = (
     " --site examples/sites/polaris.toml --account PROJECT"
 )
 MEANINGS = {
-    "-A": "what is charged",
-    "-q": "the queue",
-    "-N": "the name",
+    "-A": "account",
+    "-q": "queue",
+    "-N": "job name",
     "select": "nodes",
-    "place": "each on a host of its own",
-    "filesystems": "what must be there",
-    "walltime": "how long",
+    "place": "one host per node",
+    "filesystems": "file systems to mount",
+    "walltime": "time limit",
 }
-"""Of the directives that are shown; the others hand the environment on and leave output to us."""
+"""Of the directives that are shown; the others pass the environment on and redirect output."""
 
 
 def make_p9(size: Size) -> Row:
-    return Row(
-        id="P9",
-        title="Job script",
-        parts={"job": make_submitted(size, find_batch_system() or "pbs")},
-        conclude=find_p9,
-        num_tables=0,
-    )
+    job = make_submitted(size, find_batch_system() or "pbs")
+    return Row(id="P9", title="Job script", parts={"job": job}, conclude=answer_p9, num_tables=0)
 
 
 def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
-    """A few steps on two nodes; Slurm is asked for no queue, which would be another site's."""
+    """A few steps on two nodes; under Slurm without a queue, whose name depends on the site."""
     per_node = choose(size, small=1, full=published.NUM_RANKS)
     train = make_training(size, ranks=NUM_NODES * per_node, full_epochs=1)
     return SubmittedTraining(
@@ -139,45 +132,43 @@ def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
     )
 
 
-def find_p9(outcomes: Outcomes) -> Finding:
-    results = outcomes["job"].results if "job" in outcomes else ()
-    became = tuple(describe_job(result) for result in results)
+def answer_p9(outcomes: Outcomes) -> Answer:
+    became = [describe_job(result) for result in outcomes["job"].results] if "job" in outcomes else []
     if installed_version("psij-python") is None:
-        return Finding(answers=(*became, f"No script: {NO_PSIJ}."))
+        return Answer(sentences=(*became, f"No script: {NO_PSIJ}."))
     directives = list_directives(write_script())
-    columns = (
-        Column(key="directive", header="#PBS", align="left"),
-        Column(key="meaning", header="says", align="left"),
+    table = make_table(
+        [words for words in directives if name_directive(words) in MEANINGS],
+        text_column("directive", "#PBS", lambda words: " ".join(words)),
+        text_column("meaning", "sets", lambda words: MEANINGS[name_directive(words)]),
+        title="Job script for PBS",
     )
-    rows = tuple(
-        make_row(" ".join(words), MEANINGS[name]) for words in directives if (name := name_directive(words)) in MEANINGS
-    )
-    answer = (
+    sentence = (
         f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
-        f" has {len(directives)} directives. A whole study is submitted by: {SUBMIT}"
+        f" has {len(directives)} directives. Submit a whole study with: {SUBMIT}"
     )
-    return Finding(tables=(Table(title="Job script for PBS", columns=columns, rows=rows),), answers=(*became, answer))
+    return Answer(tables=(table,), sentences=(*became, sentence))
 
 
 def describe_job(result: TrialResult) -> str:
-    """What became of the job that was submitted, beside what was published."""
+    """What happened to the submitted job, beside what was published."""
     note = result.batch
     whose = "" if note is None else f" to {note.scheduler}"
     named = f" as job {note.job}" if note is not None and note.job else ""
+    submitted = f"A job of {NUM_NODES} nodes was submitted{whose}{named}"
     if result.status is Status.COMPLETED:
-        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and ran"
+        where = f"{submitted} and ran"
     elif note is None:
         where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
     elif named:
-        how = f"{result.status.words}: {result.reason}"
-        where = f"A job of {NUM_NODES} nodes was submitted{whose}{named}, and was {how}"
+        where = f"{submitted} and {VERBS[result.status]}: {result.reason}"
     else:
-        where = f"A job of {NUM_NODES} nodes was submitted{whose}, which refused it: {result.reason}"
-    return f"{where}; published: {published.REJECTION}."
+        where = f"{submitted} and rejected: {result.reason}"
+    return f"{where} (published: {published.REJECTION})."
 
 
 def write_script() -> str:
-    """The job script, as PSI/J writes it; of its paths nothing is shown."""
+    """The job script, as PSI/J writes it; its paths are not shown."""
     with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:
         place = Path(scratch)
         request = JobRequest(
@@ -199,5 +190,5 @@ def list_directives(script: str) -> list[tuple[str, ...]]:
 
 
 def name_directive(words: tuple[str, ...]) -> str:
-    """The resource that is asked for, or the option."""
+    """The requested resource, or the option."""
     return words[1].partition("=")[0] if words[0] == "-l" else words[0]

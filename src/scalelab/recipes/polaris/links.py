@@ -1,4 +1,4 @@
-"""P4: what the link between two ranks costs, inside a node and between two that are emulated.
+"""P4: what the link between two ranks costs, inside a node and between two emulated ones.
 
 P1, P5 and P10: one rank, the profiler, the compiler.
 """
@@ -26,12 +26,11 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SHALLOW, make_training, make_training_job, print_seconds, print_share
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
 from scalelab.report.document import Table
-from scalelab.studies.compile import Compile
+from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.network.answer import (
     LinkRow,
-    NetworkAnswer,
     read_answer,
     read_communication,
     read_latency,
@@ -40,9 +39,10 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
+from scalelab.units import format_count
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
-"""Between emulated nodes: as slow for the narrow model as a network is for the published one, and all there is."""
+"""Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
 
 
 def make_p4(size: Size) -> Row:
@@ -59,27 +59,33 @@ def make_p4(size: Size) -> Row:
         id="P4",
         title="Link cost",
         parts={"links": study},
-        conclude=partial(find_p4, size),
+        conclude=partial(answer_p4, size, study),
         reason=f"two nodes are emulated, and {link} is not the published network",
         num_tables=0,
     )
 
 
-def find_p4(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p4(size: Size, study: Network, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("links")
-    if outcome is None or not isinstance(outcome.study, Network):
-        return Finding()
-    answer = read_answer(outcome.study.read_links(), outcome.results, outcome.study.sampling.warmup)
+    if outcome is None:
+        return Answer()
+    answer = read_answer(study.read_links(), outcome.results, study.sampling.warmup)
     inside, between = answer.rows
-    answers = [
-        *_tell_ratio(answer, inside, between),
-        *_tell_parts("inside one node", inside),
-        *_tell_parts(f"between two over {between.link.name}", between),
-        *_predict(inside, between),
-        *_tell_why_not(outcome, between),
-    ]
-    tables = (_compare_shares(inside, between, size), _compare_times(inside, between, size))
-    return Finding(tables=keep_tables(*tables), answers=tuple(answers))
+    times = answer.compare_communication(between)
+    ratio = times if isinstance(times, Estimate) else None
+    return Answer(
+        main=Main(
+            "ratio", "communication between nodes over inside", ratio, published.LINK_RATIO, str(published.LINK_RATIO)
+        ),
+        tables=keep_tables(_compare_shares(inside, between, size), _compare_times(inside, between, size)),
+        sentences=(
+            *_describe_ratio(ratio, inside, between),
+            *_describe_parts("inside one node", inside),
+            *_describe_parts(f"between two over {between.link.name}", between),
+            *_predict(inside, between),
+            *_explain_absence(outcome, between),
+        ),
+    )
 
 
 def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | None:
@@ -87,16 +93,16 @@ def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | No
     return make_beside_table(
         "share",
         [
-            Compared("one node, all of it", inside.estimate(read_share), one.share, print_share(one.share)),
-            Compared("one node, not hidden", inside.exposed.share if inside.exposed else None, None),
-            Compared("two nodes, all of it", between.estimate(read_share), two.share, print_share(two.share)),
-            Compared("two nodes, not hidden", between.exposed.share if between.exposed else None, None),
+            Compared("one node, total", inside.estimate(read_share), one.share, print_share(one.share)),
+            Compared("one node, exposed", inside.exposed.share if inside.exposed else None, None),
+            Compared("two nodes, total", between.estimate(read_share), two.share, print_share(two.share)),
+            Compared("two nodes, exposed", between.exposed.share if between.exposed else None, None),
         ],
         title="Communication, share of the step",
         size=size,
         notes=(
-            "all of it: of the profiled step; published: of the time on the GPU",
-            "not hidden: what a step saves without the exchange",
+            "total: of the profiled step; published: of the GPU time",
+            "exposed: what a step saves without communication",
         ),
     )
 
@@ -108,7 +114,7 @@ def _compare_times(inside: LinkRow, between: LinkRow, size: Size) -> Table | Non
         mean, printed = row.estimate(read_latency), _print_ms(there.mean_seconds)
         lines += [
             Compared(f"{nodes}, {published.LINK_STEPS} steps", total, there.seconds, _print_ms(there.seconds)),
-            Compared(f"{nodes}, mean of a call", mean, there.mean_seconds, printed),
+            Compared(f"{nodes}, mean call", mean, there.mean_seconds, printed),
         ]
     return make_beside_table("seconds", lines, title="Communication, in time", size=size)
 
@@ -117,69 +123,63 @@ def _print_ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-def _tell_ratio(answer: NetworkAnswer, inside: LinkRow, between: LinkRow) -> Iterator[str]:
-    times = answer.compare_communication(between)
-    if isinstance(times, Estimate):
+def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
+    if ratio is not None:
         yield (
-            f"Between two emulated nodes joined by {between.link.name} communication takes {say('ratio', times)} times"
-            f" as long as inside one, and {say('share', between.estimate(read_share))} of a profiled step instead of"
+            f"Between two emulated nodes over {between.link.name}, communication takes {say('ratio', ratio)} times as"
+            f" long as inside one: {say('share', between.estimate(read_share))} of a profiled step instead of"
             f" {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
             f" {print_share(published.TWO_NODES.share)} instead of {print_share(published.ONE_NODE.share)})."
         )
     elif inside.exposed is not None:
         yield (
-            f"Inside one node {say('seconds', inside.exposed.seconds)} of a step wait for the exchange,"
-            f" {say('share', inside.exposed.share)} of it."
+            f"Inside one node, exposed communication is {say('seconds', inside.exposed.seconds)} of a step,"
+            f" {say('share', inside.exposed.share)}."
         )
 
 
-def _tell_parts(where: str, row: LinkRow) -> Iterator[str]:
-    """Wait and transfer told apart, which the published profile does not."""
+def _describe_parts(where: str, row: LinkRow) -> Iterator[str]:
+    """Waiting and transfer separately, as the published profile does not have them."""
     transfer, waiting = row.estimate(read_transfer), row.estimate(read_waiting)
     if transfer is None or waiting is None:
         return
     bandwidth = row.trained_bandwidth
-    rate = f", {say('bytes', bandwidth)}/s of bus bandwidth" if bandwidth else ""
+    rate = f", {say('bytes', bandwidth)}/s bus bandwidth" if bandwidth else ""
     nominal = row.link.bytes_per_second
     rate += f" over {say('bytes', nominal)}/s" if rate and nominal else ""
     yield (f"A step {where}: {say('seconds', transfer)} of transfer and {say('seconds', waiting)} of waiting{rate}.")
 
 
 def _predict(inside: LinkRow, between: LinkRow) -> Iterator[str]:
-    """What a slower link alone would make of it, where it could not be measured."""
+    """What a slower link alone would cost, where it could not be measured."""
     seconds = inside.estimate(read_communication)
     if seconds is None or between.is_measured:
         return
     links = published.NODE_LINK_BYTES_PER_SECOND / published.NETWORK_BYTES_PER_SECOND
     yield (
-        f"Prediction, not measured: over a link {links:.0f} times slower, as published, the same exchange would take"
-        f" {say('seconds', scale(seconds, links))} per step."
+        f"Prediction, not measured: over a link {links:.0f} times slower, as published, the same communication would"
+        f" take {say('seconds', scale(seconds, links))} per step."
     )
 
 
-def _tell_why_not(outcome: Outcome, between: LinkRow) -> Iterator[str]:
-    """The reason of a row that gave nothing."""
+def _explain_absence(outcome: Outcome, between: LinkRow) -> Iterator[str]:
+    """Why two nodes did not run."""
     own = [result for result in outcome.results if result.trial.configuration == between.link.name]
     reason = next((result.reason for result in own if result.reason), "")
     if reason and not between.is_measured:
-        yield f"Two nodes were not run: {reason}."
+        yield f"Two nodes did not run: {reason}."
 
 
 def make_p1(size: Size) -> Row:
-    return Row(
-        id="P1",
-        title="Single device",
-        parts={"train": make_training(size, ranks=1, full_epochs=published.SINGLE_EPOCHS)},
-        conclude=partial(find_p1, size),
-        num_tables=0,
-    )
+    train = make_training(size, ranks=1, full_epochs=published.SINGLE_EPOCHS)
+    return Row(id="P1", title="Single device", parts={"train": train}, conclude=partial(answer_p1, size), num_tables=0)
 
 
-def find_p1(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p1(size: Size, outcomes: Outcomes) -> Answer:
     total = sum_training(outcomes.get("train"))
     arm = find_arm(outcomes.get("train"))
     if total is None or arm is None:
-        return Finding()
+        return Answer()
     (result,) = arm.completed
     num_steps = len(result.losses())
     table = make_beside_table(
@@ -189,12 +189,13 @@ def find_p1(size: Size, outcomes: Outcomes) -> Finding:
         size=size,
         notes=(f"{num_steps} steps here, {published.SINGLE_STEPS} published",),
     )
-    answer = (
+    there = published.SINGLE_SECONDS / published.SINGLE_STEPS
+    sentence = (
         f"{num_steps} steps of batch {arm.trial.global_batch} took {say('seconds', total)} without a process group,"
-        f" {say('seconds', arm.step)} each (published:"
-        f" {say('seconds', published.SINGLE_SECONDS / published.SINGLE_STEPS)})."
+        f" {say('seconds', arm.step)} each (published: {say('seconds', there)})."
     )
-    return Finding(tables=keep_tables(table), answers=(answer,))
+    main = Main("seconds", "step on one device", arm.step, there)
+    return Answer(main=main, tables=keep_tables(table), sentences=(sentence,))
 
 
 def make_p5(size: Size) -> Row:
@@ -206,31 +207,35 @@ def make_p5(size: Size) -> Row:
             "plain": make_training(size, ranks=1, full_epochs=epochs),
             "profiled": make_training(size, ranks=1, full_epochs=epochs, profile_active=2),
         },
-        conclude=partial(find_p5, size),
+        conclude=partial(answer_p5, size),
         num_tables=0,
     )
 
 
-def find_p5(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
     plain, profiled = (sum_training(outcomes.get(key)) for key in ("plain", "profiled"))
     if plain is None or profiled is None:
-        return Finding()
+        return Answer()
+    line = Compared("with the profiler", profiled / plain, published.PROFILED_SECONDS / published.SINGLE_SECONDS)
     table = make_beside_table(
         "ratio",
-        [Compared("with the profiler", profiled / plain, published.PROFILED_SECONDS / published.SINGLE_SECONDS)],
-        title="Time of the training, over that without the profiler",
+        [line],
+        title="Training time over that without the profiler",
         size=size,
-        notes=("one launch of each: no interval",),
+        notes=("one launch each: no interval",),
     )
-    answers = (
-        f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training took {say('seconds', profiled)} against"
-        f" {say('seconds', plain)} without, {say('ratio', profiled / plain)} times as long; it pays for the profiler in"
-        " a few steps, so the factor depends on how many there are.",
-        f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
-        f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace of"
-        " this run, with the key averages beside it as text.",
+    return Answer(
+        main=Main("ratio", "time with the profiler over without", *line[1:]),
+        tables=keep_tables(table),
+        sentences=(
+            f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training run took {say('seconds', profiled)}"
+            f" instead of {say('seconds', plain)}, {say('ratio', line.ours)} times as long. The cost is in a few steps,"
+            " so the factor depends on the number of steps.",
+            f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
+            f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace"
+            " of this run, with the key averages as text beside it.",
+        ),
     )
-    return Finding(tables=keep_tables(table), answers=answers)
 
 
 def make_p10(size: Size) -> Row:
@@ -247,27 +252,28 @@ def make_p10(size: Size) -> Row:
         id="P10",
         title="torch.compile",
         parts=parts,
-        conclude=find_p10,
-        reason=choose(size, small=f"in small on 1 rank only, in full on {published.NUM_RANKS} as well", full=""),
+        conclude=answer_p10,
+        reason=choose(size, small=f"1 rank only; full size adds {published.NUM_RANKS} ranks", full=""),
         num_tables=0,
     )
 
 
-def find_p10(outcomes: Outcomes) -> Finding:
-    answers: list[str] = []
+def answer_p10(outcomes: Outcomes) -> Answer:
+    sentences: list[str] = []
     tables: list[Table] = []
+    main: Main | None = None
     for key, outcome in outcomes.items():
         eager, compiled = (
             next((arm for arm in list_arms(outcome) if arm.trial.shape.compile is on), None) for on in (False, True)
         )
         ratio = divide_steps(compiled, eager)
         if ratio is not None and compiled is not None:
-            ranks = compiled.trial.num_ranks
-            answers.append(
-                f"On {ranks} rank{'s'[: ranks > 1]} a compiled step takes {say('ratio', ratio)} times as long as an"
-                f" eager one: {judge(ratio)}."
+            ranks = format_count(compiled.trial.num_ranks, "rank")
+            main = main or Main("ratio", f"compiled step over eager, {ranks}", ratio)
+            sentences.append(
+                f"On {ranks} a compiled step takes {say('ratio', ratio)} times as long as an eager one: {judge(ratio)}."
             )
-        answers += quote(outcome)[1:2]
+        sentences += quote(outcome, BREAK_EVEN.name)
         if outcome.document is not None:
             tables.append(replace(outcome.document.tables[0], title=f"Compilation ({key})"))
-    return Finding(tables=tuple(tables), answers=tuple(answers))
+    return Answer(main=main, tables=tuple(tables), sentences=tuple(sentences))

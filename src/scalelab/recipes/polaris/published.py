@@ -1,7 +1,7 @@
 """What two reports of one homework published: a transformer under DDP on nodes of four A100 with 40 GB.
 
 The data set is random, 2048 samples of 1 × 512 in and 20 × 512 out; batch 32 per rank, Adam. Times are of whole
-trainings, in seconds, unless they say otherwise. Report A has P2's first time; P4 and P5 are report B's.
+training runs, in seconds, unless noted. Report A has P2's first time; P4 and P5 are from report B.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NETWORK_BYTES_PER_SECOND = 25e9
 PROFILED_SECONDS = 20.68
 """P5: one rank with the profiler."""
 PROFILE_NAME = "cuda_pt_2p8"
-"""P5: how its traces and their directories begin."""
+"""P5: the prefix of its traces and their directories."""
 
 FORMAT_EPOCHS = 5
 FORMAT_SECONDS = {
@@ -101,7 +101,7 @@ SCALE_UPS = (
 )
 SCALE_UP_PARAMETERS = (126.0e6, 1_409.9e6)
 CLAIMED_LIMIT_BYTES = 16e9
-"""P8: float32 was said not to fit in this much."""
+"""P8: the memory that float32 allegedly does not fit into."""
 
 REJECTION = "the queue rejected the two-node job"
 """P9."""

@@ -1,15 +1,16 @@
-"""P2: who the ranks are, by every source there is here, and the same training on more of them.
+"""P2: rank discovery by every source available here, and the same training run on more ranks.
 
-Sources are the variables of whoever started the ranks, and under mpiexec MPI itself: its rank modulo the devices of a
-node, and its splitting by shared memory. Each rank asks all of them. Who it really is follows from the names of hosts,
-which no source has a say in, and every source is held against that.
+Sources are the environment variables of the launcher, and under mpiexec MPI itself: its rank modulo the devices of a
+node, and its split by shared memory. Each rank asks all of them. The true local rank follows from the host names, which
+no source sets, and every source is compared with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from scalelab.answers.train import Train
 from scalelab.ranks.mpi import BY_MPI, guess_local_rank
@@ -20,7 +21,7 @@ from scalelab.recipes.evidence import (
     find_arm,
     find_completed,
     keep_tables,
-    list_arms,
+    list_spread,
     make_beside_table,
     say,
     scale,
@@ -29,16 +30,18 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import make_training, make_training_job, print_seconds
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
 from scalelab.records.observations import Instrument, RankReport, RankSource
 from scalelab.records.settings import LauncherName
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.document import Cell, Column, Document, Table, make_row
+from scalelab.report.document import Document, Table
+from scalelab.report.tables import count_column, make_table, text_column
 from scalelab.studies.scaling.study import WeakScaling
+from scalelab.units import format_count
 
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
 BY_MPIEXEC: tuple[LauncherName, ...] = ("mpi", "pbs")
-"""Those whose ranks are MPI's: srun and torchrun start processes that MPI may know nothing of."""
+"""Those whose ranks are MPI ranks: srun and torchrun start processes that MPI may not know."""
 BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 DISCOVERY_STEPS = 2
 
@@ -54,72 +57,62 @@ def make_p2(size: Size) -> Row:
     train = make_training(size, ranks=ranks, full_epochs=published.SINGLE_EPOCHS)
     return Row(
         id="P2",
-        title="Rank discovery, and the same training on more ranks",
+        title="Rank discovery and scaling",
         parts={"train": train, "scaling": scaling, **{name: start_by(name, train) for name in LAUNCHERS}},
-        conclude=partial(find_p2, size),
+        conclude=partial(answer_p2, size),
         num_tables=0,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery(Train):
-    """A training whose ranks find out who they are; under mpiexec they ask MPI itself too."""
+    """A training run whose ranks discover who they are; under mpiexec they ask MPI too."""
 
     def plan(self) -> list[Trial]:
         asked: tuple[Instrument, ...] = ("mpi",) if self.job.launcher in BY_MPIEXEC else ()
         return [replace(trial, instruments=(*trial.instruments, *asked)) for trial in super().plan()]
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        """Without a warning where its launcher is not here: that is an answer."""
+        """Without a warning where its launcher is not available: that is an answer."""
         document = super().conclude(results)
         is_absent = all(result.status is Status.NOT_RUN for result in results)
         return replace(document, cautions=()) if is_absent else document
 
 
 def start_by(launcher: LauncherName, train: Train) -> Discovery:
-    """A few steps of the same training, by another launcher: its ranks find out themselves who they are."""
-    course = replace(train.course, epochs=None, steps=DISCOVERY_STEPS)
-    job = replace(train.job, launcher=launcher)
-    own = {field.name: getattr(train, field.name) for field in fields(train)}
-    return Discovery(**(own | {"course": course, "job": job}))
+    """A few steps of the same training run, by another launcher: its ranks discover who they are."""
+    return Discovery(
+        ranks=train.ranks,
+        global_batch=train.global_batch,
+        course=replace(train.course, epochs=None, steps=DISCOVERY_STEPS),
+        job=replace(train.job, launcher=launcher),
+    )
 
 
-def find_p2(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
     scaling = outcomes.get("scaling")
     plain = find_arm(scaling, strategy="single")
-    spread = max(
-        (arm for arm in list_arms(scaling) if arm.trial.num_ranks > 1),
-        key=lambda arm: arm.trial.num_ranks,
-        default=None,
-    )
-    table, answers = None, []
-    if plain is not None and spread is not None:
-        ranks = spread.trial.num_ranks
-        speedup = scale(divide_steps(plain, spread), ranks)
-        efficiency = scale(speedup, 1 / ranks)
+    spread = list_spread(scaling)
+    table, main, sentences = None, None, []
+    if plain is not None and spread:
+        ranks = spread[-1].trial.num_ranks
+        efficiency = divide_steps(plain, spread[-1])
+        speedup = scale(efficiency, ranks)
         is_same = ranks == published.NUM_RANKS
+        there = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
+        lines = [
+            Compared(f"report {name}, {published.NUM_RANKS} ranks", efficiency if is_same else None, share)
+            for name, share in there.items()
+        ]
+        own = [] if is_same else [Compared(f"{ranks} ranks", efficiency, None)]
         table = make_beside_table(
-            "share",
-            [
-                *(() if is_same else (Compared(f"{ranks} ranks", efficiency, None),)),
-                *(
-                    Compared(
-                        f"report {name}, {published.NUM_RANKS} ranks",
-                        efficiency if is_same else None,
-                        _find_efficiency(seconds),
-                    )
-                    for name, seconds in published.RANKS_SECONDS.items()
-                ),
-            ],
-            title="The same epochs on more ranks: speedup over ranks",
-            size=size,
+            "share", [*own, *lines], title="Efficiency: speedup of an epoch over ranks", size=size
         )
-        answers.append(
-            f"{ranks} ranks go through an epoch {say('ratio', speedup)} times as fast as one device, an efficiency of"
-            f" {say('share', efficiency)}; published: {_list_speedups()} on {published.NUM_RANKS}."
+        main = Main("share", f"efficiency on {ranks} ranks (published: {published.NUM_RANKS})", efficiency, there["A"])
+        sentences.append(
+            f"{ranks} ranks run an epoch {say('ratio', speedup)} times as fast as one device, efficiency"
+            f" {say('share', efficiency)} (published: {_list_speedups()} on {published.NUM_RANKS})."
         )
-    answers += describe_ranks(outcomes.get("train"))
-    answers += describe_launchers(outcomes)
     total = sum_training(outcomes.get("train"))
     seconds_table = make_beside_table(
         "seconds",
@@ -127,11 +120,13 @@ def find_p2(size: Size, outcomes: Outcomes) -> Finding:
             Compared(f"all steps, report {name}", total, there, print_seconds(there))
             for name, there in published.RANKS_SECONDS.items()
         ],
-        title="The training on more ranks",
+        title="The training run on more ranks",
         size=size,
         notes=(f"published: on {published.NUM_RANKS} ranks",),
     )
-    return Finding(tables=keep_tables(table, seconds_table, make_rank_table(outcomes)), answers=tuple(answers))
+    sentences += [*describe_ranks(outcomes.get("train")), *describe_launchers(outcomes)]
+    tables = keep_tables(table, seconds_table, make_rank_table(outcomes))
+    return Answer(main=main, tables=tables, sentences=tuple(sentences))
 
 
 def _find_efficiency(seconds: float) -> float:
@@ -143,32 +138,81 @@ def _list_speedups() -> str:
     return " and ".join(say("ratio", speedup) for speedup in found)
 
 
-def make_rank_table(outcomes: Outcomes) -> Table | None:
-    """Who every rank is by every source, and who cannot be asked here."""
-    columns = (
-        Column(key="launcher", header="started by", align="left"),
-        Column(key="source", header="source", align="left"),
-        Column(key="rank", header="rank", quantity="count"),
-        Column(key="num_ranks", header="of", quantity="count"),
-        Column(key="local_rank", header="local rank", quantity="count"),
-        Column(key="host", header="host", align="left"),
-        Column(key="mask", header="CPU mask"),
-        Column(key="published_mask", header="published"),
-        Column(key="verdict", header="verdict", align="left"),
-    )
-    rows: list[tuple[Cell, ...]] = []
+class Said(NamedTuple):
+    """What one source said of one rank; without a result, its launcher did not run."""
+
+    launcher: str
+    status: Status
+    result: TrialResult | None = None
+    report: RankReport = RankReport(rank=0)
+    said: RankSource = RankSource(source="")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether scalelab itself set the rank: no source was asked."""
+        return self.result is not None and not self.report.sources
+
+    @property
+    def verdict(self) -> str | None:
+        if self.result is None or self.said.reason:
+            return Status.NOT_RUN
+        difference = find_difference(self.result, self.report, self.said)
+        return None if self.is_own else f"differs: {difference}" if difference else "agrees"
+
+
+def list_lines(outcomes: Outcomes) -> Iterator[Said]:
+    """Every rank by every source, and launchers that did not run."""
     for name in ("train", *LAUNCHERS):
         outcome = outcomes.get(name)
         result = find_completed(outcome)
         if result is not None:
-            rows += [_make_line(name, result, report, said) for report in _sort(result) for said in list_said(report)]
+            for report in sorted(result.ranks, key=lambda report: report.rank):
+                launcher = "scalelab" if name == "train" and not report.sources else name
+                yield from (Said(launcher, result.status, result, report, said) for said in list_said(report))
         elif name != "train" and outcome is not None and outcome.results:
-            rows.append(make_row(name, *(7 * [None]), outcome.results[-1].status))
-    return Table(title="Who the ranks are", columns=columns, rows=tuple(rows)) if rows else None
+            yield Said(name, outcome.results[-1].status)
+
+
+def make_rank_table(outcomes: Outcomes) -> Table | None:
+    """Who every rank is by every source, and which launchers are not available."""
+    lines = list(list_lines(outcomes))
+
+    def read_rank(one: Said) -> int | None:
+        return one.report.rank if one.is_own else one.said.rank
+
+    def read_num_ranks(one: Said) -> int | None:
+        return one.result.trial.num_processes if one.result and one.is_own else one.said.num_ranks
+
+    def read_local_rank(one: Said) -> int | None:
+        return count_before(one.result, one.report) if one.result and one.is_own else one.said.local_rank
+
+    def read_published(one: Said) -> str | None:
+        is_known = one.result is not None and one.report.rank < len(published.MASKS)
+        return hex(published.MASKS[one.report.rank]) if is_known else None
+
+    table = make_table(
+        lines,
+        text_column("launcher", "started by", lambda one: one.launcher),
+        text_column("source", "source", lambda one: one.said.source or None),
+        count_column("rank", "rank", read_rank),
+        count_column("num_ranks", "of", read_num_ranks),
+        count_column("local_rank", "local rank", read_local_rank),
+        text_column("host", "host", lambda one: one.report.host or None),
+        text_column(
+            "mask",
+            "CPU mask",
+            lambda one: format_mask(one.report.cores) if one.report.cores else None,
+            align="right",
+        ),
+        text_column("published_mask", "published", read_published, align="right"),
+        text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status),
+        title="Who the ranks are",
+    )
+    return table if lines else None
 
 
 def list_said(report: RankReport) -> tuple[RankSource, ...]:
-    """What every source said of a rank. MPI's rank modulo the devices is one too: what many programs take for it."""
+    """What every source said of a rank, and MPI's rank modulo the devices: what many programs use as local rank."""
     if not report.sources:
         return (RankSource(source="scalelab"),)
     by_mpi = [said for said in report.sources if said.source == BY_MPI and said.rank is not None]
@@ -181,43 +225,21 @@ def list_said(report: RankReport) -> tuple[RankSource, ...]:
 
 
 def find_difference(result: TrialResult, report: RankReport, said: RankSource) -> str | None:
-    """What a source says otherwise than the ranks and hosts that there were; None: nothing."""
+    """Where a source contradicts the actual ranks and hosts; None: nowhere."""
     local_rank = count_before(result, report)
     there = (("rank", report.rank, said.rank), ("of", result.trial.num_processes, said.num_ranks))
     compared = (*there, ("local rank", local_rank, said.local_rank))
     wrong = [(name, said_so, truth) for name, truth, said_so in compared if said_so not in (None, truth)]
-    return ", ".join(f"{name} {said_so}, really {truth}" for name, said_so, truth in wrong) or None
+    return ", ".join(f"{name} {said_so}, actually {truth}" for name, said_so, truth in wrong) or None
 
 
 def count_before(result: TrialResult, report: RankReport) -> int:
-    """The local rank as it follows from the hosts of all ranks."""
+    """The true local rank, from the hosts of all ranks."""
     return sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
 
 
-def _sort(result: TrialResult) -> list[RankReport]:
-    return sorted(result.ranks, key=lambda report: report.rank)
-
-
-def _make_line(name: str, result: TrialResult, report: RankReport, said: RankSource) -> tuple[Cell, ...]:
-    is_own = not report.sources
-    difference = find_difference(result, report, said)
-    verdict = Status.NOT_RUN if said.reason else f"differs: {difference}" if difference else "agrees"
-    number = report.rank
-    return make_row(
-        "scalelab" if is_own and name == "train" else name,
-        said.source,
-        report.rank if is_own else said.rank,
-        result.trial.num_processes if is_own else said.num_ranks,
-        count_before(result, report) if is_own else said.local_rank,
-        report.host or None,
-        format_mask(report.cores) if report.cores else None,
-        hex(published.MASKS[number]) if number < len(published.MASKS) else None,
-        None if is_own else verdict,
-    )
-
-
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
-    """Whether ranks are the same by whatever launcher and source, and which launchers are not here."""
+    """Whether ranks are the same under every launcher and source, and which launchers are not available."""
     found: dict[str, TrialResult] = {
         name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
     }
@@ -232,13 +254,13 @@ def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
 
 
 def _list_reasons(outcomes: Outcomes) -> Iterator[tuple[str, str]]:
-    """Every launcher and every source that could not be asked, once, with why."""
+    """Every launcher and source that is not available, once, with the reason."""
     for name in LAUNCHERS:
         outcome = outcomes.get(name)
         result = find_completed(outcome)
         if result is not None:
             said = (one for report in result.ranks for one in report.sources if one.reason)
-            yield from dict.fromkeys((f"{one.source} by {name}", one.reason) for one in said)
+            yield from dict.fromkeys((f"{one.source} under {name}", one.reason) for one in said)
         elif outcome is not None and outcome.results:
             yield name, outcome.results[-1].reason
 
@@ -254,16 +276,16 @@ def _compare_sources(found: Mapping[str, TrialResult]) -> str:
     ]
     sources = list(dict.fromkeys(said.source for _, _, said, _ in asked))
     wrong = [
-        f"{said.source} says of rank {report.rank} by {name} {difference}"
+        f"{said.source} under {name} gives rank {report.rank} {difference}"
         for name, report, said, difference in asked
         if difference
     ]
-    ranks = f"By {', '.join(found)} every rank found its number itself"
+    ranks = f"Under {', '.join(found)} every rank discovers its rank"
     if not asked:
         return ranks
     if wrong:
-        return f"{ranks}; of {len(sources)} sources some are wrong: {'; '.join(wrong)}"
-    return f"{ranks}, and no two of {len(sources)} sources contradict each other ({', '.join(sources)})"
+        return f"{ranks}, but of {len(sources)} sources some are wrong: {'; '.join(wrong)}"
+    return f"{ranks}, and all {len(sources)} sources agree ({', '.join(sources)})"
 
 
 def _compare_losses(found: Mapping[str, TrialResult], own: TrialResult | None) -> str:
@@ -280,5 +302,5 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
     cores = [set(report.cores) for report in result.ranks]
     is_disjoint = sum(map(len, cores)) == len(set().union(*cores))
     hosts = len({report.host for report in result.ranks})
-    how = "no core is shared" if is_disjoint and all(cores) else "cores are shared"
-    yield f"{len(result.ranks)} ranks on {hosts} host{'s'[: hosts > 1]}, started by scalelab itself: {how}."
+    how = "they share no cores" if is_disjoint and all(cores) else "they share cores"
+    yield f"scalelab started {format_count(len(result.ranks), 'rank')} on {format_count(hosts, 'host')}: {how}."

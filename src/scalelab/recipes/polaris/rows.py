@@ -1,29 +1,47 @@
-"""P3, P7 and P8: dimensions, data types and larger models."""
+"""The polaris recipe: DDP on a supercomputer, from two reports of one homework.
+
+P3, P7 and P8: dimensions, data types and larger models. The other rows are in modules of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import judge
 from scalelab.recipes.evidence import (
     Compared,
+    Forecast,
+    describe_forecast,
     divide_steps,
     find_arm,
     keep_tables,
     list_arms,
     make_beside_table,
+    read_peak,
     say,
     scale,
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
-from scalelab.recipes.forecast import Forecast, describe_forecast, read_peak
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.jobs import SHALLOW, SMALL_WIDTH, make_training_job, print_gigabytes, print_seconds
-from scalelab.recipes.recipe import Finding, Outcome, Outcomes, Row, Size
+from scalelab.recipes.polaris.checks import make_checks
+from scalelab.recipes.polaris.formats import make_p6
+from scalelab.recipes.polaris.jobs import (
+    SHALLOW,
+    SMALL_WIDTH,
+    make_p9,
+    make_training_job,
+    print_gigabytes,
+    print_seconds,
+)
+from scalelab.recipes.polaris.links import make_p1, make_p4, make_p5, make_p10
+from scalelab.recipes.polaris.ranks import make_p2
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Dtype
-from scalelab.report.document import Column, Table, make_row
-from scalelab.report.tables import INTERVAL_NOTE
+from scalelab.report.document import Table
+from scalelab.report.tables import INTERVAL_NOTE, make_table, rate_column, seconds_column, text_column
 from scalelab.studies.dimensions import BASE, Dimensions
 from scalelab.studies.dtypes import REFERENCE, Dtypes
 from scalelab.studies.shared.arms import Arm
@@ -35,7 +53,12 @@ from scalelab.workloads.options import TransformerOptions
 LENGTHS = (20, 50, 100)
 LARGEST = published.SCALE_UPS[-1]
 FORECAST_DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
-"""P8: what was run, and what was said not to fit."""
+"""P8: what ran, and what allegedly does not fit."""
+
+
+def make_rows(size: Size) -> Sequence[Row]:
+    makers = (make_p1, make_p2, make_p3, make_p4, make_p5, make_p6, make_p7, make_p8, make_p9, make_p10)
+    return tuple(make(size) for make in makers)
 
 
 def make_p3(size: Size) -> Row:
@@ -60,61 +83,58 @@ def make_p3(size: Size) -> Row:
             "matching": vary(f"features+d_model={widths}", "tgt_length=50,100", f"samples={2 * samples}"),
             "fixed": vary(f"features={widths}", rounds=1),
         },
-        conclude=partial(find_p3, size),
+        conclude=partial(answer_p3, size),
     )
 
 
-def find_p3(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
     matching = outcomes.get("matching")
     base = matching.arms.get(BASE) if matching else None
     tables: list[Table | None] = []
-    answers: list[str] = []
+    main: Main | None = None
+    sentences: list[str] = []
     if base is not None and base.is_measured:
         there = published.DIMENSIONS_MEMORY_BYTES
         memory = Compared("the baseline", base.peak_memory_bytes, there, print_gigabytes(there))
         others = [Compared(arm.label, arm.peak_memory_bytes, None) for arm in list_arms(matching) if arm is not base]
+        epochs = _compare_baseline(base)
+        main = Main("seconds", *epochs)
         tables = [
-            _make_baseline(size, base),
+            make_beside_table("seconds", [epochs], title="Baseline, by the median step", size=size),
             make_beside_table("bytes", [memory, *others], title="Peak memory of a rank", size=size),
         ]
         grown = [
-            f"{say('ratio', ratio)} times with {arm.label}"
+            f"{arm.label} {say('ratio', ratio)}"
             for arm in list_arms(matching)
             if arm is not base and (ratio := divide_steps(arm, base)) is not None
         ]
-        answers.append(f"Over the base's {say('seconds', base.step)}, a step takes {', '.join(grown)}.")
-    answers += _describe_invalid(outcomes.get("fixed"))
-    return Finding(tables=keep_tables(*tables), answers=tuple(answers))
+        sentences.append(f"A step of the baseline takes {say('seconds', base.step)}.")
+        sentences.append(f"Step over the baseline: {', '.join(grown)}.")
+    sentences += _describe_invalid(outcomes.get("fixed"))
+    return Answer(main=main, tables=keep_tables(*tables), sentences=tuple(sentences))
 
 
-def _make_baseline(size: Size, base: Arm) -> Table | None:
-    samples = base.trial.options.get("samples", published.SAMPLES)
-    num_steps = published.DIMENSIONS_EPOCHS * int(samples) // base.trial.global_batch
-    return make_beside_table(
-        "seconds",
-        [
-            Compared(
-                f"{published.DIMENSIONS_EPOCHS} epochs of the baseline",
-                base.step.map(lambda seconds: seconds * num_steps),
-                published.DIMENSIONS_SECONDS,
-                print_seconds(published.DIMENSIONS_SECONDS),
-            )
-        ],
-        title="Baseline",
-        size=size,
-        notes=(f"{num_steps} steps here, by the median step",),
-    )
+def _compare_baseline(base: Arm) -> Compared:
+    what = f"{published.DIMENSIONS_EPOCHS} epochs of the baseline"
+    ours = scale(base.step, count_steps(base, published.DIMENSIONS_EPOCHS))
+    there = published.DIMENSIONS_SECONDS
+    return Compared(what, ours, there, print_seconds(there))
+
+
+def count_steps(arm: Arm, epochs: int) -> int:
+    samples = int(arm.trial.options.get("samples", published.SAMPLES))
+    return epochs * samples // arm.trial.global_batch
 
 
 def _describe_invalid(fixed: Outcome | None) -> Iterator[str]:
-    """What became of data that are wider than the model."""
+    """What happened to data that are wider than the model."""
     failed = [arm for arm in (fixed.arms.values() if fixed else ()) if not arm.is_measured and arm.failure]
     for status in dict.fromkeys(arm.failure.status for arm in failed if arm.failure):
         alike = [arm for arm in failed if arm.failure and arm.failure.status is status]
         reasons = dict.fromkeys(arm.failure.reason for arm in alike if arm.failure)
         yield (
-            f"With the model's width left as it is, {', '.join(arm.label for arm in alike)}: {status.words}"
-            f" ({'; '.join(reasons)}); published: {published.UNEQUAL_WORDS!r}."
+            f"With d_model unchanged, {', '.join(arm.label for arm in alike)}: {status.words} ({'; '.join(reasons)};"
+            f" published: {published.UNEQUAL_WORDS!r})."
         )
 
 
@@ -129,14 +149,14 @@ def make_p7(size: Size) -> Row:
         )
         for length in LENGTHS
     }
-    return Row(id="P7", title="Data types", parts=parts, conclude=partial(find_p7, size), num_tables=0)
+    return Row(id="P7", title="Data types", parts=parts, conclude=partial(answer_p7, size), num_tables=0)
 
 
-def find_p7(size: Size, outcomes: Outcomes) -> Finding:
+def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     times: list[Compared] = []
     epochs: list[Compared] = []
     memory: list[Compared] = []
-    answers: list[str] = []
+    sentences: list[str] = []
     for length in LENGTHS:
         outcome = outcomes.get(f"length{length}")
         reference = find_arm(outcome, dtype=REFERENCE)
@@ -147,7 +167,8 @@ def find_p7(size: Size, outcomes: Outcomes) -> Finding:
             what = f"length {length}, {arm.label}"
             there, there_bytes = seconds.get(arm.trial.dtype), held.get(arm.trial.dtype)
             if there is not None:
-                epochs.append(Compared(what, scale(arm.step, count_dtype_steps(arm)), there, print_seconds(there)))
+                ours = scale(arm.step, count_steps(arm, published.DTYPE_EPOCHS))
+                epochs.append(Compared(what, ours, there, print_seconds(there)))
             printed = print_gigabytes(there_bytes) if there_bytes else ""
             memory.append(Compared(what, arm.peak_memory_bytes, there_bytes, printed))
             ratio = None if arm is reference else divide_steps(arm, reference)
@@ -157,26 +178,22 @@ def find_p7(size: Size, outcomes: Outcomes) -> Finding:
             times.append(Compared(what, ratio, there / base if there and base else None))
             words.append(f"{arm.label} {say('ratio', ratio)}, {judge(ratio)}")
         if words:
-            answers.append(f"Target length {length}, times the step of float32: {'; '.join(words)}.")
-    unclear = "published: whole trainings of one run each; whether by cast or autocast is not told apart"
-    return Finding(
+            sentences.append(f"Step over float32 at target length {length}: {'; '.join(words)}.")
+    unclear = "published: whole training runs, one each; cast or autocast is not specified"
+    first = next((line for line in times if line.published is not None), None)
+    return Answer(
+        main=Main("ratio", f"step over {REFERENCE}, {first.what}", *first[1:]) if first else None,
         tables=keep_tables(
-            make_beside_table("ratio", times, title="Time over that of float32", size=size, notes=(unclear,)),
-            make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, by steps", size=size),
+            make_beside_table("ratio", times, title="Time over float32", size=size, notes=(unclear,)),
+            make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, from steps", size=size),
             make_beside_table("bytes", memory, title="Peak memory", size=size),
         ),
-        answers=tuple(answers),
+        sentences=tuple(sentences),
     )
 
 
-def count_dtype_steps(arm: Arm) -> int:
-    """Of the epochs that were published."""
-    samples = int(arm.trial.options.get("samples", published.SAMPLES))
-    return published.DTYPE_EPOCHS * samples // arm.trial.global_batch
-
-
 def list_widths(size: Size) -> tuple[int, ...]:
-    """Of the models, in the order in which they were published."""
+    """Of the models, in the published order."""
     full = tuple(scale_up.d_model for scale_up in published.SCALE_UPS)
     return choose(size, small=(2 * SMALL_WIDTH, 4 * SMALL_WIDTH), full=full)
 
@@ -202,77 +219,97 @@ def make_p8(size: Size) -> Row:
             device_memory=f"{published.CARD_BYTES:.0f}",
             job=make_training_job("full", {"d_model": LARGEST.d_model, "features": LARGEST.d_model}, dtype=dtype),
         )
-    return Row(
-        id="P8",
-        title="Scale-up",
-        parts=parts,
-        conclude=partial(find_p8, size),
-        num_tables=0,
-    )
+    return Row(id="P8", title="Scale-up", parts=parts, conclude=partial(answer_p8, size), num_tables=0)
 
 
-def find_p8(size: Size, outcomes: Outcomes) -> Finding:
-    lines: list[Compared] = []
-    answers: list[str] = []
-    for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
-        arm = find_arm(outcomes.get(f"width{width}"))
-        if arm is None:
-            continue
-        rate = scale(arm.step.map(lambda seconds: 1 / seconds), arm.trial.global_batch)
-        num_steps = int(arm.trial.options["samples"]) // arm.trial.global_batch
-        epoch = scale(arm.step, num_steps)
-        options = TransformerOptions(**arm.trial.options)  # type: ignore[arg-type]
-        held = print_gigabytes(scale_up.memory_bytes)
-        lines.append(Compared(f"{options.label} {arm.trial.dtype}", arm.peak_memory_bytes, scale_up.memory_bytes, held))
-        low, high = scale_up.samples_per_second
-        answers.append(
-            f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
-            f" {arm.trial.num_ranks} ranks: {say('rate', rate)} samples/s, {say('seconds', epoch)} per epoch,"
-            f" {say('bytes', arm.peak_memory_bytes)} at most on a rank (published for d_model {scale_up.d_model}:"
-            f" {low:g} to {high:g} samples/s, {held})."
-        )
-    table = make_beside_table("bytes", lines, title="Peak memory of a rank", size=size)
-    for dtype in FORECAST_DTYPES:
-        answers += describe_forecast(outcomes.get(f"forecast-{dtype}"), published.CARD_BYTES)
-    peak = read_peak(outcomes.get(f"forecast-{LARGEST.dtype}"))
-    forecast = make_beside_table(
-        "bytes",
-        [
-            Compared(
-                f"d_model {LARGEST.d_model} in {LARGEST.dtype}",
-                peak,
-                LARGEST.memory_bytes,
-                print_gigabytes(LARGEST.memory_bytes),
-            )
-        ],
-        title="Peak memory of the published size, by forecast",
-        size=size,
-        is_ratio=True,
-    )
-    return Finding(tables=keep_tables(table, forecast, make_epoch_table(size, outcomes)), answers=tuple(answers))
+class ScaledUp(NamedTuple):
+    """A larger model as it was published, and as it ran here."""
 
+    there: published.ScaleUp
+    arm: Arm
 
-def make_epoch_table(size: Size, outcomes: Outcomes) -> Table | None:
-    """An epoch of every model by its parts, of the rank that waits longest."""
-    columns = (
-        Column(key="model", header="model", align="left"),
-        Column(key="epoch_seconds", header="epoch", quantity="seconds"),
-        Column(key="compute_seconds", header="compute", quantity="seconds"),
-        Column(key="waiting_seconds", header="wait at barrier", quantity="seconds"),
-        Column(key="samples_per_second", header="samples/s", quantity="rate"),
-        Column(key="published_rate", header="published samples/s"),
-    )
-    rows = []
-    for scale_up, width in zip(published.SCALE_UPS, list_widths(size), strict=True):
-        arm = find_arm(outcomes.get(f"width{width}"))
-        if arm is None:
-            continue
-        num_steps = int(arm.trial.options["samples"]) // arm.trial.global_batch
-        ranks = break_arm(arm) or []
+    @property
+    def num_steps(self) -> int:
+        """Of an epoch."""
+        return int(self.arm.trial.options["samples"]) // self.arm.trial.global_batch
+
+    @property
+    def epoch(self) -> Estimate | None:
+        return scale(self.arm.step, self.num_steps)
+
+    @property
+    def rate(self) -> Estimate | None:
+        return scale(self.arm.step.map(lambda seconds: 1 / seconds), self.arm.trial.global_batch)
+
+    @property
+    def printed_rate(self) -> str:
+        return "{:g}–{:g}".format(*self.there.samples_per_second)
+
+    def measure_part(self, name: str) -> Estimate | None:
+        """A part of the epoch on the rank that waits longest."""
+        ranks = break_arm(self.arm) or []
         latest = max(ranks, key=lambda rank: rank.parts["waiting"].value, default=None)
-        parts = [scale(latest.parts[name], num_steps) if latest else None for name in ("compute", "waiting")]
-        rate = scale(arm.step.map(lambda seconds: 1 / seconds), arm.trial.global_batch)
-        low, high = scale_up.samples_per_second
-        rows.append(make_row(f"d_model {width}", scale(arm.step, num_steps), *parts, rate, f"{low:g}–{high:g}"))
-    notes = (INTERVAL_NOTE, "compute, wait: of the rank that waits longest for the others' gradients, by phases")
-    return Table(title="An epoch", columns=columns, rows=tuple(rows), notes=notes) if rows else None
+        return scale(latest.parts[name], self.num_steps) if latest else None
+
+
+def list_scaled_up(size: Size, outcomes: Outcomes) -> list[ScaledUp]:
+    pairs = zip(published.SCALE_UPS, list_widths(size), strict=True)
+    found = [(there, find_arm(outcomes.get(f"width{width}"))) for there, width in pairs]
+    return [ScaledUp(there, arm) for there, arm in found if arm is not None]
+
+
+def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
+    models = list_scaled_up(size, outcomes)
+    lines: list[Compared] = []
+    sentences: list[str] = []
+    for one in models:
+        arm, held = one.arm, print_gigabytes(one.there.memory_bytes)
+        options = TransformerOptions(**arm.trial.options)  # type: ignore[arg-type]
+        what = f"{options.label} {arm.trial.dtype}"
+        lines.append(Compared(what, arm.peak_memory_bytes, one.there.memory_bytes, held))
+        sentences.append(
+            f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
+            f" {arm.trial.num_ranks} ranks: {say('rate', one.rate)} samples/s, {say('seconds', one.epoch)} per epoch,"
+            f" peak memory {say('bytes', arm.peak_memory_bytes)} (published for d_model {one.there.d_model}:"
+            f" {one.printed_rate} samples/s, {held})."
+        )
+    for dtype in FORECAST_DTYPES:
+        sentences += describe_forecast(outcomes.get(f"forecast-{dtype}"), published.CARD_BYTES)
+    peak = read_peak(outcomes.get(f"forecast-{LARGEST.dtype}"))
+    what = f"d_model {LARGEST.d_model} in {LARGEST.dtype}"
+    forecast = Compared(what, peak, LARGEST.memory_bytes, print_gigabytes(LARGEST.memory_bytes))
+    return Answer(
+        main=Main("bytes", f"forecast peak, d_model {LARGEST.d_model}", *forecast[1:], is_ratio=True),
+        tables=keep_tables(
+            make_beside_table("bytes", lines, title="Peak memory of a rank", size=size),
+            make_beside_table(
+                "bytes", [forecast], title="Peak memory of the published size, forecast", size=size, is_ratio=True
+            ),
+            make_epoch_table(models),
+        ),
+        sentences=tuple(sentences),
+    )
+
+
+def make_epoch_table(models: Sequence[ScaledUp]) -> Table | None:
+    """An epoch of every model in parts, on the rank that waits longest."""
+    table = make_table(
+        models,
+        text_column("model", "model", lambda one: f"d_model {one.arm.trial.options['d_model']}"),
+        seconds_column("epoch_seconds", "epoch", lambda one: one.epoch),
+        seconds_column("compute_seconds", "compute", lambda one: one.measure_part("compute")),
+        seconds_column("waiting_seconds", "wait at barrier", lambda one: one.measure_part("waiting")),
+        rate_column("samples_per_second", "samples/s", lambda one: one.rate),
+        text_column("published_rate", "published samples/s", lambda one: one.printed_rate, align="right"),
+        title="An epoch",
+        notes=(INTERVAL_NOTE, "compute, wait: on the rank that waits longest for the others' gradients, by phases"),
+    )
+    return table if models else None
+
+
+POLARIS = Recipe(
+    name="polaris",
+    title="DDP on a supercomputer",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

@@ -1,7 +1,7 @@
-"""The checks of the resnet assignment: its claims, computed again from its own times.
+"""The checks of the resnet assignment: its claims, recomputed from its own times.
 
-R3 takes what is left of an epoch after T_1/N as communication. R4 divides the time of a ring all-reduce,
-2·M·(N − 1) / (N·B) (Patarasu and Yuan 2009), by it, but an epoch has one all-reduce per step, not one.
+R3 takes T_N − T_1/N of an epoch as communication. R4 divides the time of one ring all-reduce,
+2·M·(N − 1) / (N·B) (Patarasu and Yuan 2009), by it, but an epoch has one all-reduce per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def subtract_ideal(num_devices: int, batch: int, *, as_used: bool) -> float:
 
 
 def print_seconds(seconds: float) -> str:
-    """Three decimals; halves were cut off."""
+    """Three decimals; halves were rounded down."""
     return str(Decimal(str(seconds)).quantize(Decimal("0.001"), rounding=ROUND_HALF_DOWN))
 
 
@@ -73,10 +73,10 @@ def _check_scaling() -> Iterator[Check]:
     per_step = [num_devices * published.BASE_BATCH for num_devices in published.EPOCH_SECONDS]
     yield Check(
         id="R2",
-        claim="the data per epoch are fixed, so it is strong scaling",
-        computed=f"the batch per device is fixed too, and at {published.BASE_BATCH} a step has"
-        f" {'/'.join(map(str, per_step))} samples on 1/2/4 devices: strong in the epoch, weak in the step. With 128"
-        f" samples per step on both sides, 1 × 128 → 4 × 32 is {find_speedup((1, 128), (4, 32)):.2f}×",
+        claim="the epoch has a fixed size, so this is strong scaling",
+        computed=f"the batch per device is fixed too: at {published.BASE_BATCH}, a step has"
+        f" {'/'.join(map(str, per_step))} samples on 1/2/4 devices, so epochs scale strongly, steps weakly. At 128"
+        f" samples per step, 1 × 128 → 4 × 32 is {find_speedup((1, 128), (4, 32)):.2f}×",
         holds=len(set(per_step)) == 1,
     )
 
@@ -110,7 +110,7 @@ def _check_bandwidth() -> Iterator[Check]:
             id="R4",
             claim=f"bandwidth used at batch {batch}: {'/'.join(printed)} % of {limit / 1e9:g} GB/s on 2/4 devices",
             computed=f"published method, one all-reduce per epoch: {as_published} %; corrected, one in each of {steps}"
-            f" steps: {rates} GB/s, {min(found) / limit:.0f} times and more of the assumed bandwidth",
+            f" steps: {rates} GB/s, at least {min(found) / limit:.0f} times the assumed bandwidth",
             holds=max(found) <= limit,
         )
 

@@ -1,13 +1,17 @@
-"""R2, R3 and R4: epochs on more devices, what of them is communication, and the bandwidth that follows.
+"""R2, R3 and R4: epochs on more devices, how much of them is communication, and the bandwidth that follows.
 
 One measurement serves all three rows. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times follow
-from step times; what differs between devices is the step at the same batch per device, so it is weak scaling.
+from step times; between devices the batch per device is fixed, so steps scale weakly.
+
+In small, lenet stands for ResNet-18 where times matter: a step of ResNet-18 takes seconds on a core. What DDP sends
+does not depend on speed, and is counted on ResNet-18 itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from scalelab.analysis.communication import count_wire_bytes
 from scalelab.analysis.estimate import Estimate
@@ -18,25 +22,45 @@ from scalelab.recipes.evidence import (
     divide_steps,
     find_arm,
     keep_tables,
-    list_arms,
+    list_spread,
     make_beside_table,
     say,
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling
-from scalelab.recipes.recipe import Finding, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.checks import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
-from scalelab.recipes.resnet.rows import make_job
+from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.job import Job
+from scalelab.units import Quantity, format_count
 from scalelab.workloads.catalogue import make_options
 
+LOADER_WORKERS = 2
+Pair = tuple[int, Arm, Arm]
+"""Batch per device, one device, and more of them."""
 
-def make_parts(size: Size) -> dict[str, Study]:
-    return {
+
+def make_job(size: Size, *, is_counted: bool = False, **fields: Any) -> Job:
+    """ResNet-18 on CIFAR-10 with two loader workers; in small, lenet on random images without any.
+
+    What is counted and not timed is ResNet-18 in both sizes, on random images.
+    """
+    images: dict[str, Option] = {"data": "cifar10", "workers": LOADER_WORKERS}
+    return Job(
+        workload="resnet18" if is_counted or size == "full" else "lenet",
+        options={} if is_counted or size == "small" else images,
+        threads_per_rank=choose(size, small=1, full=None),
+        timeout=choose(size, small="5min", full="1h"),
+        **fields,
+    )
+
+
+def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
+    parts = {
         f"batch{batch}": WeakScaling(
             ranks=choose(size, small=(1, 2), full=(1, 2, 4)),
             batch_per_rank=batch,
@@ -45,105 +69,95 @@ def make_parts(size: Size) -> dict[str, Study]:
         )
         for batch in published.BATCHES
     }
-
-
-def make_r2(size: Size) -> Row:
-    return Row(id="R2", title="More devices", parts=make_parts(size), conclude=partial(find_r2, size), num_tables=0)
-
-
-def make_r3(size: Size) -> Row:
-    return Row(
-        id="R3",
-        title="Computation and communication",
-        parts=make_parts(size),
-        conclude=partial(find_r3, size),
-        reads="R2",
+    r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
+    return (
+        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0),
+        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2"),
+        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2"),
     )
 
 
-def make_r4(size: Size) -> Row:
-    return Row(
-        id="R4",
-        title="Bandwidth of the all-reduce",
-        parts=make_parts(size),
-        conclude=partial(find_r4, size),
-        reads="R2",
-    )
-
-
-def list_pairs(outcomes: Outcomes) -> list[tuple[int, Arm, Arm]]:
-    """Batch per device, one device, and more of them, where all were measured."""
+def list_pairs(outcomes: Outcomes) -> list[Pair]:
+    """Every batch and number of devices that was measured on one device too."""
     pairs = []
     for batch in published.BATCHES:
         outcome = outcomes.get(f"batch{batch}")
         plain = find_arm(outcome, strategy="single")
-        spread = [arm for arm in list_arms(outcome) if arm.trial.num_ranks > 1]
-        pairs += [(batch, plain, arm) for arm in spread if plain is not None]
+        pairs += [(batch, plain, arm) for arm in list_spread(outcome) if plain is not None]
     return pairs
 
 
-def find_r2(size: Size, outcomes: Outcomes) -> Finding:
+def name_pair(batch: int, arm: Arm) -> str:
+    return f"{format_count(arm.trial.num_ranks, 'device')}, batch {batch}"
+
+
+def make_main(quantity: Quantity, what: str, lines: list[Compared]) -> Main | None:
+    """The first line with a number of ours, as a row's main number."""
+    line = next((line for line in lines if line.ours is not None), None)
+    return None if line is None else Main(quantity, f"{what}, {line.what}", *line[1:])
+
+
+def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     pairs = list_pairs(outcomes)
     if not pairs:
-        return Finding()
-    lines, gains = [], []
+        return Answer()
+    lines = []
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
         ratio = count_epoch_steps(1, batch) / count_epoch_steps(ranks, batch)
-        speedup = scale(divide_steps(plain, arm), ratio)
         there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"1 → {ranks} devices, batch {batch}", speedup, there))
-        gains.append(f"on {ranks} at batch {batch} {say('ratio', speedup)}")
+        lines.append(Compared(f"1 → {ranks} devices, batch {batch}", scale(divide_steps(plain, arm), ratio), there))
+    gains = [f"{say('ratio', line.ours)} ({line.what})" for line in lines]
+    main = make_main("ratio", "speedup", lines)
     lines += compare_two_to_four(outcomes)
-    table = make_beside_table("ratio", lines, title="Speedup of an epoch", size=size)
-    seconds = make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, by steps", size=size)
-    answers = [
-        f"Over one device, an epoch runs {'; '.join(gains)} times as fast.",
-        "Strong or weak? The images of an epoch are fixed and so is the batch per device: strong in the epoch, weak in"
-        " the step.",
-    ]
-    strong = find_strong_point(outcomes)
-    if strong is not None:
-        answers.append(strong)
-    return Finding(tables=keep_tables(table, seconds), answers=tuple(answers))
+    return Answer(
+        main=main,
+        tables=keep_tables(
+            make_beside_table("ratio", lines, title="Speedup of an epoch", size=size),
+            make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, from steps", size=size),
+        ),
+        sentences=(
+            f"Speedup of an epoch over one device: {', '.join(gains)}.",
+            "Strong or weak scaling? Images per epoch and batch per device are both fixed: strong by epoch, weak by"
+            " step.",
+            describe_strong_point(outcomes),
+        ),
+    )
 
 
-def compare_two_to_four(outcomes: Outcomes) -> list[Compared]:
+def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
     """The speedups that were printed; without four devices they stand alone."""
-    lines = []
     for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
         two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
         ratio = count_epoch_steps(2, batch) / count_epoch_steps(4, batch)
-        lines.append(
-            Compared(f"2 → 4 devices, batch {batch}", scale(divide_steps(two, four), ratio), there, f"{there:.2f}")
-        )
-    return lines
+        ours = scale(divide_steps(two, four), ratio)
+        yield Compared(f"2 → 4 devices, batch {batch}", ours, there, f"{there:.2f}")
 
 
-def list_epochs(pairs: list[tuple[int, Arm, Arm]]) -> list[Compared]:
+def list_epochs(pairs: list[Pair]) -> list[Compared]:
     lines: dict[str, Compared] = {}
     for batch, plain, spread in pairs:
         for arm in (plain, spread):
             ranks = arm.trial.num_ranks
-            num_steps = count_epoch_steps(ranks, batch)
-            what = f"{ranks} device{'s'[: ranks > 1]}, batch {batch}"
             there = published.EPOCH_SECONDS[ranks][batch]
-            lines[what] = Compared(what, scale(arm.step, num_steps), there, f"{there:.3f} s")
+            ours = scale(arm.step, count_epoch_steps(ranks, batch))
+            what = name_pair(batch, arm)
+            lines[what] = Compared(what, ours, there, f"{there:.3f} s")
     return list(lines.values())
 
 
-def find_strong_point(outcomes: Outcomes) -> str | None:
+def describe_strong_point(outcomes: Outcomes) -> str:
     """The same samples per step on one device and on four: 1 × 128 against 4 × 32."""
     one = find_arm(outcomes.get("batch128"), strategy="single")
     four = find_arm(outcomes.get("batch32"), num_ranks=4)
     there = published.EPOCH_SECONDS[1][128] / published.EPOCH_SECONDS[4][32]
     if one is None or four is None:
-        return f"The strong point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
+        return f"The strong-scaling point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
     ours = say("ratio", estimate_unpaired_ratio(one.clean, four.clean))
-    return f"The strong point, 1 × 128 against 4 × 32, is {ours}×, from two measurements (published: {there:.2f}×)."
+    return f"The strong-scaling point, 1 × 128 against 4 × 32, is {ours}× (two studies; published: {there:.2f}×)."
 
 
-def find_r3(size: Size, outcomes: Outcomes) -> Finding:
+def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
     pairs = list_pairs(outcomes)
     lines = []
     for batch, plain, arm in pairs:
@@ -151,7 +165,10 @@ def find_r3(size: Size, outcomes: Outcomes) -> Finding:
         ratio = divide_steps(plain, arm)
         ours = None if ratio is None else ratio.map(lambda share: 1 - share)
         there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"{ranks} devices, batch {batch}", ours, there))
+        lines.append(Compared(name_pair(batch, arm), ours, there))
+    known = [f"{say('share', line.ours)} ({line.what})" for line in lines if line.ours is not None]
+    if not known:
+        return Answer()
     table = make_beside_table(
         "share",
         lines,
@@ -164,23 +181,20 @@ def find_r3(size: Size, outcomes: Outcomes) -> Finding:
         list_shares_of_epoch(pairs),
         title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
         size=size,
-        notes=(f"published for batch 512: with {published.USED_FOR_512} s in place of the logged T_1",),
+        notes=(f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",),
     )
-    known = [(line.what, line.ours) for line in lines if line.ours is not None]
-    if not known:
-        return Finding()
-    words = "; ".join(f"{say('share', ours)} on {what}" for what, ours in known)
-    answer = (
-        f"By subtraction, communication is {words}. It is everything that does not shrink, also computation that is"
-        " slower beside other ranks."
+    sentences = (
+        f"Communication by subtraction: {', '.join(known)}.",
+        "It includes everything that does not shrink, such as computation that other ranks slow down.",
     )
-    return Finding(tables=keep_tables(table, seconds), answers=(answer,))
+    main = make_main("share", "communication", lines)
+    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences)
 
 
-def list_shares_of_epoch(pairs: list[tuple[int, Arm, Arm]]) -> Iterator[Compared]:
+def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
-        what = f"{ranks} devices, batch {batch}"
+        what = name_pair(batch, arm)
         num_steps = count_epoch_steps(ranks, batch)
         rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
         used = published.USED_FOR_512 if batch == 512 else published.EPOCH_SECONDS[1][batch]
@@ -189,29 +203,32 @@ def list_shares_of_epoch(pairs: list[tuple[int, Arm, Arm]]) -> Iterator[Compared
         yield Compared(f"{what}: communication", scale(rest, num_steps), float(printed), f"{printed} s")
 
 
-def find_r4(size: Size, outcomes: Outcomes) -> Finding:
-    lines, unresolved = [], []
-    for batch, plain, arm in list_pairs(outcomes):
-        ranks = arm.trial.num_ranks
-        what = f"{ranks} devices, batch {batch}"
-        bandwidth = measure_bandwidth(plain, arm)
-        if bandwidth is None:
-            unresolved.append(what)
-        lines.append(Compared(what, bandwidth, find_effective_bandwidth(ranks, batch)))
+def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
+    lines = [
+        Compared(
+            name_pair(batch, arm), measure_bandwidth(plain, arm), find_effective_bandwidth(arm.trial.num_ranks, batch)
+        )
+        for batch, plain, arm in list_pairs(outcomes)
+    ]
     if not lines:
-        return Finding()
+        return Answer()
     table = make_beside_table(
         "bytes",
         lines,
         title="Effective bandwidth of one all-reduce per step, per second",
         size=size,
-        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: corrected, one in every step",),
+        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: corrected, one per step",),
     )
-    known = [f"{say('bytes', line.ours)}/s on {line.what}" for line in lines if line.ours is not None]
-    answers = [f"With one all-reduce in every step, {'; '.join(known)}."] if known else []
+    known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in lines if line.ours is not None]
+    unresolved = [line.what for line in lines if line.ours is None]
+    sentences = [f"Bandwidth with one all-reduce per step: {', '.join(known)}."] if known else []
     if unresolved:
-        answers.append(f"On {', '.join(unresolved)} the time of communication cannot be told from nothing.")
-    return Finding(tables=keep_tables(table, compare_utilization(size, outcomes)), answers=tuple(answers))
+        sentences.append(f"Communication time is not resolved at {'; '.join(unresolved)}.")
+    return Answer(
+        main=make_main("bytes", "bytes/s", lines),
+        tables=keep_tables(table, compare_utilization(size, outcomes)),
+        sentences=tuple(sentences),
+    )
 
 
 def compare_utilization(size: Size, outcomes: Outcomes) -> Table | None:
@@ -222,18 +239,18 @@ def compare_utilization(size: Size, outcomes: Outcomes) -> Table | None:
         printed = published.UTILIZATION_PERCENT[ranks][batch]
         per_step = scale(measure_bandwidth(plain, arm), 1 / published.BANDWIDTH_BYTES_PER_SECOND)
         ours = scale(per_step, 1 / count_epoch_steps(ranks, batch))
-        lines.append(Compared(f"{ranks} devices, batch {batch}", ours, float(printed) / 100, f"{printed} %"))
+        lines.append(Compared(name_pair(batch, arm), ours, float(printed) / 100, f"{printed} %"))
     return make_beside_table(
         "share",
         lines,
-        title=f"By the published method: utilisation of {published.BANDWIDTH_BYTES_PER_SECOND / 1e9:g} GB/s",
+        title=f"By the published method: utilization of {published.BANDWIDTH_BYTES_PER_SECOND / 1e9:g} GB/s",
         size=size,
-        notes=("one all-reduce over the communication of a whole epoch, though an epoch has one in every step",),
+        notes=("one all-reduce over the communication of a whole epoch, although every step has one",),
     )
 
 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
-    """Ring bytes of a step over what the step is longer than on one device; None where that may be nothing."""
+    """Ring bytes of a step over how much longer it is than on one device; None where that may be zero."""
     ranks = arm.trial.num_ranks
     excess = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
     if excess.low is None or excess.low <= 0:

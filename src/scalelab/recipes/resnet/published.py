@@ -1,7 +1,7 @@
 """What the fourth assignment published: ResNet-18 on CIFAR-10 under DDP on four GPUs.
 
-SGD 0.1 with momentum 0.9 and decay 5e-4, batch per device, two loader workers. Times are of the second epoch, in
-seconds, by batch per device.
+SGD 0.1 with momentum 0.9 and weight decay 5e-4, two loader workers. Times are of the second epoch, in seconds, by
+batch per device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPOCH_SECONDS: Mapping[int, Mapping[int, float]] = {
 SPEEDUPS_TWO_TO_FOUR = {32: 1.78, 128: 1.96, 512: 1.94}
 
 USED_FOR_512 = 19.764
-"""R3: the one-device time of batch 512 as it was used; the log says 19.704."""
+"""R3: the one-device time of batch 512 that was used; the log says 19.704."""
 COMMUNICATION_SECONDS: Mapping[int, Mapping[int, str]] = {
     2: {32: "4.389", 128: "0.693", 512: "0.130"},
     4: {32: "3.172", 128: "0.445", 512: "0.219"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes.gpt2.parallel import STRATEGIES, find_g6, make_g6
+from scalelab.recipes.gpt2.rows import STRATEGIES, answer_g6, make_g6
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.observations import Message, RankReport, TracedOperator, TracedStep
 from scalelab.records.trial import TrialResult
@@ -43,7 +43,7 @@ def make_outcome(*results: TrialResult) -> Outcome:
 def test_parts_kinds_and_operators_are_read_off_the_traces() -> None:
     alone = make_traced("single", MATMUL, ALONE)
     ddp = make_traced("ddp", MATMUL, EXCHANGE, overlapped_ns=3_000_000, exposed_ns=1_000_000)
-    finding = find_g6({"traces": make_outcome(alone, ddp)})
+    finding = answer_g6({"traces": make_outcome(alone, ddp)})
     parts, kinds, operators = finding.tables
     assert find_row(parts, "single")["overlap_share"].value is None
     assert find_row(parts, "ddp")["overlap_share"].value == pytest.approx(0.75)
@@ -53,15 +53,15 @@ def test_parts_kinds_and_operators_are_read_off_the_traces() -> None:
         ["ddp", "added", "c10d::allreduce_", 2],
         ["ddp", "removed", "aten::only_alone", 1],
     ]
-    assert finding.answers[0].endswith("ddp 1.00 ms (10 %), 75 % of its communication is hidden.")
-    assert finding.answers[1].endswith("ddp adds 1 and removes 1.")
+    assert finding.sentences[0].endswith("ddp 1.00 ms (10 %), 75 % of its communication overlapped.")
+    assert finding.sentences[1].endswith("ddp adds 1 and removes 1.")
 
 
 @pytest.mark.parametrize("results", [(), (make_traced("ddp", MATMUL),), (make_result(make_record()),)])
 def test_what_is_missing_is_left_out(results: tuple[TrialResult, ...]) -> None:
-    finding = find_g6({"traces": make_outcome(*results)})
+    finding = answer_g6({"traces": make_outcome(*results)})
     assert not any(table.title.startswith("Operators") for table in finding.tables)
-    assert find_g6({}).tables == ()
+    assert answer_g6({}).tables == ()
 
 
 def test_the_row_profiles_every_strategy_of_g5() -> None:

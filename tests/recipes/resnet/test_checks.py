@@ -72,7 +72,7 @@ def test_what_holds_and_what_does_not_is_said_with_both_numbers() -> None:
     assert "38.20/34.02 %" in bandwidth.computed
     assert "13.41/6.88 GB/s" in bandwidth.computed
     assert "48/24" in bandwidth.computed
-    strong = by_claim["the data per epoch are fixed, so it is strong scaling"]
+    strong = by_claim["the epoch has a fixed size, so this is strong scaling"]
     assert not strong.holds
     assert "128/256/512 samples" in strong.computed
     assert by_claim["11,173,962 parameters, 44,695,848 bytes of gradients"].holds

@@ -11,7 +11,7 @@ import pytest
 from scalelab.measure.launchers.stepped import StepLauncher
 from scalelab.ranks.mpi import BY_MPI
 from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
-from scalelab.recipes.recipe import Finding, Outcome
+from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport, RankSource
@@ -33,12 +33,12 @@ def make_ranks(hosts: list[str], sources: Callable[[int], tuple[RankSource, ...]
     )
 
 
-def conclude(name: str, result: TrialResult) -> Finding:
+def conclude(name: str, result: TrialResult) -> Answer:
     row = make_p2("small")
     return row.conclude({name: Outcome(study=row.parts[name], results=(result,), document=None)})
 
 
-def read_table(finding: Finding) -> list[list[object]]:
+def read_table(finding: Answer) -> list[list[object]]:
     (table,) = finding.tables
     return [[cell.value for cell in line] for line in table.rows]
 
@@ -58,7 +58,7 @@ def test_every_source_of_every_rank_has_a_line_and_a_verdict() -> None:
         ["mpi", "Split_type(SHARED)", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
         ["mpi", "MPI rank % 4", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
     ]
-    assert any("no two of 3 sources contradict each other" in answer for answer in finding.answers)
+    assert any("all 3 sources agree" in answer for answer in finding.sentences)
 
 
 def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> None:
@@ -74,9 +74,9 @@ def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> No
         ("Split_type(SHARED)", 0): "agrees",
         ("MPI rank % 4", 0): "agrees",
         ("Split_type(SHARED)", 1): "agrees",
-        ("MPI rank % 4", 1): "differs: local rank 1, really 0",
+        ("MPI rank % 4", 1): "differs: local rank 1, actually 0",
     }
-    assert any("MPI rank % 4 says of rank 1 by mpi local rank 1, really 0" in answer for answer in finding.answers)
+    assert any("MPI rank % 4 under mpi gives rank 1 local rank 1, actually 0" in answer for answer in finding.sentences)
 
 
 def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> None:
@@ -90,11 +90,11 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     asked = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
     finding = conclude("mpi", asked)
     assert [row[-1] for row in read_table(finding)] == 2 * ["agrees", "not_run"]
-    assert finding.answers[-1] == "Not run: Split_type(SHARED) by mpi: no mpi4py."
+    assert finding.sentences[-1] == "Not run: Split_type(SHARED) under mpi: no mpi4py."
     missing = conclude("slurm", not_run(make_trial("slurm"), "no allocation"))
     (line,) = read_table(missing)
     assert (line[0], line[-1]) == ("slurm", "not_run")
-    assert missing.answers == ("Not run: slurm: no allocation.",)
+    assert missing.sentences == ("Not run: slurm: no allocation.",)
 
 
 def test_parts_of_launchers_that_are_not_here_are_planned_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

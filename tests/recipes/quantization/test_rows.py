@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.recipes.quantization.recipe import make_rows
 from scalelab.recipes.quantization.rows import (
     BIASED,
     PLAIN,
+    answer_q1,
+    answer_q3,
+    answer_q4,
+    answer_q5,
     answer_stages,
     describe_saturation,
     describe_ties,
-    find_q1,
-    find_q3,
-    find_q4,
-    find_q5,
     find_share_beyond,
+    make_rows,
 )
-from scalelab.recipes.recipe import Finding, Outcome
+from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.records.quantized import Quantized
 from scalelab.records.trial import Status, TrialResult
 from scalelab.studies.shared.study import Study
@@ -50,13 +50,13 @@ def test_four_rows_read_one_training_and_the_fifth_has_its_own() -> None:
 
 
 def test_weights_are_told_by_layer_with_both_scales(tmp_path: Path) -> None:
-    finding = find_q1({PLAIN: make_outcome(*play(0, tmp_path))})
+    finding = answer_q1({PLAIN: make_outcome(*play(0, tmp_path))})
     (table,) = finding.tables
     layer, count, least, largest, sigma, scale, sigma_scale = (cell.value for cell in table.rows[0])
     assert (layer, count, least, largest, sigma) == ("conv1", 100, -4.0, 4.0, 3.0)
     assert scale == pytest.approx(127 / 4)
     assert sigma_scale == pytest.approx(127 / 3)
-    assert "1.3 times 3σ" in finding.answers[0]
+    assert "1.3 × 3σ" in finding.sentences[0]
 
 
 def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None:
@@ -65,17 +65,17 @@ def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None
     deep = replace(play_histogram("conv1", "before"), least=-9.0)
     others = tuple(one for one in quantized.histograms if (one.layer, one.kind) != ("conv1", "before"))
     changed = replace(result, quantized=replace(quantized, histograms=(deep, *others)))
-    words = find_q3({PLAIN: make_outcome(study, changed)}).answers
-    assert words[1].startswith("In conv1 the negative results reach farther")
-    assert len(find_q3({PLAIN: make_outcome(study, result)}).answers) == 1
+    words = answer_q3({PLAIN: make_outcome(study, changed)}).sentences
+    assert words[2].startswith("In conv1 negative values reach farther")
+    assert len(answer_q3({PLAIN: make_outcome(study, result)}).sentences) == 2
 
 
 def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
-    words = find_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).answers
-    assert words[0].startswith("With K = 127, the network in integers loses 1.00 points of accuracy")
-    assert words[0].endswith("gives 99.00 % of images the class of float.")
+    words = answer_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).sentences
+    assert words[0].startswith("With K = 127, the int8 network loses 1.00 points of accuracy")
+    assert words[0].endswith("classifies 99.00 % of images as float does.")
     assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
-    assert words[-1].startswith("int8.onnx, run by onnxruntime, gives no other logits")
+    assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")
 
 
 def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path)
     last = replace(quantized.layers[-1], tied_outputs=3)
     tied = replace(quantized, layers=(*quantized.layers[:-1], last))
     words = list(describe_ties(tied, answer_stages(tied)))
-    assert words[0].startswith("The int8 logits of 3 of 200 images have two largest")
-    assert words[1].startswith("int8 gives 2 images another class than float, and 1 of them would have float's")
+    assert words[0].startswith("3 of 200 images have two equal largest int8 logits")
+    assert words[1].startswith("int8 classifies 2 images differently from float; with int32 sums 1 of them agree")
     assert list(describe_ties(quantized, answer_stages(quantized))) == []
 
 
 def test_an_unscaled_bias_is_held_against_none(tmp_path: Path) -> None:
-    finding = find_q5("small", {BIASED: make_outcome(*play(4, tmp_path))})
-    assert "200 of 200 images get the class that they have without any bias" in finding.answers[1]
+    finding = answer_q5("small", {BIASED: make_outcome(*play(4, tmp_path))})
+    assert "200 of 200 images get the class that they get without a bias" in finding.sentences[2]
     beside = {str(row[0].value): row[2].value for row in finding.tables[0].rows}
     assert beside["weights-raw-bias"] == "51.4 %"
     assert beside["int8-255"] == "54.49 %"
@@ -111,5 +111,5 @@ def test_a_training_that_failed_leaves_rows_without_an_answer(tmp_path: Path) ->
     failed = replace(result, status=Status.CRASHED, quantized=None)
     for row in make_rows("small"):
         name = next(iter(row.parts))
-        assert row.conclude({name: make_outcome(study, failed)}) == Finding()
-        assert row.conclude({}) == Finding()
+        assert row.conclude({name: make_outcome(study, failed)}) == Answer()
+        assert row.conclude({}) == Answer()

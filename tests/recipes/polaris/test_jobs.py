@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.recipes.feasibility import NO_BATCH_SYSTEM
 from scalelab.recipes.polaris.jobs import describe_job, make_submitted
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.recipes.submitted import NO_BATCH_SYSTEM
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, TrialResult
@@ -59,7 +59,7 @@ def test_a_job_that_pbs_refuses_is_a_row_that_was_not_run_in_its_words(programs:
     play_qsub(programs, f"{LIMITS}\n", 1)
     done = scalelab(*P9, "--account", "mine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"A job of 2 nodes was submitted to pbs, which refused it: {LIMITS}; published: the queue" in read_words(
+    assert f"A job of 2 nodes was submitted to pbs and rejected: {LIMITS} (published: the queue" in read_words(
         done.stdout
     )
     assert "1 trial got no batch job: scalelab resume last submits them again" in done.stderr
@@ -83,7 +83,7 @@ def test_a_job_that_pbs_takes_and_does_not_begin_is_a_row_with_its_number(progra
     done = scalelab(*P9, "--queue-timeout", "0.1s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     reason = "job 7.host was still queued after 0.1 s, and was cancelled"
-    assert f"submitted to pbs as job 7.host, and was not run: {reason}" in read_words(done.stdout)
+    assert f"submitted to pbs as job 7.host and was not run: {reason}" in read_words(done.stdout)
     assert read_result(tmp_path).batch == BatchNote(scheduler="pbs", job="7.host", may_come=True)
     asked = read_directives((programs / "script").read_text())
     assert (asked["q"], asked["A"]) == (["small"], ["theirs"]), "the site's own file says what is asked for"
@@ -110,7 +110,7 @@ def test_a_slurm_of_one_node_refuses_the_job_of_two(
     join(slurm, monkeypatch, tmp_path)
     done = scalelab(*P9, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "submitted to slurm, which refused it: sbatch: error: Batch job submission failed" in read_words(done.stdout)
+    assert "submitted to slurm and rejected: sbatch: error: Batch job submission failed" in read_words(done.stdout)
     assert read_result(tmp_path).batch == BatchNote(scheduler="slurm", may_come=True)
     assert slurm.list_jobs() == []
 
@@ -131,7 +131,7 @@ def test_a_job_that_was_refused_is_submitted_again_by_resume_and_runs(
     result = read_result(tmp_path)
     assert (result.status, {rank.launcher for rank in result.ranks}) == (Status.COMPLETED, {"Slurm"})
     assert result.batch is not None
-    assert f"A job of 2 nodes was submitted to slurm as job {result.batch.job}, and ran" in read_words(done.stdout)
+    assert f"A job of 2 nodes was submitted to slurm as job {result.batch.job} and ran" in read_words(done.stdout)
 
 
 @pytest.mark.parametrize(("size", "ranks", "per_node"), [("small", 2, 1), ("full", 8, 4)])
@@ -144,9 +144,7 @@ def test_what_became_of_the_job_is_said_with_its_number() -> None:
     (trial,) = make_submitted("small", "pbs").plan()
     note = BatchNote(scheduler="pbs", job="7.host")
     lost = TrialResult(trial=trial, status=Status.CRASHED, reason="it fell", batch=note)
-    assert describe_job(lost).startswith(
-        "A job of 2 nodes was submitted to pbs as job 7.host, and was crashed: it fell;"
-    )
+    assert describe_job(lost).startswith("A job of 2 nodes was submitted to pbs as job 7.host and crashed: it fell")
 
 
 def test_a_row_that_is_a_job_asks_for_what_the_recipe_says_and_others_for_nothing() -> None:

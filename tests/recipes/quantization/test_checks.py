@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes.quantization.recipe import (
+from scalelab.recipes.quantization.checks import (
     find_largest_error,
     find_points_lost,
     find_saturated_share,
@@ -30,8 +30,8 @@ def test_less_rounding_cost_more_points_than_all_of_it() -> None:
 def test_what_holds_and_what_does_not() -> None:
     checks = make_checks()
     assert [(check.id, check.holds) for check in checks] == [("Q4", False), ("Q5", False), ("Q5", False), ("Q5", True)]
-    assert "the upper 50 % of the range becomes 127" in checks[0].computed
-    assert "3.09 points are those of the bias" in checks[1].computed
+    assert "the upper 50 % of the range saturates at 127" in checks[0].computed
+    assert "3.09 points come from the bias" in checks[1].computed
     assert "127^5 = 3.3e+10" in checks[2].computed
     assert "17 of 10,000 images" in checks[3].computed
     assert "± 0.98 points" in checks[3].computed

@@ -31,7 +31,7 @@ def test_launchers_that_are_not_here_say_why(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         monkeypatch.delenv(name, raising=False)
     assert "mpiexec" in str(find_launcher_obstacle("mpi"))
-    assert "not started inside an allocation" in str(find_launcher_obstacle("slurm"))
+    assert "not running inside a slurm allocation" in str(find_launcher_obstacle("slurm"))
     assert find_launcher_obstacle("local") is find_launcher_obstacle("torchrun") is None
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert find_launcher_obstacle("slurm") is None
@@ -56,7 +56,7 @@ def test_where_no_hosts_can_be_emulated_other_launchers_still_start_their_own_tr
     for place in ("cli.reproduce", "recipes.feasibility"):
         monkeypatch.setattr(f"scalelab.{place}.find_host_obstacle", lambda: "it needs root")
     monkeypatch.setattr(
-        "scalelab.cli.reproduce.measure_and_report", lambda store, launcher, output: chosen.append(launcher) or 0
+        "scalelab.cli.reproduce.measure_and_report", lambda store, study, launcher, output: chosen.append(launcher) or 0
     )
     assert main(["polaris", "--only", "P2", "--size", "small"]) == 0
     assert isinstance(chosen[0], MixedLauncher)

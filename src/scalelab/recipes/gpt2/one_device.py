@@ -1,0 +1,222 @@
+"""G1 to G4: memory, throughput, extrapolation to a larger model, and the batch size, on one device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.recipes.evidence import (
+    Compared,
+    Forecast,
+    divide_steps,
+    find_arm,
+    find_too_large,
+    keep_tables,
+    list_arms,
+    make_beside_table,
+    quote,
+    read_peak,
+    say,
+    scale,
+)
+from scalelab.recipes.feasibility import choose, make_sampling
+from scalelab.recipes.gpt2 import published
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
+from scalelab.records.settings import Optimization
+from scalelab.studies.batch_size import BatchSize
+from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.memory.study import Memory
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.work import count_tokens, measure_rate
+from scalelab.studies.throughput import Throughput
+
+SMALL_LIMIT = "300MB"
+"""What a rank may allocate in small, so that the largest batch does not fit."""
+OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
+
+
+def make_job(size: Size, model: str = "small", **fields: Any) -> Job:
+    """GPT-2 on random tokens; the tiny one in small."""
+    return Job(
+        workload="gpt2",
+        options={"size": choose(size, small="tiny", full=model)},
+        threads_per_rank=choose(size, small=1, full=None),
+        timeout=choose(size, small="5min", full="1h"),
+        **({"optimization": Optimization(optimizer="adamw")} | fields),
+    )
+
+
+def make_g1(size: Size) -> Row:
+    batches = (published.MEMORY_BATCH,)
+    parts: dict[str, Study] = {"measured": Memory(strategies=("single",), ranks=1, batches=batches, job=make_job(size))}
+    if size == "small":
+        parts["forecast"] = Forecast(strategies=("single",), ranks=1, batches=batches, job=make_job("full"))
+    return Row(id="G1", title="Memory", parts=parts, conclude=partial(answer_g1, size))
+
+
+def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("measured")
+    row = next(iter(collect_rows(outcome.results)), None) if outcome else None
+    measured = row.measured if row else None
+    sentences = list(quote(outcome))
+    table, main = None, None
+    if measured is not None:
+        left, reserved = measured.current_bytes, measured.reserved_bytes
+        unused = None if reserved is None or left is None else reserved - left
+        lines = [
+            Compared("peak", measured.peak_bytes, None),
+            compare_megabytes("after the step", left, published.ALLOCATED_MEGABYTES),
+            compare_megabytes("reserved", reserved, published.RESERVED_MEGABYTES),
+            compare_megabytes(
+                "reserved − after the step", unused, published.RESERVED_MEGABYTES - published.ALLOCATED_MEGABYTES
+            ),
+        ]
+        main = Main("bytes", "allocated after the step", *lines[1][1:])
+        table = make_beside_table(
+            "bytes",
+            lines,
+            title="Allocated by torch",
+            size=size,
+            notes=("published as the peak: what was allocated after zero_grad", OTHER_MEGABYTES),
+        )
+    forecast = read_peak(outcomes.get("forecast"))
+    if forecast is not None:
+        sentences.append(
+            f"Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} peaks at"
+            f" {say('bytes', forecast)} with CPU operators, whose attention stores its matrices (published:"
+            f" {published.RESERVED_MEGABYTES:.2f} MB reserved on a GPU)."
+        )
+    return Answer(main=main, tables=keep_tables(table), sentences=tuple(sentences))
+
+
+def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:
+    return Compared(what, ours, megabytes * published.MEGABYTE, f"{megabytes:.2f} MB")
+
+
+def make_throughput_rows(size: Size) -> tuple[Row, Row]:
+    """The published way: 5 warm-up steps, 20 timed; in several launches."""
+    sampling = Sampling(
+        rounds=choose(size, small=4, full=5),
+        steps=published.WARMUP_STEPS + published.TIMED_STEPS,
+        warmup=published.WARMUP_STEPS,
+        phase_steps=0,
+        comm_free_steps=0,
+        control=False,
+    )
+    study = Throughput(
+        batch_per_rank=published.MEMORY_BATCH,
+        target_parameters=published.TARGET_PARAMETERS,
+        target_tokens=published.TARGET_TOKENS,
+        job=make_job(size),
+        sampling=sampling,
+    )
+    parts = {"speed": study}
+    larger = partial(answer_g3, size, study)
+    return (
+        Row(id="G2", title="Throughput", parts=parts, conclude=partial(answer_g2, size), num_tables=0),
+        Row(id="G3", title="Extrapolation to 1T parameters", parts=parts, conclude=larger, reads="G2", num_tables=0),
+    )
+
+
+def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
+    arm = find_arm(outcomes.get("speed"))
+    if arm is None:
+        return Answer()
+    rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
+    lines = [
+        Compared("tokens/s", rate, published.TOKENS_PER_SECOND, f"{published.TOKENS_PER_SECOND:,}"),
+        Compared("steps/s", steps, published.STEPS_PER_SECOND, str(published.STEPS_PER_SECOND)),
+    ]
+    sentence = (
+        f"{say('rate', rate)} tokens/s, {say('rate', steps)} steps/s of {count_tokens(arm)} tokens (published:"
+        f" {lines[0].printed} and {lines[1].printed})."
+    )
+    table = make_beside_table("rate", lines, title="Per second", size=size)
+    return Answer(main=Main("rate", *lines[0]), tables=keep_tables(table), sentences=(sentence,))
+
+
+def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
+    arm = find_arm(outcomes.get("speed"))
+    future = study.extrapolate(arm) if arm else None
+    if future is None:
+        return Answer()
+    rate = compare_printed("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)
+    days = compare_printed("days", future.days, published.TARGET_DAYS)
+    years = compare_printed("years of 365 days", future.years, published.TARGET_YEARS)
+    return Answer(
+        main=Main("number", "years for 1T parameters, 10T tokens", *years[1:]),
+        tables=keep_tables(
+            make_beside_table("rate", [rate], title="A model of 1T parameters", size=size),
+            make_beside_table("number", [days, years], title="Training it on 10T tokens", size=size),
+        ),
+        sentences=(
+            f"At this speed, 10T tokens take a 1T-parameter model {say('number', future.years)} years"
+            f" (published: {published.TARGET_YEARS}).",
+            "This assumes the same FLOP/s, no communication and enough memory.",
+        ),
+    )
+
+
+def compare_printed(what: str, ours: Estimate, printed: str) -> Compared:
+    return Compared(what, ours, float(printed.replace(",", "")), printed)
+
+
+def make_g4(size: Size) -> Row:
+    study = BatchSize(
+        batches=(*(row.batch for row in published.BATCH_ROWS), published.OUT_OF_MEMORY_BATCH),
+        job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
+        sampling=make_sampling(size, rounds=3, steps=8, phase_steps=0),
+    )
+    return Row(id="G4", title="Batch sweep", parts={"sweep": study}, conclude=partial(answer_g4, size), num_tables=0)
+
+
+def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("sweep")
+    first_row = published.BATCH_ROWS[0]
+    first = find_arm(outcome, global_batch=first_row.batch)
+    if first is None or outcome is None:
+        return Answer()
+    rates, gains, memory = [], [], []
+    for row in published.BATCH_ROWS:
+        arm, what = find_arm(outcome, global_batch=row.batch), f"batch {row.batch}"
+        rate = measure_rate(arm) if arm else None
+        rates.append(Compared(what, rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
+        gain = 1.0 if arm is first else measure_gain(first, arm)
+        gains.append(Compared(what, gain, row.tokens_per_second / first_row.tokens_per_second))
+        peak = arm.peak_memory_bytes if arm else None
+        memory.append(Compared(what, peak, row.megabytes * published.MEGABYTE, f"{row.megabytes:,} MB"))
+    failed = find_too_large(outcome)
+    best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
+    limit = f"; batch {failed.trial.global_batch} runs out of memory" if failed else ""
+    sentence = (
+        f"The highest throughput is {say('rate', measure_rate(best))} tokens/s at batch"
+        f" {best.trial.global_batch}{limit} (published: out of memory at {published.OUT_OF_MEMORY_BATCH}). Every batch"
+        " ran in a fresh process, so its memory is its own."
+    )
+    last = next((line for line in reversed(gains) if line.ours is not None), gains[0])
+    return Answer(
+        main=Main("ratio", f"tokens/s over batch {first_row.batch}, {last.what}", *last[1:]),
+        tables=keep_tables(
+            make_beside_table("rate", rates, title="Tokens per second", size=size),
+            make_beside_table("ratio", gains, title="Tokens per second, over batch 1", size=size),
+            make_beside_table(
+                "bytes",
+                memory,
+                title="Peak memory",
+                size=size,
+                notes=("published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
+            ),
+        ),
+        sentences=(sentence, *quote(outcome)[:2]),
+    )
+
+
+def measure_gain(first: Arm, arm: Arm | None) -> Estimate | None:
+    """Throughput over that of the first batch, round by round."""
+    if arm is None:
+        return None
+    return scale(divide_steps(first, arm), arm.trial.global_batch / first.trial.global_batch)

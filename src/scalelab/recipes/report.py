@@ -1,0 +1,317 @@
+"""The document of a recipe: every row's main number beside the published one, then row by row, then the checks.
+
+The first table is the answer on one screen. A row's own tables come before those of its studies. Warnings of several
+rows that are of one kind become one that names the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.recipes.evidence import divide_published, is_comparable, print_published, say
+from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
+from scalelab.records.trial import Status, TrialResult
+from scalelab.report.brief import replace_details
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
+from scalelab.report.tables import count_column, make_table, text_column
+from scalelab.studies.catalogue import find_command
+from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
+from scalelab.units import format_count, is_known
+
+ROWS = FindingKind(
+    "reproduction",
+    "How many rows of a recipe ran, and how many main numbers agree with the published ones",
+    MAIN,
+    ("rows", "ran", "comparable", "agree"),
+)
+CHECKS = FindingKind("checks", "How many published claims follow from the published numbers", MAIN, ("claims", "hold"))
+ROW = FindingKind(
+    "row", "The answer of one row, with its main number and the published one", DETAIL, ("ours", "published", "verdict")
+)
+
+MOST_TABLES = 2
+"""Of a study, where the row has no tables of its own."""
+MOST_WHOLE_PARTS = 2
+"""With more parts, a row shows one table of each study."""
+MOST_CHARTS = 4
+"""Of one row; the others are in the studies themselves."""
+MOST_NAMED = 4
+"""Configurations that a merged warning names."""
+AGREES, UNRESOLVED, OTHER_MACHINE = "agrees", "unresolved", "other machine"
+VERDICT_NOTES = (
+    "agrees: the published number is within our interval; 1.20×: ours over the published one",
+    f"{OTHER_MACHINE}: absolute numbers of another machine and model size do not compare",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concluded:
+    """A row with what became of it."""
+
+    row: Row
+    outcomes: Outcomes
+    """Of the parts that have a result."""
+    answer: Answer
+    reason: str
+    """Why it did not run, or not completely; empty: it did."""
+    state: str
+    is_hindered: bool
+    """Whether nothing of it can run here, and nothing of it ran elsewhere."""
+    is_shown_elsewhere: bool
+    """Whether the row that measured its parts shows them."""
+
+    @property
+    def results(self) -> list[TrialResult]:
+        return [result for outcome in self.outcomes.values() for result in outcome.results]
+
+    @property
+    def num_completed(self) -> int:
+        return sum(result.status is Status.COMPLETED for result in self.results)
+
+    @property
+    def shown(self) -> Outcomes:
+        return {} if self.is_shown_elsewhere else self.outcomes
+
+
+def judge_main(main: Main | None, size: Size) -> str | None:
+    """Whether the interval holds the published number, else their quotient; None: there is nothing to compare."""
+    if main is None or main.ours is None or main.published is None:
+        return None
+    if not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
+        return OTHER_MACHINE
+    ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
+    if ours.value == main.published or (
+        ours.low is not None and ours.high is not None and ours.low <= main.published <= ours.high
+    ):
+        return AGREES
+    return f"{say('ratio', divide_published(ours.value, main.published))}×" if is_known(ours) else UNRESOLVED
+
+
+def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
+    """Every row with its main number here and as published, and what became of it."""
+    verdicts = {one.row.id: judge_main(one.answer.main, size) for one in rows}
+    mains = {one.row.id: one.answer.main or Main("text", one.row.title, None) for one in rows}
+    is_compared = any(main.published is not None for main in mains.values())
+
+    def read_published(one: Concluded) -> str | None:
+        main = mains[one.row.id]
+        return print_published(main.quantity, main.published, main.printed)
+
+    def read_ours(one: Concluded) -> str | None:
+        main = mains[one.row.id]
+        return None if main.ours is None else say(main.quantity, main.ours)
+
+    return make_table(
+        rows,
+        text_column("row", "row", lambda one: one.row.id),
+        text_column("title", "experiment", lambda one: one.row.title, is_detail=True),
+        text_column("number", "main number", lambda one: mains[one.row.id].what),
+        text_column("ours", "here", read_ours, align="right"),
+        text_column("published", "published", read_published, align="right") if is_compared else None,
+        text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or one.state),
+        count_column("completed", "completed", lambda one: one.num_completed, is_detail=True),
+        count_column("failed", "not completed", lambda one: len(one.results) - one.num_completed, is_detail=True),
+        text_column("state", "state", lambda one: one.state, is_detail=True),
+        notes=VERDICT_NOTES if any(verdicts.values()) else (),
+    )
+
+
+def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size) -> Iterator[Finding]:
+    """How much was reproduced, then every row's main answer."""
+    if not any(one.results for one in rows):
+        return
+    ran = [one for one in rows if one.num_completed]
+    num_rows = sum(not one.row.state for one in rows)
+    verdicts = [judge_main(one.answer.main, size) for one in rows]
+    comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_MACHINE)]
+    num_agree = comparable.count(AGREES)
+    said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree" if comparable else ""
+    yield ROWS(
+        "",
+        f"{len(ran)} of {format_count(num_rows, 'row')} ran{said}.",
+        rows=num_rows,
+        ran=len(ran),
+        comparable=len(comparable),
+        agree=num_agree,
+    )
+    if checks:
+        failed = list(dict.fromkeys(check.id for check in checks if not check.holds))
+        hold = sum(check.holds for check in checks)
+        which = f" (not: {', '.join(failed)})" if failed else ""
+        words = f"Published claims that hold when recomputed: {hold} of {len(checks)}{which}."
+        yield CHECKS("", words, claims=len(checks), hold=hold)
+    for one, verdict in zip(rows, verdicts, strict=True):
+        main = one.answer.main
+        for sentence in one.answer.sentences[:1]:
+            yield ROW(
+                one.row.id,
+                f"{one.row.id}: {sentence}",
+                ours=main.ours if main else None,
+                published=main.published if main else None,
+                verdict=verdict or one.state,
+                weight=DETAIL if main else ASIDE,
+            )
+
+
+def make_section(one: Concluded) -> Section:
+    """A row's answers first, then its numbers beside the published ones, then the main tables of its studies."""
+    why = f"{'Not run' if one.is_hindered and not one.row.state else 'Incomplete'}: {one.reason}." if one.reason else ""
+    outcomes = {key: outcome for key, outcome in one.shown.items() if outcome.document is not None}
+    is_crowded = len(outcomes) > MOST_WHOLE_PARTS
+    most = 1 if is_crowded or one.answer.tables else MOST_TABLES
+    if one.row.num_tables is not None and one.answer.sentences:
+        most = one.row.num_tables
+    tables = [
+        (key, replace_details(table) if one.answer.tables else table)
+        for key, outcome in outcomes.items()
+        for table in list_tables(outcome)[:most]
+    ]
+    sentences = one.answer.sentences or tuple(quote_studies(outcomes, is_crowded))
+    return Section(
+        heading=f"{one.row.id} · {one.row.title}",
+        paragraphs=(*((why,) if why else ()), *sentences),
+        tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
+        charts=tuple(choose_charts(outcomes)),
+    )
+
+
+def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:
+    """What the studies found, for a row that says nothing itself."""
+    for key, outcome in outcomes.items():
+        if outcome.document is not None:
+            mark = f"{outcome.document.title} ({key}): " if len(outcomes) > 1 else ""
+            yield from (f"{mark}{words}" for words in outcome.document.summary[: 1 if is_crowded else None])
+
+
+def list_tables(outcome: Outcome) -> list[Table]:
+    """The tables of a study, each with a title."""
+    document = outcome.document
+    found = []
+    for section in document.sections if document else ():
+        for number, table in enumerate(section.tables):
+            found.append(replace(table, title=table.title or (section.heading if number == 0 else "")))
+    if found and document:
+        found[0] = replace(found[0], title=found[0].title or document.title)
+    return found
+
+
+def merge_tables(shown: Sequence[tuple[str, Table]], *, is_marked: bool) -> Iterator[Table]:
+    """Tables that differ in their rows only become one, with the part of each row."""
+    alike: dict[tuple[object, ...], list[tuple[str, Table]]] = {}
+    for key, table in shown:
+        alike.setdefault((table.title, table.columns, table.notes), []).append((key, table))
+    for group in alike.values():
+        key, first = group[0]
+        if len(group) == 1:
+            yield replace(first, title=f"{first.title} ({key})") if is_marked and first.title else first
+            continue
+        rows = tuple((make_cell(key), *row) for key, table in group for row in table.rows)
+        yield replace(first, columns=(Column(key="part", header="part", align="left"), *first.columns), rows=rows)
+
+
+def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
+    """The first chart of every part, with the part's name where there are several; the last names what is left out."""
+    mains = {key: find_main_chart(outcome.document) for key, outcome in outcomes.items() if outcome.document}
+    found = {key: chart for key, chart in mains.items() if chart is not None}
+    left_out = list(found)[MOST_CHARTS:]
+    for number, (key, chart) in enumerate(list(found.items())[:MOST_CHARTS], start=1):
+        named = replace(chart, title=f"{chart.title} ({key})") if len(found) > 1 else chart
+        if number == MOST_CHARTS and left_out:
+            named = replace(named, caption=f"{named.caption} Not drawn: {', '.join(left_out)}.".strip())
+        yield named
+
+
+def find_main_chart(document: Document) -> Chart | None:
+    return next((chart for section in document.sections for chart in section.charts), None)
+
+
+def make_check_table(checks: Sequence[Check]) -> Table:
+    """What was published, and what follows from its own numbers."""
+    return make_table(
+        checks,
+        text_column("row", "row", lambda check: check.id),
+        text_column("holds", "holds", lambda check: "yes" if check.holds else "no"),
+        text_column("check", "published → recomputed", lambda check: f"{check.claim} → {check.computed}"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A warning with where it was found."""
+
+    row: str
+    caution: Caution
+    command: str = ""
+    """What has the flags that its advice names."""
+
+
+def list_cautions(rows: Iterable[Concluded]) -> tuple[Caution, ...]:
+    """The warnings of all studies, those of one kind merged."""
+    found = []
+    for one in rows:
+        for key, outcome in one.shown.items():
+            for caution in (*find_unnamed(outcome), *(outcome.document.cautions if outcome.document else ())):
+                step = point_to_logs(caution, outcome.results, f"{one.row.prefix}.{key}")
+                command = find_command(outcome.study.name) if caution.severity == "noise" else ""
+                found.append(Found(row=one.row.id, caution=replace(caution, next_step=step), command=command))
+    return merge_cautions(found)
+
+
+def find_unnamed(outcome: Outcome) -> Iterator[Caution]:
+    """Failures that the study neither expects nor warns of: they head the answer of a recipe all the same."""
+    named = {caution.values.get("status") for caution in outcome.document.cautions} if outcome.document else set()
+    for arm in outcome.arms.values():
+        failure = None if arm.is_measured else arm.failure
+        if (
+            failure
+            and failure.status.value not in {*named, Status.NOT_RUN.value}
+            and not outcome.study.expects(failure)
+        ):
+            yield from name_failure(arm.label, arm.results, is_measured=False)
+
+
+def point_to_logs(caution: Caution, results: Sequence[TrialResult], prefix: str) -> str:
+    """The advice after a failure, with the trial as this run names it."""
+    if caution.kind not in (FAILED.name, NOT_RUN.name):
+        return caution.next_step
+    failed = [result for result in results if result.status.value == caution.values.get("status")]
+    result = next((one for one in failed if one.trial.label == caution.subject), failed[0] if failed else None)
+    if result is None:
+        return caution.next_step
+    return f"{result.status.advice}; logs: trials/{prefix}.{result.trial.name}"
+
+
+def merge_cautions(found: Iterable[Found]) -> tuple[Caution, ...]:
+    """One warning for all of one kind, with the rows and configurations that have it."""
+    alike: dict[tuple[object, ...], list[Found]] = {}
+    for one in found:
+        kind = one.caution.kind
+        same = one.caution.message if kind == "other" else one.caution.values.get("status")
+        alike.setdefault((kind, same), []).append(one)
+    return tuple(_merge_alike(group) for group in alike.values())
+
+
+def _merge_alike(group: Sequence[Found]) -> Caution:
+    first = group[0]
+    rows = ", ".join(dict.fromkeys(one.row for one in group))
+    others = list(dict.fromkeys(_name(one) for one in group[1:] if one.caution.subject and _name(one) != _name(first)))
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    also = f" (also {', '.join(others[:MOST_NAMED])}{more})" if others else ""
+    commands = ", ".join(dict.fromkeys(one.command for one in group if one.command))
+    step = f"{first.caution.next_step}, with {commands}" if commands else first.caution.next_step
+    return replace(first.caution, subject=rows, message=f"{rows}: {first.caution.message}{also}", next_step=step)
+
+
+def _name(one: Found) -> str:
+    return f"{one.row} {one.caution.subject}".strip()
+
+
+def join_alike(reasons: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    """Every reason once, with the names of those that share it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items() if isinstance(reasons, Mapping) else reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())

@@ -1,0 +1,291 @@
+"""The scaling recipe, S1 to S6: timing, strong scaling, model size, strategies, delay, batch, straggler, the report.
+
+The assignment publishes parameters and questions and no times, so there is nothing to compare with: every row answers
+its questions with this run's numbers. The model is DEPTH × (Linear(DIM, DIM) + ReLU) with Adam and a squared error, on
+random data. The check is what its arithmetic gives before anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from scalelab.analysis.stats import Verdict, judge
+from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_spread, quote, say, scale
+from scalelab.recipes.feasibility import choose, make_sampling
+from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
+from scalelab.records.settings import Perturbation
+from scalelab.studies.batch_scaling import BatchScaling
+from scalelab.studies.delay.study import Delay
+from scalelab.studies.model_size import ModelSize
+from scalelab.studies.reproducibility import Reproducibility
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Study
+from scalelab.studies.straggler.study import Straggler
+from scalelab.studies.strategies.study import Strategies
+from scalelab.workloads.options import MlpOptions
+
+DIM, DEPTH = 8192, 6
+SMALL_DIM, SMALL_DEPTH = 512, 3
+GLOBAL_BATCH = 64
+STEPS, DROPPED = 30, 5
+"""S1: at least this many steps, of which the first are dropped."""
+RANKS = (1, 2, 4)
+SIZES = ((1024, 2), (8192, 8))
+SMALL_SIZES = ((128, 2), (1024, 3))
+"""S3: dim and depth of the small and of the large model."""
+BYTES_PER_PARAMETER = 4
+DELAY = "10ms"
+"""S5A: before backward, on every rank."""
+BATCHES = (32, 64, 128, 256)
+"""S5B."""
+STRAGGLER_DELAY = "20ms"
+"""S5C: on rank 0, in every step."""
+
+
+def make_job(size: Size, **fields: Any) -> Job:
+    return Job(
+        workload="mlp",
+        options={
+            "dim": choose(size, small=SMALL_DIM, full=DIM),
+            "depth": choose(size, small=SMALL_DEPTH, full=DEPTH),
+        },
+        threads_per_rank=choose(size, small=1, full=None),
+        timeout=choose(size, small="5min", full="1h"),
+        **fields,
+    )
+
+
+def choose_all_ranks(size: Size) -> tuple[int, ...]:
+    return choose(size, small=RANKS[:2], full=RANKS)
+
+
+def make_rows(size: Size) -> Sequence[Row]:
+    return (
+        make_s1(size),
+        make_s2(size),
+        make_s3(size),
+        make_s4(size),
+        make_s5a(size),
+        make_s5b(size),
+        make_s5c(size),
+        make_s6(),
+    )
+
+
+def quote_row(
+    row: str, title: str, part: str, study: Study, find_main: Callable[[list[Arm]], Main | None], **fields: Any
+) -> Row:
+    """A row whose questions its study answers."""
+
+    def answer(outcomes: Outcomes) -> Answer:
+        outcome = outcomes.get(part)
+        return Answer(main=find_main(list_arms(outcome)), sentences=quote(outcome))
+
+    return Row(id=row, title=title, parts={part: study}, conclude=answer, **fields)
+
+
+def find_speedup(what: str, arms: Iterable[Arm]) -> Main | None:
+    """That of the most ranks over one, the plain loop where it was measured."""
+    ordered = sorted(arms, key=lambda arm: (arm.trial.num_ranks, arm.trial.strategy != "single"))
+    if len({arm.trial.num_ranks for arm in ordered}) < 2:
+        return None
+    first, last = ordered[0], ordered[-1]
+    return Main("ratio", f"speedup on {last.trial.num_ranks} ranks{what}", divide_steps(first, last))
+
+
+def find_first_step(arms: Sequence[Arm]) -> Main | None:
+    return Main("seconds", "step", arms[0].step) if arms else None
+
+
+def make_s1(size: Size) -> Row:
+    study = Reproducibility(
+        global_batch=GLOBAL_BATCH,
+        dropped=DROPPED,
+        job=make_job(size),
+        sampling=Sampling(
+            rounds=choose(size, small=4, full=6), steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0
+        ),
+    )
+    return quote_row("S1", "Reproducible timing", "timing", study, find_first_step)
+
+
+def make_s2(size: Size) -> Row:
+    study = StrongScaling(
+        ranks=choose_all_ranks(size),
+        global_batch=GLOBAL_BATCH,
+        job=make_job(size),
+        sampling=make_sampling(size, comm_free=True),
+    )
+    return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=answer_s2, num_tables=1)
+
+
+def answer_s2(outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("strong")
+    plain = find_arm(outcome, strategy="single")
+    spread = list_spread(outcome)
+    if plain is None or not spread:
+        return Answer(sentences=quote(outcome))
+    return Answer(
+        main=find_speedup("", [plain, *spread]),
+        sentences=(*answer_linearity(plain, spread), *quote(outcome)),
+    )
+
+
+def answer_linearity(plain: Arm, spread: list[Arm]) -> Iterator[str]:
+    """Is it linear, and where does it drop: against the plain loop. The study says why."""
+    below = []
+    for arm in spread:
+        excess = scale(divide_steps(arm, plain), arm.trial.num_ranks)
+        if excess is not None and judge(excess) is Verdict.SLOWER:
+            below.append(arm)
+    ranks = spread[-1].trial.num_ranks
+    speedup = divide_steps(plain, spread[-1])
+    verdict = "No" if below else "Yes, within the error"
+    yield (
+        f"Is it linear? {verdict}: {ranks} ranks are {say('ratio', speedup)} times as fast as the plain loop,"
+        f" efficiency {say('share', scale(speedup, 1 / ranks))}."
+    )
+    if below:
+        yield f"Where does it drop? At {below[0].trial.num_ranks} ranks, the first that is significantly below ideal."
+
+
+def make_s3(size: Size) -> Row:
+    sizes = choose(size, small=SMALL_SIZES, full=SIZES)
+    study = ModelSize(
+        sizes=tuple(f"dim={dim},depth={depth}" for dim, depth in sizes),
+        ranks=choose_all_ranks(size),
+        global_batch=GLOBAL_BATCH,
+        job=make_job(size),
+        sampling=make_sampling(size, comm_free=True),
+    )
+    dim = sizes[-1][0]
+    return quote_row(
+        "S3",
+        "Communication vs computation",
+        "sizes",
+        study,
+        lambda arms: find_speedup(f", dim {dim}", (arm for arm in arms if arm.trial.options["dim"] == dim)),
+    )
+
+
+def make_s4(size: Size) -> Row:
+    study = Strategies(
+        strategies=("single", "dp", "ddp"),
+        ranks=choose(size, small=2, full=4),
+        global_batch=GLOBAL_BATCH,
+        job=make_job(size),
+        sampling=make_sampling(size),
+    )
+    return Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
+
+
+def answer_s4(outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("strategies")
+    dp, ddp = (find_arm(outcome, strategy=name) for name in ("dp", "ddp"))
+    ratio = divide_steps(ddp, dp)
+    if ratio is None or dp is None:
+        return Answer(sentences=quote(outcome))
+    emulated = ", whose replicas are threads here" if dp.trial.is_emulated else ""
+    sentence = f"A DDP step takes {say('ratio', ratio)} times as long as a DP step{emulated}: {judge(ratio)}."
+    return Answer(main=Main("ratio", "DDP step over DP step", ratio), sentences=(sentence, *quote(outcome)))
+
+
+def make_s5a(size: Size) -> Row:
+    study = Delay(
+        delays=("0ms", DELAY),
+        ranks=choose_all_ranks(size),
+        global_batch=GLOBAL_BATCH,
+        job=make_job(size),
+        sampling=make_sampling(size),
+    )
+    return quote_row(
+        "S5A",
+        "Injected delay",
+        "delay",
+        study,
+        lambda arms: find_speedup(f" with {DELAY} delay", (arm for arm in arms if arm.trial.perturbation.seconds)),
+    )
+
+
+def make_s5b(size: Size) -> Row:
+    study = BatchScaling(
+        batches=BATCHES, reading="both", job=make_job(size), sampling=make_sampling(size, comm_free=True)
+    )
+    return quote_row(
+        "S5B",
+        "Batch scaling",
+        "batches",
+        study,
+        lambda arms: find_speedup(
+            f", global batch {BATCHES[-1]}", (arm for arm in arms if arm.trial.global_batch == BATCHES[-1])
+        ),
+    )
+
+
+def make_s5c(size: Size) -> Row:
+    study = Straggler(
+        ranks=choose(size, small=2, full=4),
+        global_batch=GLOBAL_BATCH,
+        job=make_job(size, perturbation=Perturbation(delay=STRAGGLER_DELAY, delay_rank=0)),
+        sampling=make_sampling(size, phase_steps=16),
+    )
+
+    def find_slow_step(arms: list[Arm]) -> Main | None:
+        steps = [arm.step for arm in arms if arm.trial.perturbation.seconds]
+        return Main("seconds", f"step with {STRAGGLER_DELAY} on rank 0", steps[0]) if steps else None
+
+    return quote_row("S5C", "Straggler", "slow", study, find_slow_step, num_tables=1)
+
+
+def make_s6() -> Row:
+    return Row(
+        id="S6",
+        title="The report",
+        conclude=lambda _: Answer(
+            sentences=(
+                "This document is the report: scalelab report last --pdf report.pdf writes a PDF, --html report.html a"
+                " page, and --bundle DIR both with the raw data and a script that measures it again.",
+            )
+        ),
+        state="this document",
+    )
+
+
+def count_bytes(options: MlpOptions) -> int:
+    """Gradients of one step: 4P."""
+    return BYTES_PER_PARAMETER * options.count_parameters()
+
+
+def count_operations(options: MlpOptions) -> float:
+    """Operations of one step over all ranks: 6PB, but for the biases."""
+    return options.flops_per_sample() * GLOBAL_BATCH
+
+
+def make_checks() -> list[Check]:
+    small, large = (MlpOptions(dim=dim, depth=depth) for dim, depth in SIZES)
+    more_bytes = count_bytes(large) / count_bytes(small)
+    more_operations = count_operations(large) / count_operations(small)
+    ratios = [count_bytes(options) / count_operations(options) for options in (small, large)]
+    is_alike = abs(ratios[1] / ratios[0] - 1) < 0.01
+    return [
+        Check(
+            id="S3",
+            claim=f"{large.label} is compute-bound, {small.label} communication-bound",
+            computed=f"{large.label} has {more_bytes:.1f} times the bytes (4P) and {more_operations:.1f} times the"
+            f" operations (6PB) of {small.label}: {1e3 * ratios[0]:.2f} and {1e3 * ratios[1]:.2f} bytes per thousand"
+            " operations, so size alone does not decide it",
+            holds=not is_alike,
+        )
+    ]
+
+
+SCALING = Recipe(
+    name="scaling",
+    title="Reproducible benchmarks, strong scaling, DP vs DDP",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)
