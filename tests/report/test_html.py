@@ -14,6 +14,7 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Document, Section
+from scalelab.report.findings import as_findings
 from scalelab.report.renderers import html_files as html_script
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import count_values, name_file, render_html, set_table
@@ -164,3 +165,12 @@ def test_raw_files_are_packed_small_ones_first_and_what_is_left_out_is_named(tmp
     assert part.left_out == (f"{store.name}/{large.relative_to(store.path)}",)
     page = render_html(build_strong_scaling(), archive=part)
     assert f"Too large for this page: {part.left_out[0]}" in Reader(page).text
+
+
+def test_the_weightiest_findings_are_shown_and_the_rest_is_folded() -> None:
+    sentences = [f"finding {number}" for number in range(7)]
+    page = render_html(Document(title="t", findings=as_findings(sentences)))
+    shown, folded = page.split('<section id="findings">')[1].split("<details>")[:2]
+    assert [one for one in sentences if one in shown] == sentences[1:5]
+    assert "2 more findings" in folded
+    assert "<details>" not in render_html(Document(title="t", findings=as_findings(sentences[:6]))), "never fold one"

@@ -101,7 +101,7 @@ def write_page(document: Document, directory: Path, store: RunStore | None = Non
     return file
 
 
-ON_A_PHONE = ("strong-scaling", "memory", "io-formats", "dimensions", "max-batch", "quantize", "links", "large-batch")
+ON_A_PHONE = ("strong-scaling", "memory", "io-formats", "dimensions", "max-batch", "quantize", "network", "large-batch")
 """Studies that together have every kind of chart: each is drawn again, narrow and dark."""
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
-from scalelab.report.document import Column, Document, Section, Table, make_row
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_row
 from scalelab.report.findings import Caution, as_findings
-from scalelab.report.renderers.pdf import render_pdf
+from scalelab.report.renderers.pdf import arrange_charts, render_pdf
 from tests.report.samples import build_strong_scaling, build_troubled_scaling
 from tests.report.test_pictures import build_chart
 
@@ -145,6 +145,29 @@ def test_a_wide_table_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None
     assert [words.count(str(1001 + i)) for i in range(1, 30)] == [1] * 29
     assert words.count("1001") >= 2, "the first column is repeated"
     assert max(high for _, high in find_words(pdf, tmp_path)) <= A4_POINTS[0] - 30
+
+
+def make_charts(*heights: int) -> list[Chart]:
+    return [Chart(title=f"{number}", spec={"height": height}) for number, height in enumerate(heights)]
+
+
+def arrange(*heights: int) -> list[list[str]]:
+    """The titles of every column of every block."""
+    return [["".join(chart.title for chart in own) for own in block] for block in arrange_charts(make_charts(*heights))]
+
+
+def test_charts_fill_two_columns_and_leave_no_hole() -> None:
+    assert arrange(200, 200) == [["0", "1"]]
+    assert arrange(600, 150, 150, 150) == [["0", "123"]], "short charts stand beside a tall one"
+    assert arrange(200) == [["0"]], "a chart alone takes the full width"
+    assert arrange(200, 200, 200) == [["0", "1"], ["2"]]
+    assert arrange() == []
+
+
+def test_a_chart_of_several_views_takes_the_full_width() -> None:
+    narrow, other = make_charts(200, 200)
+    wide = Chart(title="w", spec={"hconcat": []})
+    assert list(arrange_charts([narrow, wide, other])) == [[[narrow]], [[wide]], [[other]]]
 
 
 def test_a_document_with_nothing_in_it_is_a_page() -> None:

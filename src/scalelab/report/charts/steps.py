@@ -28,9 +28,9 @@ from scalelab.report.charts.axes import (
     write_choice,
 )
 from scalelab.report.charts.plot import (
+    GUIDE_DASHES,
     HIDDEN,
     UNLESS_HIDDEN,
-    choose_dashes,
     encode_series,
     encode_tooltip,
     list_series,
@@ -59,16 +59,18 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
     everything = name_axes(plotted, (x, y), [*plotted.values, *lines])
     for one in plotted.values:
         del one["place_text"]  # the launch and its step say more
-    names = [name for name in (STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT) if name in list_series(points, medians, trend)]
+    names = [STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT]  # every figure has the same colours, and names what it shows
+    present = list_series(points, medians, trend)
+    series = encode_series(names)
+    series |= {"legend": series["legend"] | {"values": [name for name in names if name in present]}}
     places = {"x": encode_axis(x, everything), "y": encode_axis(y, everything)}
-    look = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 0.75}}
+    look = {"color": series, "opacity": UNLESS_HIDDEN | {"value": 0.75}}
     shapes = [LOOKS[name][0] if name in LOOKS else "stroke" for name in names]
-    shape = encode_series(names) | {"scale": {"domain": names, "range": shapes}}
+    shape = series | {"scale": {"domain": names, "range": shapes}}
     larger = [{"test": f"datum.series === '{name}'", "value": LOOKS[name][1]} for name in (WARM_UP, OUTLIER)]
     size = {"condition": larger, "value": LOOKS[STEP][1]}
-    dashes = choose_dashes(names, [name for name in names if name != DRIFT])
-    dashes = [dash if name == DRIFT else [1, 0] for name, dash in zip(names, dashes, strict=True)]
-    line: dict[str, Any] = {"strokeDash": encode_series(names) | {"scale": {"domain": names, "range": dashes}}}
+    dashes = [GUIDE_DASHES[0] if name == DRIFT else [1, 0] for name in names]
+    line: dict[str, Any] = {"strokeDash": series | {"scale": {"domain": names, "range": dashes}}}
     layers: list[dict[str, Any]] = [
         {
             "data": {"values": plotted.values},
@@ -91,7 +93,7 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=HEIGHT))
 
 
-ROW_HEIGHT = 46
+ROW_HEIGHT, DENSE_ROW_HEIGHT, MANY_ROWS = 46, 34, 8
 HALF = 0.42
 """Of a row, from its middle to its edge."""
 WIDE_BOX = 20.0
@@ -128,7 +130,7 @@ def plot_distribution(*, title: str, rows: Rows, points: Rows, failed: Rows = ()
     names = list(dict.fromkeys(str(one["name"]) for one in [*values, *missing]))
     everything = name_axes(plotted, (x,), [*values, *scattered])
     layers = draw_layers(names, values, scattered, missing, encode_axis(x, everything))
-    height = max(80, ROW_HEIGHT * len(names))
+    height = max(80, (DENSE_ROW_HEIGHT if len(names) > MANY_ROWS else ROW_HEIGHT) * len(names))
     return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
 
 

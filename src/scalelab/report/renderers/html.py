@@ -61,8 +61,8 @@ def set_text(text: str) -> str:
 
 
 def set_words(text: str) -> str:
-    """A sentence in which a number is not torn from its interval or its sign by the end of a line."""
-    return re.sub("(?<=±) | (?=[±%])", "\u00a0", set_text(text))
+    """A sentence that never breaks a line inside "1.9 ± 0.1", "67 %" or "ddp × 2"."""
+    return re.sub("(?<=[±×]) | (?=[±×%])", "\u00a0", set_text(text))
 
 
 def set_table(table: Table, label: str) -> str:
@@ -115,7 +115,7 @@ def set_charts(section: Section, number: int) -> str:
 
 def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
     """The frame of a figure; the program of the page draws into it."""
-    title, caption = set_text(chart.title), set_text(chart.caption)
+    title, caption = set_text(chart.title), set_words(chart.caption)
     label = ": ".join(part for part in (title, caption) if part) or "chart"
     longest = max((len(name) for name in list_names(chart.spec)), default=0)
     large = ' data-large="true"' if count_values(chart.spec) > MOST_VECTORS else ""
@@ -243,11 +243,12 @@ def list_parts(document: Document) -> Iterator[tuple[str, str, str]]:
 
 
 def set_findings(sentences: Sequence[str]) -> str:
-    """The weightiest as a list, the rest folded: figures should not be far from the answer."""
+    """The weightiest as a list, the rest folded (unless it is only one): figures stay close to the answer."""
     items = [f"<li>{set_words(sentence)}</li>" for sentence in sentences]
-    shown, rest = items[: MOST_FINDINGS - 1], items[MOST_FINDINGS - 1 :]
-    more = f"{len(rest)} more finding{'s' if len(rest) > 1 else ''}"
-    folded = f'<details><summary>{more}</summary><ul class="list">{"".join(rest)}</ul></details>\n' if rest else ""
+    num_shown = MOST_FINDINGS - 1 if len(items) > MOST_FINDINGS else len(items)
+    shown, rest = items[:num_shown], items[num_shown:]
+    more = f"<summary>{len(rest)} more findings</summary>"
+    folded = f'<details>{more}<ul class="list">{"".join(rest)}</ul></details>\n' if rest else ""
     return f'<ul class="list">{"".join(shown)}</ul>\n{folded}'
 
 

@@ -1,15 +1,19 @@
 """A document as a typeset A4 report, by typst.
 
-The template stands in `assets/report.typ` and reads the document as data, so nothing in it can be taken for markup.
-Charts are vectors, with their fonts. How wide a column must be is measured by typst, which knows its letters: a table
-that is too wide for the page is set in a smaller size, and then split into tables below each other that repeat the
-first column, as in a terminal. What the fonts lack is spelled out.
+The template `assets/report.typ` reads the document as data, so no text of it is ever parsed as markup. Charts are
+vectors with embedded fonts. typst measures the columns: a table too wide for the page is set smaller, then split into
+tables below each other that repeat the first column, as in a terminal. Characters that the fonts lack are spelled out.
+
+Narrow charts fill two columns, each chart going to the shorter one, so that pages fill; a chart that would leave a
+hole beside it takes the full width.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from scalelab.errors import UsageError
 from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.pictures import PICTURE_WIDTH, draw_pdf, spell_out
+from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
 from scalelab.units import PLUS_MINUS
 
@@ -26,6 +30,10 @@ NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab
 NO_BREAK = "\u00a0"
 FIGURE_BLANK = "\u2007"
 """As wide as a digit."""
+FULL_WIDTH, HALF_WIDTH = 780, 390
+"""Pixels of a chart in one column or in one of two: its letters are then about as large as those of captions."""
+WORDS_HEIGHT = 90
+"""Roughly what title, legend and caption add to a chart, in pixels."""
 
 
 def render_pdf(document: Document) -> bytes:
@@ -46,7 +54,7 @@ def render_pdf(document: Document) -> bytes:
 
 def describe_document(document: Document, directory: Path) -> dict[str, Any]:
     """The document as the template reads it; its charts become files in a directory."""
-    names = iter(range(10**6))
+    names = (f"chart{number}.pdf" for number in itertools.count())
     return {
         "headline": spell_out(document.headline),
         "title": spell_out(document.title),
@@ -60,7 +68,10 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
             {
                 "heading": spell_out(section.heading or "Results"),
                 "paragraphs": [spell_out(paragraph) for paragraph in section.paragraphs],
-                "charts": [_describe_chart(chart, directory, f"chart{next(names)}.pdf") for chart in section.charts],
+                "charts": [
+                    [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
+                    for columns in arrange_charts(section.charts)
+                ],
                 "tables": [_describe_table(table) for table in section.tables],
             }
             for section in document.sections
@@ -78,11 +89,35 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
     return {"message": spell_out(caution.message), "next_step": spell_out(caution.next_step)}
 
 
-def _describe_chart(chart: Chart, directory: Path, name: str) -> dict[str, Any]:
-    width = PICTURE_WIDTH if is_wide(chart) else PICTURE_WIDTH // 2
-    (directory / name).write_bytes(draw_pdf(chart, width=width))
-    words = {"title": spell_out(chart.title), "caption": spell_out(chart.caption)}
-    return {**words, "file": name, "wide": is_wide(chart)}
+def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
+    """Blocks from top to bottom, each of one column or of two."""
+    for wide, run in itertools.groupby(charts, key=is_wide):
+        if wide:
+            yield from ([[chart]] for chart in run)
+            continue
+        columns: list[list[Chart]] = [[], []]
+        heights = [0.0, 0.0]
+        *most, last = run
+        for chart in most:
+            shorter = heights.index(min(heights))
+            columns[shorter].append(chart)
+            heights[shorter] += _measure_height(chart)
+        fills_hole = max(heights) - min(heights) >= _measure_height(last) / 2
+        if fills_hole:
+            columns[heights.index(min(heights))].append(last)
+        if most:
+            yield columns
+        if not fills_hole:
+            yield [[last]]
+
+
+def _measure_height(chart: Chart) -> float:
+    return float(chart.spec.get("height", 0)) + WORDS_HEIGHT
+
+
+def _describe_chart(chart: Chart, directory: Path, name: str, num_columns: int) -> dict[str, str]:
+    (directory / name).write_bytes(draw_pdf(chart, width=FULL_WIDTH if num_columns == 1 else HALF_WIDTH))
+    return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": name}
 
 
 def _describe_table(table: Table) -> dict[str, Any]:
