@@ -17,8 +17,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from scalelab.recipes.report import ROW
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.trial import from_builtins
+from scalelab.report.findings import select
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.units import format_duration
@@ -41,7 +43,7 @@ def time_recipe(name: str) -> Timing:
         start = time.perf_counter()
         store, document = run_study(reproduce, runs_dir=Path(directory))
         seconds = time.perf_counter() - start
-        answered = {line.partition(":")[0] for line in document.summary}
+        answered = {finding.subject for finding in select(document.findings, ROW)}
         unanswered = [row.id for row in reproduce.rows if row.parts and row.id not in answered]
         return Timing(seconds, len(store.record.trials), len(find_failed(store, read_study(store))), unanswered)
 

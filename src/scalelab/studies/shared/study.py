@@ -88,10 +88,6 @@ class Study:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
         return ""
 
-    def find_site(self, trial: Trial) -> Site | None:
-        """What a trial that is a batch job of its own asks for; None: it is not a job."""
-        return None
-
     def count_steps(self, result: TrialResult) -> TrialResult:
         """The result with the steps that charts draw."""
         return result
