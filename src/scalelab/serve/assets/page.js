@@ -1,4 +1,4 @@
-// The page over the runs. Whatever it is told is put in as text; nothing is ever read as markup.
+// The page over the runs. Everything from the server is inserted as text, never as markup.
 "use strict";
 
 const main = document.getElementById("main");
@@ -102,7 +102,7 @@ function showList() {
   });
   main.replaceChildren(make("div", { className: "bar" }, search, compare), count, place, more);
   load(false).catch(complain);
-  // Only a list that nobody is working in is brought up to date by itself.
+  // Refresh the list only while the user is not working in it.
   setInterval(() => { if (!document.hidden && !chosen.size && shown.length <= 200) load(false).catch(complain); }, 5000);
 }
 
