@@ -32,9 +32,8 @@ from scipy import optimize
 
 from scalelab.predict.communication import LinkCost, reduce_all
 from scalelab.predict.devices import find_device
-from scalelab.predict.footprint import Kernels, find_footprint
 from scalelab.predict.layout_cost import Efficiency, time_step
-from scalelab.predict.layouts import Layout, PlannedJob
+from scalelab.predict.layouts import Kernels, Layout, PlannedJob, find_footprint
 from scalelab.predict.planning import enclose_step
 from scalelab.predict.transformer import GPT2_SMALL, LLAMA3_8B, Transformer
 

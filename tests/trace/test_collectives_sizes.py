@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.trace.classify import Arguments
 from scalelab.trace.collectives import (
     REQUESTS,
     MessageSize,
@@ -18,6 +17,7 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
+from scalelab.trace.events import Arguments
 
 
 def record(num_in: int, num_out: int, dtype: str = "Float") -> Arguments:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
-from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Footprint
+from scalelab.predict.layouts import CATEGORIES, FREE_SHARE, Footprint
 from scalelab.predict.planning import (
     FOUND_ON,
     Difference,

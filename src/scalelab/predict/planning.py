@@ -29,9 +29,17 @@ from scalelab.analysis.growth import Extrapolation, extrapolate_training
 from scalelab.analysis.stats import enclose
 from scalelab.checks import check_positive
 from scalelab.errors import UsageError
-from scalelab.predict.footprint import Footprint, Kernels, find_footprint
 from scalelab.predict.layout_cost import Efficiency, StepCost, time_step
-from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_layouts
+from scalelab.predict.layouts import (
+    Asked,
+    Footprint,
+    Kernels,
+    Layout,
+    PlannedJob,
+    find_footprint,
+    find_obstacle,
+    list_layouts,
+)
 from scalelab.units import format_bytes
 
 NUM_DRAWS = 200

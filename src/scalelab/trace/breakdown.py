@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.classify import Kind
+from scalelab.trace.events import Kind
 from scalelab.trace.windows import Records, Window
 
 Times = NDArray[np.int64]

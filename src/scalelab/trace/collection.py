@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.trace.classify import Event, GroupInfo, Header, Kind, find_collective_kind
 from scalelab.trace.collectives import (
     REQUESTS,
     Collectives,
@@ -33,6 +32,7 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
+from scalelab.trace.events import Event, GroupInfo, Header, Kind, find_collective_kind
 
 RUN_AS = {"reduce_scatter": "all_reduce"}
 """What gloo runs instead of a collective that it does not have."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, overload
 import msgspec
 import numpy as np
 
-from scalelab.trace.classify import MOST_NAMES, Arguments
+from scalelab.trace.events import MOST_NAMES, Arguments
 
 LARGEST_BYTES = 2**60
 """A size beyond is a broken number."""

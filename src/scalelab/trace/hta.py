@@ -33,9 +33,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.classify import Event, Integer
+from scalelab.trace.events import Event, Integer, repair_events
 from scalelab.trace.reader import Pieces
-from scalelab.trace.repair import repair_events
 
 Column = NDArray[np.float64]
 OTHER, COMPUTE, COMMUNICATION = range(3)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.breakdown import select_busy
-from scalelab.trace.classify import Kind
+from scalelab.trace.events import Kind
 from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
 from scalelab.trace.rank import Lane, Tables
 from scalelab.trace.windows import Records, Steps, Window, is_chosen

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.classify import Kind
+from scalelab.trace.events import Kind
 from scalelab.trace.rank import Lane
 from scalelab.trace.windows import Records
 

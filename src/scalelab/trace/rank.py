@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from scalelab.trace.breakdown import Breakdown, BreakdownCounter
-from scalelab.trace.classify import MOST_NAMES, Classifier, Header, Kind, read_step_number
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import Collectives
+from scalelab.trace.events import MOST_NAMES, Classifier, Header, Kind, read_step_number
 from scalelab.trace.reader import Batch, TraceFile
 from scalelab.trace.windows import RECORD, Spool, Step, Window, arrange_steps, cut_windows
 

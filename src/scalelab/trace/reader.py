@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.classify import Event, Header
-from scalelab.trace.repair import OpenEvents, is_time, pair_events, read_header, repair_events
+from scalelab.trace.events import Event, Header, OpenEvents, is_time, pair_events, read_header, repair_events
 
 PIECE_BYTES = 1 << 19
 LARGEST_EVENT_BYTES = 1 << 26

@@ -20,7 +20,7 @@ from scalelab.report.charts.steps import plot_timeline
 from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import Arm
 from scalelab.trace.breakdown import find_parts_of_collectives, select_busy
-from scalelab.trace.classify import Kind
+from scalelab.trace.events import Kind
 from scalelab.trace.rank import RankTrace, Tables
 from scalelab.trace.ranks import JobTrace, find_trace_files, read_ranks
 from scalelab.trace.windows import Step, Steps, Window

@@ -11,8 +11,8 @@ from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, make_table, seconds_column, share_column, text_column
 from scalelab.trace.breakdown import Parts
-from scalelab.trace.diff import NOTABLE, Amount, Change, Comparison, Difference, Side, compare_operators
 from scalelab.trace.hta import HtaBreakdown
+from scalelab.trace.operators import NOTABLE, Amount, Change, Comparison, Difference, Side, compare_operators
 from scalelab.units import format_count, format_seconds, format_share
 
 LARGEST = FindingKind("largest-change", "The name whose time changed most from A to B", MAIN, ("change", "seconds"))

@@ -48,7 +48,7 @@ from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, li
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import Strategies
-from scalelab.trace.diff import Amount, Change, Comparison, Side, compare_operators
+from scalelab.trace.operators import Amount, Change, Comparison, Side, compare_operators
 from scalelab.units import format_learning_rate, format_loss, format_share
 
 CARD_BYTES = 80e9

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scalelab.predict.devices import find_device
-from scalelab.predict.footprint import CATEGORIES, Kernels, find_footprint
-from scalelab.predict.layouts import Layout, PlannedJob
+from scalelab.predict.layouts import CATEGORIES, Kernels, Layout, PlannedJob, find_footprint
 from scalelab.predict.transformer import GPT2_LARGE, GPT2_SMALL, Transformer
 
 GIBI = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.trace.classify import Classifier, Kind, find_collective_kind, read_step_number
+from scalelab.trace.events import Classifier, Kind, find_collective_kind, read_step_number
 
 COMMUNICATION = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from scalelab.trace import reader as pieces
-from scalelab.trace.classify import Event
+from scalelab.trace.events import MOST_OPEN_EVENTS, Event, OpenEvents, pair_events, read_header, repair_events
 from scalelab.trace.reader import TraceFile
-from scalelab.trace.repair import MOST_OPEN_EVENTS, OpenEvents, pair_events, read_header, repair_events
 from tests.trace.build import TraceBuilder
 
 _decode = msgspec.json.Decoder(Event).decode

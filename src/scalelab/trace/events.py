@@ -6,14 +6,18 @@ is one, else from its name.
 
 Kineto (torch.profiler) writes Chrome's trace format: times in microseconds, with nanoseconds since torch 2.4. Fields
 that are not named here are skipped while decoding.
+
+Events and headers that differ from Kineto's format (other field types, separate begin and end events) are repaired.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -223,3 +227,159 @@ class Header(msgspec.Struct):
     """To be added to every time of the file."""
     host_name: str = ""
     device_properties: list[dict[str, object]] = msgspec.field(default_factory=list, name="deviceProperties")
+
+
+LARGEST_INTEGER = 2**62
+LARGEST_TIME = 10**30
+MOST_OPEN_EVENTS = 10_000
+"""Of one thread; beginnings beyond have lost their end."""
+MOST_THREADS = 10_000
+"""That have open events."""
+
+_FIELDS = msgspec.structs.fields(Arguments)
+_RAW_ARGUMENTS = {field.encode_name: field.name for field in _FIELDS if field.type is msgspec.Raw}
+_TEXTS = {field.encode_name: field.name for field in _FIELDS if field.type is str}
+_INTEGERS = {f.encode_name: f.name for f in _FIELDS if f.encode_name not in (*_RAW_ARGUMENTS, *_TEXTS)}
+
+Record = TypeVar("Record", Header, DistributedInfo)
+OpenEvents = dict[tuple[int | str, int | str], list[Event]]
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def read_header(text: bytes) -> Header:
+    """A header, without the fields that are of another kind. Raises `msgspec.DecodeError` if it is not an object."""
+    fields = _decode_fields(text)
+    header = _read_record(Header, fields)
+    if header.distributed is None and "distributedInfo" in fields:
+        with suppress(msgspec.DecodeError):
+            header.distributed = _read_record(DistributedInfo, _decode_fields(fields["distributedInfo"]))
+    return header
+
+
+def _read_record(kind: type[Record], found: Mapping[str, msgspec.Raw]) -> Record:
+    """A record of the fields that are of the right kind."""
+    record = kind()
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in found:
+            try:
+                value = msgspec.json.decode(found[field.encode_name], type=field.type, strict=False)
+            except msgspec.DecodeError:
+                continue
+            setattr(record, field.name, value)
+    return record
+
+
+def repair_events(text: bytes, decode: Callable[[msgspec.Raw], Event]) -> tuple[list[Event], int]:
+    """The events that make sense, and how many did not. Raises `msgspec.DecodeError` if the text is not a list."""
+    events = []
+    items = _decode_items(text)
+    for item in items:
+        try:
+            events.append(decode(item))
+        except msgspec.ValidationError:
+            event = _repair(item)
+            if event is not None:
+                events.append(event)
+    return events, len(items) - len(events)
+
+
+def _repair(raw: msgspec.Raw) -> Event | None:
+    try:
+        item = _decode_anything(raw)
+    except msgspec.DecodeError:
+        return None
+    if not isinstance(item, Mapping):
+        return None
+    args = item.get("args")
+    return Event(
+        ph=_read_text(item.get("ph")),
+        cat=_read_text(item.get("cat")),
+        name=_read_text(item.get("name")),
+        ts=_read_time(item.get("ts")),  # type: ignore[arg-type]  # a decimal where a double would not be exact
+        dur=_read_time(item.get("dur")),  # type: ignore[arg-type]
+        pid=_read_label(item.get("pid")),
+        tid=_read_label(item.get("tid")),
+        args=_repair_arguments(args) if isinstance(args, Mapping) else NO_ARGUMENTS,
+    )
+
+
+def _repair_arguments(args: Mapping[str, Any]) -> Arguments:
+    found: dict[str, Any] = {}
+    for name, attribute in _INTEGERS.items():
+        value = _read_integer(args.get(name))
+        if value is not None:
+            found[attribute] = value
+    for name, attribute in _TEXTS.items():
+        if isinstance(args.get(name), str):
+            found[attribute] = args[name]
+    for name, attribute in _RAW_ARGUMENTS.items():
+        if isinstance(args.get(name), list):
+            found[attribute] = msgspec.Raw(msgspec.json.encode(args[name]))
+    return Arguments(**found)
+
+
+def _read_decimal(text: str) -> Decimal | None:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+_decode_anything = msgspec.json.Decoder(float_hook=_read_decimal).decode
+
+
+def _read_time(value: Any) -> Decimal | None:
+    """A time as a number; None: there is none. A text that is a number is one."""
+    time = _read_decimal(value) if isinstance(value, str) else value
+    if isinstance(time, bool) or not isinstance(time, int | Decimal):
+        return None
+    time = Decimal(time)
+    return time if is_time(time) else None
+
+
+def is_time(time: Decimal | float | None) -> bool:
+    """Whether one can calculate with it, or there is none."""
+    return not isinstance(time, Decimal) or (time.is_finite() and abs(time) < LARGEST_TIME)
+
+
+def _read_integer(value: Any) -> int | None:
+    number = _read_time(value)
+    return int(number) if number is not None and abs(number) < LARGEST_INTEGER else None
+
+
+def _read_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _read_label(value: Any) -> int | str:
+    return value if isinstance(value, int | str) else str(value)
+
+
+def pair_events(events: list[Event], begun: OpenEvents) -> list[Event]:
+    """Events whose beginning (B) and end (E) were apart become one; `begun` keeps those that have not ended yet."""
+    found = []
+    for event in events:
+        if event.ph == "B":
+            if len(begun) < MOST_THREADS:
+                stack = begun.setdefault((event.pid, event.tid), [])
+                if len(stack) < MOST_OPEN_EVENTS:
+                    stack.append(event)
+        elif event.ph == "E":
+            stack = begun.get((event.pid, event.tid), [])
+            start = stack.pop() if stack else None
+            if not stack:
+                begun.pop((event.pid, event.tid), None)
+            if start is not None:
+                length = _subtract(event.ts, start.ts)
+                found.append(msgspec.structs.replace(start, ph="X", dur=length))
+        else:
+            found.append(event)
+    return found
+
+
+def _subtract(end: Decimal | float | None, start: Decimal | float | None) -> Any:
+    """The difference, None where there is none; a double becomes the shortest decimal that it may stand for."""
+    if end is None or start is None or not is_time(end) or not is_time(start):
+        return None
+    return Decimal(str(end)) - Decimal(str(start))

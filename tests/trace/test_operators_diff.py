@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.trace.diff import Amount, Change, Side, compare_operators
+from scalelab.trace.operators import Amount, Change, Side, compare_operators
 
 
 def make_side(num_ranks: int = 1, num_steps: int | None = 1, **times_ns: int) -> Side:
