@@ -25,8 +25,7 @@ from scalelab.records.trial import PHASES, TrialResult, to_builtins
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.straggler.report import UNDELAYED, Diagnosis
-from scalelab.studies.straggler.study import Straggler
+from scalelab.studies.straggler import UNDELAYED, Diagnosis, Straggler
 from scalelab.units import format_quantity, format_seconds, format_share
 
 NUM_CLEAN_RUNS = 20

@@ -24,7 +24,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
-from scalelab.studies.straggler.study import Straggler
+from scalelab.studies.straggler import Straggler
 from scalelab.studies.strategies.study import Strategies
 from scalelab.workloads.options import MlpOptions
 

@@ -55,7 +55,7 @@ STUDIES: dict[str, Entry] = {
         "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?",
     ),
     "straggler": Entry(
-        "scalelab.studies.straggler.study:Straggler",
+        "scalelab.studies.straggler:Straggler",
         "Straggler",
         "Which rank is slow, in which phase, and what does it cost?",
     ),

@@ -47,7 +47,7 @@ from scalelab.studies.dtypes import REFERENCE, Dtypes
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import break_arm
 from scalelab.studies.shared.study import Study
-from scalelab.studies.straggler.study import Straggler
+from scalelab.studies.straggler import Straggler
 from scalelab.workloads.options import TransformerOptions
 
 LENGTHS = (20, 50, 100)

@@ -16,7 +16,7 @@ from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.straggler.study import Straggler
+from scalelab.studies.straggler import Straggler
 from tests.studies.answers import covers, find_caution, find_finding, find_row, set_machine
 from tests.studies.uneven import EVEN, UnevenLauncher
 
@@ -138,7 +138,7 @@ def test_a_row_that_failed_leaves_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"delay": "5ms"}, "delays every rank alike: add --delay-rank 0"),
+        ({"delay": "5ms"}, "delays all ranks: add --delay-rank 0"),
         ({"delay": "5ms", "rank": 2}, "--delay-rank 2 does not exist"),
         ({"ranks": 1}, "--ranks must be"),
         ({"strategy": "dp"}, "one process"),
