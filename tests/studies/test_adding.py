@@ -1,0 +1,118 @@
+"""Adding a study takes its file, one entry of the catalogue and its page: done here in a copy, as the guide says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("src", "docs", "tests", "examples", "benchmarks", "pyproject.toml", "zensical.toml")
+
+PAGE = """\
+# Dropout
+
+**What does dropout cost per step?**
+
+```console
+$ scalelab run dropout --rates 0 0.1
+```
+
+| column | meaning |
+|---|---|
+| dropout | the rate |
+
+The other columns are [shared](../reference/columns.md).
+
+## Flags
+
+All [shared flags](../reference/flags.md) apply.
+
+| flag | field | default | meaning |
+|---|---|---|---|
+| `--rates` | `rates` | 0.0 0.1 | Dropout rates to compare |
+| `--batch-per-rank` | `batch_per_rank` | 8 | Samples per step on each rank |
+| `--ranks` | `ranks` | 1 | Number of ranks |
+| `--strategy` | `strategy` | – | Strategy |
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository with one more study, and nothing else changed."""
+    place = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        source, ignored = ROOT / name, shutil.ignore_patterns("__pycache__", "golden")
+        shutil.copytree(source, place / name, ignore=ignored) if source.is_dir() else shutil.copy(source, place)
+    for file in (*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "LICENSE"):
+        shutil.copy(file, place)
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r'```python title="src/scalelab/studies/dropout.py"\n(.*?)```', guide, re.DOTALL)
+    (place / "src/scalelab/studies/dropout.py").write_text(written, encoding="utf-8")
+    catalogue = place / "src/scalelab/studies/catalogue.py"
+    entry = 'Entry("scalelab.studies.dropout:Dropout", "Dropout", "What does dropout cost per step?")'
+    head = "STUDIES: dict[str, Entry] = {\n"
+    text = catalogue.read_text(encoding="utf-8")
+    assert head in text
+    catalogue.write_text(text.replace(head, f'{head}    "dropout": {entry},\n'), encoding="utf-8")
+    (place / "docs/studies/dropout.md").write_text(PAGE, encoding="utf-8")
+    navigation = place / "zensical.toml"
+    first = '      { "strong-scaling" = "studies/strong-scaling.md" },\n'
+    text = navigation.read_text(encoding="utf-8")
+    navigation.write_text(
+        text.replace(first, f'      {{ "dropout" = "studies/dropout.md" }},\n{first}'), encoding="utf-8"
+    )
+    for script in ("generate_cli.py", "generate_findings.py"):
+        run(place, sys.executable, f"docs/{script}")
+    return place
+
+
+def run(place: Path, *command: str) -> str:
+    """What a command prints in the copy; it must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(place / "src")}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def find_tool(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def test_the_command_line_knows_it(copy: Path) -> None:
+    assert "What does dropout cost per step?" in run(copy, sys.executable, "-m", "scalelab", "run", "--help")
+    words = ("run", "dropout", "--workload", "transformer", "--rates", "0", "0.5", "--rounds", "2", "--dry-run")
+    planned = run(copy, sys.executable, "-m", "scalelab", *words)
+    assert "dropout-0.5" in planned
+
+
+@pytest.mark.parametrize(
+    "tool", [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("lint-imports", "--no-cache")]
+)
+def test_the_checks_hold(copy: Path, tool: tuple[str, ...]) -> None:
+    run(copy, find_tool(tool[0]), *tool[1:])
+
+
+@pytest.mark.slow
+def test_the_tests_of_pages_hold(copy: Path) -> None:
+    chosen = "dropout or navigation or up_to_date"
+    said = run(
+        copy,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "tests/test_docs.py",
+        "-k",
+        chosen,
+    )
+    assert re.search(r"[1-9]\d* passed", said)
