@@ -114,7 +114,9 @@ class BatchScaling(SweepStudy):
 
     def _make_reading(self, answer: BatchAnswer, reading: Reading) -> Section:
         table = make_reading_table(answer, reading)
-        return Section(heading=READING_WORDS[reading].capitalize(), tables=(table,), charts=draw_gain(table, self))
+        return Section(
+            heading=READING_WORDS[reading].capitalize(), tables=(table,), charts=draw_gain(table, self, reading)
+        )
 
     def list_sections(self, sweep: Sweep) -> Iterator[Section]:
         answer = BatchAnswer(study=self, arms=sweep.arms)
@@ -247,7 +249,7 @@ def show_step(arm: Arm | None) -> Cell:
     return make_cell(arm.step if arm.is_measured else describe_status(arm), mark=find_marks(arm))
 
 
-def draw_gain(table: Table, study: BatchScaling) -> tuple[Chart, ...]:
+def draw_gain(table: Table, study: BatchScaling, reading: Reading) -> tuple[Chart, ...]:
     """The speedup by batch, beside that of perfect scaling."""
     ideal: list[Row] = [
         {"batch": batch, "value": float(study.ranks), "series": "ideal"}
@@ -258,7 +260,7 @@ def draw_gain(table: Table, study: BatchScaling) -> tuple[Chart, ...]:
         table,
         Axis(field="batch", title="batch", quantity="count", is_log=True, ticks=batches),
         ["speedup"],
-        title="Speedup by batch",
+        title=f"Speedup, {READING_WORDS[reading]}",
         axis_title="samples/s over the plain loop's",
         levels=ideal,
         caption=INTERVALS,

@@ -228,7 +228,7 @@ def draw_probes(table: Table, search: BatchSearch) -> Chart | None:
     return draw_lines(
         table,
         Axis(field="batch_per_rank", title="batch per rank", quantity="count"),
-        {"peak_bytes": "measured", "predicted_bytes": "predicted before"},
+        {"predicted_bytes": "predicted before", "peak_bytes": "measured"},
         title="Memory of every probe",
         axis_title="peak",
         levels=levels,
