@@ -56,6 +56,8 @@ ANSWERS: dict[str, list[str]] = {
 }
 """Commands that answer without a run of their own: @name is a stored run, the other paths are of this directory."""
 
+TYPESET = ("strong-scaling-failed", "quantize", "reproduce-polaris", "trace-device", "predict-link", "plan-model")
+"""One of each kind: setting all of them takes minutes."""
 TIMED = {
     "data-doctor-hdf5": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),
     "data-doctor-npy": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),
@@ -158,7 +160,7 @@ def test_stored_document_renders(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", TYPESET)
 def test_stored_document_is_typeset(name: str, tmp_path: Path) -> None:
     pytest.importorskip("typst")
     scalelab("show", put_document(name, tmp_path), "--pdf", tmp_path / "page.pdf")
