@@ -203,7 +203,7 @@ def _set_main_table(table: Table, width: int, room: int) -> tuple[list[Line], st
     columns = format_columns(table)
     part = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))[0]
     chosen = [columns[index] for index in part.columns]
-    notes = [line for note in list_notes(table)[:2] for line in wrap_text(note, width - len(INDENT))][:2]
+    notes = [line for note in list_notes(table)[:3] for line in wrap_text(note, width - len(INDENT))][:4]
     header = [Line(INDENT + line, "bold") for line in set_header(chosen, part)]
     blocks = [set_rows([cut_column(column, row) for column in chosen], part) for row in range(len(table.rows))]
     room = max(FEWEST_ROWS, room - len(header) - len(notes) - 3)
