@@ -19,6 +19,7 @@ from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
+from scalelab.runs.experiment import DAMAGED_TRIAL
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.sweep import VERDICT
 from scalelab.units import format_interval
@@ -41,7 +42,6 @@ def draw_comparison(table: Table) -> tuple[Chart, ...]:
 
 
 NO_VERDICT = FindingKind("no-verdict", "A row that cannot be compared", DETAIL)
-DAMAGED = CautionKind("damaged-trial", "A trial on disk cannot be read", "failure")
 OTHER_WORK = CautionKind("other-work", "The rows compared do not do the same work per step", "wrong-work")
 NOT_INTERLEAVED = CautionKind("not-interleaved", "Two runs were measured at different times", "noise")
 
@@ -91,7 +91,7 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
         cautions=(
             *_warn_of_other_work(different),
             *(
-                DAMAGED(side.name, words, "`scalelab resume` measures it again")
+                DAMAGED_TRIAL(side.name, words, "`scalelab resume` measures it again")
                 for side in (before, after)
                 for words in side.damaged
             ),

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 import tyro
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.answers.metered import LOSS, STEP
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.measure.launchers.outcome import read_unfinished
@@ -48,9 +49,7 @@ from scalelab.units import (
     format_quantity,
 )
 
-LOSS = FindingKind("loss", "The loss at the first and the last step", MAIN, ("first", "last"))
 ACCURACY = FindingKind("accuracy", "Loss and accuracy on the test data", MAIN, ("accuracy", "loss", "step"))
-STEP = FindingKind("throughput", "Step time and samples per second", REASON, ("step_seconds", "samples_per_second"))
 COMPLETE = FindingKind("already-complete", "The checkpoints already held every step", DETAIL)
 NOT_LEARNING = CautionKind("not-learning", "The training loss did not decrease", "note", ("first", "last"))
 
@@ -197,7 +196,13 @@ def summarise(arm: Arm) -> Iterator[Finding]:
         yield COMPLETE(arm.label, "Nothing was left to do: the checkpoints already held every step.", weight=MAIN)
     if lines:
         begin, end = (f"{format_loss(point.loss)} at step {point.step}" for point in (lines[0], lines[-1]))
-        yield LOSS(arm.label, f"Training loss went from {begin} to {end}.", first=lines[0].loss, last=lines[-1].loss)
+        yield LOSS(
+            arm.label,
+            f"Training loss went from {begin} to {end}.",
+            weight=MAIN,
+            first=lines[0].loss,
+            last=lines[-1].loss,
+        )
     if tests:
         last = tests[-1]
         right = "" if last.accuracy is None else f", accuracy {format_quantity('accuracy', last.accuracy)}"
@@ -206,7 +211,7 @@ def summarise(arm: Arm) -> Iterator[Finding]:
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
         text = f"A step took {format_known('seconds', arm.step)}; the whole launch took {format_duration(wall)}."
-        yield STEP(arm.label, text, step_seconds=arm.step, samples_per_second=find_rate(arm))
+        yield STEP(arm.label, text, weight=REASON, step_seconds=arm.step, samples_per_second=find_rate(arm))
 
 
 def _warn_of_end(results: Sequence[TrialResult]) -> Iterator[Caution]:

@@ -43,12 +43,10 @@ LEFT_OUT = FindingKind("left-out", "Settings that do not fit in memory, or may n
 CONFIRMED = FindingKind(
     "confirmation", "A predicted setting as measured here", REASON, ("throughput", "error", "is_inside")
 )
-EXTRAPOLATED = CautionKind(
-    "extrapolated", "The size is far from the measured ones", "note", ("num_ranks", "most_ranks")
-)
+EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 OWN_LINKS = CautionKind("assumed-resources", "Every added rank is assumed to have its own cores and link")
 HOOK_COST = CautionKind("uncounted-work", "The work of compressing gradients is not part of the prediction")
-RESIDUAL = CautionKind("unexplained-time", "Two ranks took longer than the model explains", "noise", ("seconds",))
+RESIDUAL = CautionKind("model-residual", "Two ranks took longer than the model explains", "noise", ("seconds",))
 UNKNOWN_MEMORY = CautionKind("unknown-memory", "Memory of some settings is not known")
 OTHER_BATCH = CautionKind("other-batch", "The batch changes what the model learns", "wrong-work", ("batch",))
 
@@ -227,8 +225,8 @@ def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatI
             f"{largest} ranks is far beyond the {most} measured: the interval does not cover effects that appear only"
             " there (congestion, failures, shared input)",
             "measure a larger size and predict from that",
-            num_ranks=largest,
-            most_ranks=most,
+            ranks=largest,
+            largest_ranks=most,
         )
     if change.link is None and change.between is None and found.job.network.cores is None:
         yield OWN_LINKS(

@@ -17,11 +17,11 @@ from scalelab.units import format_count, format_seconds, format_share
 
 LARGEST = FindingKind("largest-change", "The name whose time changed most from A to B", MAIN, ("change", "seconds"))
 PARTS = FindingKind(
-    "time-breakdown", "Exposed communication and compute as shares of the time, in A and in B", REASON,
+    "changed-shares", "Exposed communication and compute as shares of the time, in A and in B", REASON,
     ("exposed_a", "exposed_b", "compute_a", "compute_b"),
 )  # fmt: skip
 COUNTS = FindingKind("changes", "How many names changed, and how", REASON, tuple(Change))
-OVERLAP = FindingKind("exposed-communication", "Overlap and idle time by HTA's definitions", MAIN, ("overlap", "idle"))
+OVERLAP = FindingKind("hta-overlap", "Overlap and idle time as HTA defines them", MAIN, ("overlap", "idle"))
 WHOLE_TRACES = CautionKind("whole-traces", "Traces are compared as a whole, not per step", "noise")
 OTHER_RANKS = CautionKind("other-ranks", "The traces have different numbers of ranks", "wrong-work", ("a", "b"))
 OTHER_DEVICE = CautionKind("other-device", "Only one of the traces has a device", "wrong-work")
