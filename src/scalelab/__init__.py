@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scalelab.studies.shared.sweep import SweepStudy
     from scalelab.workloads.workload import Workload
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Document",
