@@ -107,7 +107,7 @@ def test_a_file_with_its_checksum_and_count_is_read(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_anywhere_is_refused(tmp_path: Path, num_bytes: int) -> None:
     path, checksum = write_file(tmp_path, render_samples([SAMPLE, SAMPLE]))
     path.write_bytes(path.read_bytes()[:num_bytes])
-    with pytest.raises(DamagedRun, match=r"samples\.csv is not the file its result was written with: truncated"):
+    with pytest.raises(DamagedRun, match=r"samples\.csv does not match the checksum in its result"):
         read_samples(path, checksum, 2)
 
 
@@ -126,7 +126,7 @@ def test_a_result_without_checksum_vouches_for_no_file(tmp_path: Path) -> None:
 
 def test_a_wrong_number_of_samples_is_named(tmp_path: Path) -> None:
     path, checksum = write_file(tmp_path, render_samples([SAMPLE]))
-    with pytest.raises(DamagedRun, match=r"samples\.csv holds 1 samples, its result says 2"):
+    with pytest.raises(DamagedRun, match=r"samples\.csv has 1 samples, but its result lists 2"):
         read_samples(path, checksum, 2)
 
 
@@ -174,7 +174,7 @@ def test_transfers_whose_file_was_changed_are_refused(tmp_path: Path) -> None:
     path, text = tmp_path / "transfers.csv", render_transfers(TRANSFERS)
     path.write_text(text)
     assert read_transfers(path, sha256_of(text.encode()), 2) == TRANSFERS
-    with pytest.raises(DamagedRun, match=r"transfers\.csv holds 2 transfers, its result says 3"):
+    with pytest.raises(DamagedRun, match=r"transfers\.csv has 2 transfers, but its result lists 3"):
         read_transfers(path, sha256_of(text.encode()), 3)
     path.write_text(text[:-3])
     with pytest.raises(DamagedRun, match=r"transfers\.csv is not the file its result was written with"):

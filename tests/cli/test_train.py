@@ -207,15 +207,15 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
     [
         (["--steps", "5", "--epochs", "2"], "--steps 5 and --epochs 2 contradict each other"),
         (["--ranks", "5"], "--global-batch-size 12 is not divisible by 5 ranks"),
-        (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, not 2"),
-        (["--bucket-cap-mb", "5"], "--bucket-cap-mb means nothing to --strategy single: use it with ddp"),
+        (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, got 2"),
+        (["--bucket-cap-mb", "5"], "--bucket-cap-mb does not apply to --strategy single: use it with ddp"),
         (["--strategy", "fspd2"], "fspd2"),
         (["--checkpoints", "a-file"], "--checkpoints a-file is a file: give a directory"),
         (["--delay", "1s", "--delay-rank", "3"], "--delay-rank must be < --ranks (1), got 3"),
         (["--momentum", "0.9"], "--momentum 0.9 needs --optimizer sgd or nesterov"),
-        (["--lr-scaling", "batch"], "--lr-base-batch need each other"),
+        (["--lr-scaling", "batch"], "--lr-base-batch must be given together"),
         (["--delay", "fast"], "--delay"),
-        (["--micro-batch", "5"], "--micro-batch 5 does not divide the 12 samples of a rank"),
+        (["--micro-batch", "5"], "--micro-batch must divide the 12 samples per rank, got 5"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:

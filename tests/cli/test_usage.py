@@ -82,7 +82,7 @@ def test_a_value_that_cannot_work_is_named(
     [
         ("def train(): ...\n", ["no function 'build'", "model, batches and loss", "train"]),
         ("", ["no function 'build'"]),
-        ("def build(:\n", ["mine.py line 1 is not Python"]),
+        ("def build(:\n", ["mine.py line 1 is not valid Python"]),
     ],
 )
 def test_a_workload_file_that_cannot_work_is_refused_before_launch(

@@ -138,7 +138,7 @@ def test_no_pickle_can_run_code(folder: Path, tmp_path: Path, monkeypatch: pytes
     trap = tmp_path / "trap"
     data = pickle.dumps({b"data": Malicious(trap), b"labels": []})
     publish(folder / PYTHON.folder / "test_batch", data, monkeypatch)
-    with pytest.raises(UsageError, match=r"asks for posix\.mkdir, and only arrays are allowed"):
+    with pytest.raises(UsageError, match=r"loads posix\.mkdir, but only arrays are allowed"):
         load_cifar10(folder / PYTHON.folder, "test")
     assert not trap.exists()
 

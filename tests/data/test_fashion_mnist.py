@@ -57,7 +57,7 @@ def test_an_absent_file_is_named_with_the_command_that_gets_it(folder: Path) -> 
         with pytest.raises(UsageError) as caught:
             check_fashion_mnist(place)
         assert str(caught.value) == (
-            f"Fashion-MNIST: there is no {folder}/t10k-labels-idx1-ubyte.gz:"
+            f"Fashion-MNIST: {folder}/t10k-labels-idx1-ubyte.gz not found:"
             f" get it with 'scalelab data fetch fashion-mnist --out {folder.parent}'"
         )
 
@@ -77,8 +77,8 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "does not begin as a file of bytes with 1 axes"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 5]), "does not begin"),
+        (b"", "not that of an IDX file of uint8 with 1 axes"),
+        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 5]), "not that of an IDX file"),
         (bytes([0, 0, 8, 1, 0, 0, 0, 9, 5]), r"it holds 1 values, not \(9,\)"),
     ],
 )

@@ -187,7 +187,7 @@ def test_seeking_fetches_nothing_of_what_went_before() -> None:
 
 @pytest.mark.parametrize("index", [-1, 11])
 def test_a_batch_beyond_the_epoch_cannot_be_sought(index: int) -> None:
-    with pytest.raises(UsageError, match=f"no batch {index} in an epoch of 10: use 0 to 10"):
+    with pytest.raises(UsageError, match=f"batch {index} is out of range for an epoch of 10: use 0 to 10"):
         make_batches().seek(index)
 
 

@@ -143,7 +143,7 @@ def test_a_batch_beyond_the_epoch_cannot_be_sought() -> None:
     batches.seek(7)
     assert list(batches) == []
     for index in (-1, 8):
-        with pytest.raises(UsageError, match=f"no batch {index} in an epoch of 7"):
+        with pytest.raises(UsageError, match=f"batch {index} is out of range for an epoch of 7"):
             batches.seek(index)
 
 

@@ -80,7 +80,7 @@ def test_a_failure_leaves_no_file(text: Path) -> None:
 def test_old_shards_of_the_name_are_not_mixed_with_new_ones(text: Path, name: str) -> None:
     tokenize(text, name=name)
     tokenize(text, name="y")
-    with pytest.raises(UsageError, match="is already there: remove"):
+    with pytest.raises(UsageError, match="already exists: remove"):
         tokenize(text, name=name)
 
 
@@ -89,7 +89,7 @@ class LargeEncoder(ByteEncoder):
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_read(text: Path) -> None:
-    with pytest.raises(UsageError, match="--format v1 ends at 65535, the vocabulary at 65536: use v7"):
+    with pytest.raises(UsageError, match="--format v1 stores tokens up to 65535, but the vocabulary has 65536: use v7"):
         tokenize_files([text], LargeEncoder(), directory=text.parent / "out", name="x")
     assert not (text.parent / "out").exists()
     tokenize_files([text], LargeEncoder(), directory=text.parent / "out", name="x", kind="v7")
@@ -99,5 +99,5 @@ def test_there_must_be_something_to_train_on(text: Path) -> None:
     with pytest.raises(UsageError, match="--test-tokens 1000 leaves nothing"):
         tokenize(text, test_tokens=1000)
     text.write_bytes(b"")
-    with pytest.raises(UsageError, match=r"there is nothing to tokenize: .* is empty"):
+    with pytest.raises(UsageError, match=r"nothing to tokenize: .* is empty"):
         tokenize(text)

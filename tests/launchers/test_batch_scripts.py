@@ -178,7 +178,7 @@ def test_a_login_shell_is_used_only_for_set_up_lines(tmp_path: Path) -> None:
 
 def test_a_path_that_would_break_in_a_script_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "my runs"
-    with pytest.raises(UsageError, match=r"cannot stand in a job script.*--runs-dir"):
+    with pytest.raises(UsageError, match=r"cannot be used in a job script.*--runs-dir"):
         render("slurm", Site(), place)
 
 

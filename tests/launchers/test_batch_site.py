@@ -57,21 +57,21 @@ def test_an_unknown_key_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nodes = true", "nodes = True cannot be: use a number"),
-        ('nodes = "2"', "nodes = '2' cannot be: use a number"),
+        ("nodes = true", "nodes must be an integer, got True"),
+        ('nodes = "2"', "nodes must be an integer, got '2'"),
         ("nodes = 0", "--nodes must be at least"),
-        ("account = 5", "account = 5 cannot be: use a text"),
-        ('setup = "module load x"', "use a list of texts"),
+        ("account = 5", "account must be a string, got 5"),
+        ('setup = "module load x"', "must be a list of strings"),
         ('setup = ["a\\nb"]', "line break"),
-        ('scheduler = "sge"', "'sge' is not known: use one of slurm, pbs, lsf"),
+        ('scheduler = "sge"', "unknown scheduler 'sge': use one of slurm, pbs, lsf"),
         ('wall_time = "soon"', "--wall-time 'soon' is no time"),
-        ('wall_time = "00:99:00"', "no wall time"),
+        ('wall_time = "00:99:00"', "not a valid wall time"),
         ('poll = "0s"', "--poll must be a finite number > 0, got 0"),
-        ('account = "my project"', "'my project' cannot stand in a job script"),
-        ('queue = "a;rm"', "cannot stand in a job script"),
-        ('directives = ["exclusive"]', "no directive: use name=value"),
-        ('directives = ["--qos=x"]', "without hyphens"),
-        ("nodes = ", "is no TOML"),
+        ('account = "my project"', "'my project' cannot be used in a job script"),
+        ('queue = "a;rm"', "cannot be used in a job script"),
+        ('directives = ["exclusive"]', "is not a directive: use name=value"),
+        ('directives = ["--qos=x"]', "without leading hyphens"),
+        ("nodes = ", "is not valid TOML"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_file_and_the_value(tmp_path: Path, text: str, words: str) -> None:
@@ -122,7 +122,7 @@ def test_a_job_is_as_large_as_its_largest_trial(
 
 
 def test_too_few_nodes_are_refused() -> None:
-    with pytest.raises(UsageError, match="--nodes 1 with 4 ranks on each is too small for 8 ranks: use 2"):
+    with pytest.raises(UsageError, match="--nodes 1 with 4 ranks per node is too small for 8 ranks: use --nodes 2"):
         size_job([8], Site(nodes=1), 4)
 
 

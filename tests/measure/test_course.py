@@ -224,7 +224,7 @@ def test_test_batches_that_end_for_good_are_refused(launcher: LocalLauncher, tmp
     spec = write_workload(tmp_path, "return dict(model=model, batches=batches, loss=loss, test_batches=iter(batches))")
     result = launch(launcher, make_course(2, workload=spec), tmp_path / "t")
     assert result.status is Status.INVALID
-    assert "test_batches can be gone through once only" in result.reason
+    assert "test_batches can be iterated only once" in result.reason
 
 
 def test_an_evaluation_follows_every_epoch_also_when_steps_straddle_them(

@@ -65,20 +65,20 @@ def test_the_right_result_passes_and_one_wrong_number_does_not(operation: Operat
         expect_result(message, operation)[-1].tensor[-1] += 1
 
     check_result(message, lambda message: put_expected(message, operation), operation)
-    with pytest.raises(ScalelabError, match=rf"{operation} of {4 * num_numbers} bytes gave wrong data on rank 1"):
+    with pytest.raises(ScalelabError, match=rf"{operation} of {4 * num_numbers} bytes returned wrong data on rank 1"):
         check_result(message, spoil, operation)
 
 
 @pytest.mark.parametrize("operation", sorted({*get_args(Operation)} - {"all_reduce"}))
 def test_a_call_that_moves_nothing_is_noticed(operation: Operation) -> None:
-    with pytest.raises(ScalelabError, match="gave wrong data"):
+    with pytest.raises(ScalelabError, match="returned wrong data"):
         check_result(make_message(operation, rank=1), lambda _: None, operation)
 
 
 def test_a_ping_that_does_not_come_back_is_noticed_by_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.send", lambda *_: None)
     monkeypatch.setattr("torch.distributed.recv", lambda *_: None)
-    with pytest.raises(ScalelabError, match="point_to_point of 32 bytes gave wrong data on rank 0"):
+    with pytest.raises(ScalelabError, match="point_to_point of 32 bytes returned wrong data on rank 0"):
         check_result(make_message("point_to_point"), return_ping_pong, "point_to_point")
 
 
@@ -89,7 +89,7 @@ def test_sizes_are_views_of_one_buffer() -> None:
 
 
 def test_a_message_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(UsageError, match="4 bytes cannot be divided over 2 ranks"):
+    with pytest.raises(UsageError, match="4 bytes do not split into whole float32 values over 2 ranks"):
         make_message("all_gather", 1)
 
 

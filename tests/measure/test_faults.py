@@ -88,7 +88,7 @@ def test_an_error_after_the_first_step_is_a_crash(launcher: LocalLauncher, tmp_p
 def test_batches_that_end_are_explained(launcher: LocalLauncher, tmp_path: Path) -> None:
     spec = write_workload(tmp_path, "batches = (batch for batch in batches)")
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
-    assert "endless generator" in result.reason
+    assert "infinite generator" in result.reason
 
 
 def test_a_batch_of_the_wrong_size_is_invalid(launcher: LocalLauncher, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_steps_of_one_pass_and_sharded_gradients_are_refused() -> None:
     with pytest.raises(UsageError, match="--micro-batch"):
         GradientNoise(make_trial(strategy="single", num_ranks=1), training)
     sharded = make_trial(strategy="fsdp-full", shape=StepShape(micro_batch=1))
-    with pytest.raises(UsageError, match="fsdp-full have pieces"):
+    with pytest.raises(UsageError, match="fsdp-full shards them"):
         GradientNoise(sharded, training)
 
 

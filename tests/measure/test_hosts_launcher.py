@@ -155,7 +155,7 @@ def test_a_torchrun_that_cannot_start_is_an_error_with_its_last_words(
     broken.write_text("#!/bin/sh\necho there is no torch here\nexit 7\n")
     broken.chmod(0o755)
     monkeypatch.setattr("scalelab.measure.launchers.hosts.sys.executable", str(broken))
-    with pytest.raises(LaunchFailed, match="torchrun on host 0 ended with 7: there is no torch here; its log is"):
+    with pytest.raises(LaunchFailed, match="torchrun on host 0 exited with code 7: there is no torch here; see"):
         launch(hosts, make_spread(), tmp_path / "t")
 
 

@@ -144,7 +144,7 @@ def test_phases_are_added_up_and_mark_the_step(tmp_path: Path, clock: Clock) -> 
 def test_an_unknown_phase_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with Meter("my-run", runs_dir=tmp_path) as meter:
         for _ in meter.steps([1]):
-            with pytest.raises(UsageError, match="phase 'exchange' is not known: use one of input, forward, backward"):
+            with pytest.raises(UsageError, match="unknown phase 'exchange': use one of input, forward, backward"):
                 meter.phase("exchange")
 
 
@@ -153,7 +153,7 @@ def test_a_phase_inside_a_phase_is_refused(tmp_path: Path) -> None:
         for _ in meter.steps([1]):
             with (
                 meter.phase("forward"),
-                pytest.raises(UsageError, match="'backward' begins inside phase 'forward'"),
+                pytest.raises(UsageError, match="'backward' starts inside phase 'forward'"),
                 meter.phase("backward"),
             ):
                 pass
@@ -172,7 +172,7 @@ def test_losses_are_kept_with_their_steps(tmp_path: Path) -> None:
 def test_what_is_no_loss_is_refused(tmp_path: Path) -> None:
     with Meter("my-run", runs_dir=tmp_path) as meter:
         for _ in meter.steps([1]):
-            with pytest.raises(UsageError, match="loss 'low' is no number"):
+            with pytest.raises(UsageError, match="loss 'low' is not a number"):
                 meter.loss("low")
 
 
@@ -325,11 +325,11 @@ def test_a_name_becomes_one_that_a_directory_can_have(name: str, found: str) -> 
 
 
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'…' cannot name a run"):
+    with pytest.raises(UsageError, match="'…' is not a valid run name"):
         Meter("…")
-    with pytest.raises(UsageError, match="batch_size=8 and global_batch=16 say the same"):
+    with pytest.raises(UsageError, match="batch_size=8 and global_batch=16 are mutually exclusive"):
         Meter("my-run", batch_size=8, global_batch=16)
-    with pytest.raises(UsageError, match=r"^batch_size=0 is too small: use 1 or more"):
+    with pytest.raises(UsageError, match=r"^batch_size must be at least 1, got 0"):
         Meter("my-run", batch_size=0)
     with pytest.raises(UsageError, match=r"^global_batch=-8 is too small"):
         Meter("my-run", global_batch=-8)
@@ -338,7 +338,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
         meter.steps([1])
     with meter:
         pass
-    with pytest.raises(UsageError, match="one Meter makes one run"), meter:
+    with pytest.raises(UsageError, match="was already used"), meter:
         pass
 
 

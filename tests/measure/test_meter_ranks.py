@@ -75,7 +75,7 @@ def test_ranks_that_cannot_meet_yet_train_on_and_are_told_when_they_can(
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = train_unrecorded(capsys, tmp_path / "runs")
     assert "WORLD_SIZE is 2" in line
-    assert "make the Meter after torch.distributed.init_process_group" in line
+    assert "create the Meter after torch.distributed.init_process_group" in line
 
 
 @pytest.mark.parametrize("port", [None, "", "99999", "closed"])
@@ -92,7 +92,7 @@ def test_a_store_that_cannot_be_reached_is_no_end_of_a_training(
         if found is not None:
             monkeypatch.setenv("MASTER_PORT", found)
         line = train_unrecorded(capsys, tmp_path / "runs")
-    assert f"on rank 0 (torchrun's store at 127.0.0.1:{found or ''} cannot be reached: " in line
+    assert f"on rank 0 (cannot reach torchrun's store at 127.0.0.1:{found or ''}: " in line
 
 
 def test_variables_that_cannot_be_read_are_no_end_of_a_training(
@@ -107,7 +107,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_in_the_words_of_the_scri
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    words = r"^global_batch=9 cannot be divided over 2 ranks: use a multiple of 2$"
+    words = r"^global_batch=9 is not divisible by 2 ranks: use a multiple of 2$"
     with pytest.raises(UsageError, match=words), Meter("my-run", global_batch=9, runs_dir=tmp_path):
         pass
 
@@ -131,7 +131,7 @@ def test_ranks_are_not_left_waiting_when_rank_0_fails() -> None:
 
 
 def test_a_rank_does_not_wait_for_ever() -> None:
-    with pytest.raises(StoreError, match="rank 0 has made no Meter of this name within 60 s"):
+    with pytest.raises(StoreError, match="rank 0 created no Meter of this name within 60 s"):
         agree(Place(1, 2), FakeRendezvous(), "key", lambda: "")
 
 

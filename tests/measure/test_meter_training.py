@@ -78,7 +78,7 @@ def count_tensors() -> int:
 
 
 def test_a_loss_with_several_elements_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"loss has 3 elements: give their mean"):
+    with pytest.raises(UsageError, match=r"loss has 3 elements: pass one"):
         take_loss(torch.ones(3))
     assert take_loss(torch.full((1, 1), 2.5)) == 2.5
 

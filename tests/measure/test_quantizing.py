@@ -96,7 +96,7 @@ def test_a_module_without_an_int8_kernel_makes_the_trial_invalid_and_is_named(ru
 def test_empty_test_data_is_named(run: Run) -> None:
     result = run({"kind": "empty"})
     assert result.status is Status.INVALID
-    assert "there is no sample to test on" in result.reason
+    assert "there are no test samples" in result.reason
 
 
 def test_weights_are_put_into_the_model_whatever_wraps_them(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_weights_that_cannot_be_used_are_refused_with_the_file(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"trained\.pt cannot be read"):
         load_weights(nn.Linear(3, 2), settings)
     torch.save([1, 2], file)
-    with pytest.raises(UsageError, match=r"trained\.pt holds a list that is no state_dict"):
+    with pytest.raises(UsageError, match=r"trained\.pt holds a list, not a state_dict"):
         load_weights(nn.Linear(3, 2), settings)
     torch.save(nn.Linear(4, 2).state_dict(), file)
     with pytest.raises(UsageError, match="does not fit the model: size mismatch for weight"):

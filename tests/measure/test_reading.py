@@ -115,7 +115,7 @@ def test_other_samples_than_were_written_are_a_failure(tmp_path: Path) -> None:
     arrays = make_arrays(trial)
     check_written(place, arrays)
     arrays["tgt"][20] += 1
-    with pytest.raises(ScalelabError, match="npy gave back other samples than were written, in column 'tgt'"):
+    with pytest.raises(ScalelabError, match="npy returned different samples than were written, in column 'tgt'"):
         check_written(place, arrays)
 
 

@@ -58,7 +58,7 @@ def test_a_stranger_is_not_taken_for_a_rank(tmp_path: Path) -> None:
 
     stranger = threading.Thread(target=knock)
     stranger.start()
-    with pytest.raises(LaunchFailed, match=r"rank 1 has not come to 127\.0\.0\.1:"):
+    with pytest.raises(LaunchFailed, match=r"rank 1 did not connect to 127\.0\.0\.1:"):
         open_here(tmp_path, 2, seconds=1.0)
     stranger.join()
 
@@ -83,7 +83,7 @@ def test_a_master_that_cannot_be_reached_is_named_with_the_reason(
 
 def test_a_directory_that_nodes_do_not_share_is_suspected(tmp_path: Path) -> None:
     write_json(rendezvous_file(tmp_path, "earlier"), {"address": "127.0.0.1", "port": 1, "node": "a1"})
-    with pytest.raises(LaunchFailed, match="on all nodes"):
+    with pytest.raises(LaunchFailed, match="shared by all nodes"):
         join_meeting(tmp_path, "l", 1, time.monotonic() + 0.2)
 
 
@@ -112,6 +112,6 @@ def test_a_rank_that_came_and_left_is_named(tmp_path: Path) -> None:
 
     guest = threading.Thread(target=come_and_leave)
     guest.start()
-    with pytest.raises(LaunchFailed, match=r"rank 1 has not come to 127\.0\.0\.1:.* or has left"):
+    with pytest.raises(LaunchFailed, match=r"rank 1 did not connect to 127\.0\.0\.1:.* or has left"):
         open_here(tmp_path, 3)
     guest.join()

@@ -45,7 +45,7 @@ def test_accumulated_passes_train_as_the_whole_batch_does() -> None:
 
 
 def test_a_micro_batch_that_does_not_divide_the_batch_is_refused() -> None:
-    with pytest.raises(UsageError, match="--micro-batch 3 does not divide the 8 samples of a rank"):
+    with pytest.raises(UsageError, match="--micro-batch must divide the 8 samples per rank, got 3"):
         build(shape=StepShape(micro_batch=3))
 
 
@@ -90,7 +90,7 @@ def test_the_scaled_gradients_of_float16_give_the_update_of_unscaled_ones() -> N
 
 
 def test_autocast_without_a_shorter_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match="--autocast with --dtype float32 means nothing"):
+    with pytest.raises(UsageError, match="--autocast needs --dtype bfloat16 or float16, got float32"):
         build(shape=StepShape(autocast=True))
 
 
@@ -154,7 +154,7 @@ def test_a_delay_changes_no_loss_and_stays_on_its_rank() -> None:
 
 
 def test_a_delay_on_a_rank_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="--delay-rank 2 does not exist: the last of 2 is 1"):
+    with pytest.raises(UsageError, match="--delay-rank must be at most 1 with 2 ranks, got 2"):
         Trial(configuration="a", workload="mlp", strategy="ddp", num_ranks=2, perturbation=Perturbation(delay_rank=2))
 
 

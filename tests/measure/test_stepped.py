@@ -70,7 +70,7 @@ def test_more_ranks_than_an_allocation_has_nodes_for_are_not_run(play: Any) -> N
 def test_ranks_that_nobody_numbers_are_not_run(play: Any) -> None:
     result = play(make_short(), is_mute=True)
     assert result.status is Status.NOT_RUN
-    assert "nobody says which rank this is" in result.reason
+    assert "no variable names this process's rank" in result.reason
 
 
 def test_a_rank_of_another_launch_is_not_run(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_rank_of_another_launch_is_not_run(play: Any, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     result = play(make_short(), is_mute=True)
     assert result.status is Status.NOT_RUN
-    assert "MPICH says rank 0 of 3" in result.reason
+    assert "MPICH reports rank 0 of 3" in result.reason
     assert "the trial has 2" in result.reason
 
 

@@ -50,8 +50,8 @@ def test_a_sampler_is_told_of_every_new_epoch() -> None:
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
-        ((number for number in range(2)), r"the batches ended and cannot be started again: .*endless generator"),
-        ([], r"build\(\) gave no batches"),
+        ((number for number in range(2)), r"the batches ran out and cannot be iterated again: .*infinite generator"),
+        ([], r"build\(\) returned no batches"),
     ],
 )
 def test_batches_that_cannot_start_again_are_explained(batches: Iterable[Any], words: str) -> None:

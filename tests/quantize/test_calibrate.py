@@ -138,7 +138,7 @@ def test_batches_may_come_with_labels_and_from_a_generator(network: Network) -> 
 def test_a_batch_that_is_not_finite_is_named_with_the_layer(network: Network, value: float, words: str) -> None:
     batches = list(draw_images(6).split(2))
     batches[1][1, 0, 3, 3] = value
-    with pytest.raises(UsageError, match=f"calibration batch 1 gives {words} in layer input"):
+    with pytest.raises(UsageError, match=f"calibration batch 1 produces {words} in layer input"):
         calibrate(network, batches)
 
 
@@ -147,18 +147,18 @@ def test_an_overflow_inside_is_named_with_its_layer(network: Network) -> None:
         replace(layer, weight=layer.weight * 1e38 if layer.weight is not None else None) for layer in network.layers
     ]
     overflowing = replace(network, layers=tuple(layers))
-    with pytest.raises(UsageError, match=r"calibration batch 0 gives .* in layer conv1: the model overflows there"):
+    with pytest.raises(UsageError, match=r"calibration batch 0 produces .* in layer conv1: the model overflows there"):
         calibrate(overflowing, [draw_images(2) * 100])
 
 
 @pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 32, 32)]])
 def test_no_samples_are_no_calibration(network: Network, batches: list[torch.Tensor]) -> None:
-    with pytest.raises(UsageError, match="there is no sample to calibrate with"):
+    with pytest.raises(UsageError, match="there are no calibration samples"):
         calibrate(network, batches)
 
 
 def test_constant_images_are_no_calibration(network: Network) -> None:
-    with pytest.raises(UsageError, match=r"every number of the calibration images is 0\.5"):
+    with pytest.raises(UsageError, match=r"every value of the calibration images is 0\.5"):
         calibrate(network, [torch.full((4, 3, 32, 32), 0.5)])
 
 

@@ -152,11 +152,11 @@ REFUSED = {
     "act is nn.LayerNorm": nn.LayerNorm(30),
     "act is nn.Conv2d, padding_mode 'reflect'": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
     "act is nn.Conv2d, padding='same' is not symmetric": nn.Conv2d(4, 4, 2, padding="same"),
-    r"act is nn.Linear, which is given a tensor of the shape \(2, 4, 30, 30\)": nn.Linear(30, 3),
+    r"act is nn.Linear, which receives a tensor of shape \(2, 4, 30, 30\)": nn.Linear(30, 3),
     "act is nn.MaxPool2d, ceil_mode=True": nn.MaxPool2d(4, ceil_mode=True),
     "act is nn.AvgPool2d, count_include_pad=False": nn.AvgPool2d(2, padding=1, count_include_pad=False),
     "act is nn.AvgPool2d, divisor_override": nn.AvgPool2d(2, divisor_override=3),
-    "act is nn.AdaptiveAvgPool2d, 30 × 30 cannot be cut into 7 × 7": nn.AdaptiveAvgPool2d(7),
+    "act is nn.AdaptiveAvgPool2d, 30 × 30 does not divide into 7 × 7": nn.AdaptiveAvgPool2d(7),
     "act is nn.BatchNorm2d, without running statistics": nn.BatchNorm2d(4, track_running_stats=False),
 }
 
@@ -182,7 +182,7 @@ def test_a_module_without_int8_kernel_is_named_by_its_path(message: str, module:
         ("forward calls add after conv, shapes", lambda m, x: m.conv(x) + m.conv(x).mean((2, 3), keepdim=True)),
         ("forward calls mean after conv, a mean has", lambda m, x: m.conv(x).mean(1)),
         (r"which makes \(2, 4, 30, 30\) into \(4, 1800\)", lambda m, x: m.conv(x).view(-1, 1800)),
-        ("with training=True it is random", lambda m, x: functional.dropout(m.conv(x), training=True)),
+        ("training=True keeps it random", lambda m, x: functional.dropout(m.conv(x), training=True)),
         ("the model returns a tuple", lambda m, x: (m.conv(x), x)),
         ("Written.forward cannot be traced", lambda m, x: m.conv(x) if x.sum() > 0 else x),
         ("forward calls getitem after conv", lambda m, x: m.conv(x)[:, :2]),
@@ -210,7 +210,7 @@ def test_weights_that_are_no_finite_float32_are_refused() -> None:
         capture_network(Lenet().double().eval(), draw_images(1))
     model = Lenet().eval()
     nn.init.constant_(model.fc2.weight, float("nan"))
-    with pytest.raises(UsageError, match=r"fc2\.weight has weights that are not finite"):
+    with pytest.raises(UsageError, match=r"fc2\.weight has non-finite weights"):
         capture_network(model, draw_images(1))
 
 
@@ -224,7 +224,7 @@ def test_an_example_that_does_not_fit_is_refused() -> None:
 def test_a_hook_that_changes_results_is_found_out() -> None:
     model = Lenet().eval()
     model.fc3.register_forward_hook(lambda module, inputs, result: result * 2)
-    with pytest.raises(UsageError, match="hooks that change results"):
+    with pytest.raises(UsageError, match="hooks that change outputs"):
         capture_network(model, draw_images(1))
 
 

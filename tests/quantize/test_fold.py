@@ -72,7 +72,7 @@ def test_a_batch_norm_after_something_else_stays_as_a_convolution_of_each_channe
 
 
 def test_a_batch_norm_of_features_that_follows_no_linear_layer_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"1 is nn\.BatchNorm1d, which does not follow a linear layer"):
+    with pytest.raises(UsageError, match=r"1 is nn\.BatchNorm1d, which does not follow its own linear layer"):
         capture(nn.Flatten(), nn.BatchNorm1d(3072))
 
 

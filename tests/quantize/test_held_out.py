@@ -52,7 +52,7 @@ def test_samples_without_classes_are_counted() -> None:
 
 
 def test_nothing_to_test_on_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no sample to test on"):
+    with pytest.raises(UsageError, match="there are no test samples"):
         HeldOut([])
 
 
@@ -63,7 +63,7 @@ def test_test_samples_that_are_no_numbers_are_refused(value: float, words: str) 
 
 
 def test_classes_of_some_samples_only_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 of 5 test samples have classes"):
+    with pytest.raises(UsageError, match="3 of 5 test samples have labels"):
         HeldOut([(torch.zeros(3, 2), torch.arange(3)), torch.zeros(2, 2)])
 
 
@@ -76,7 +76,7 @@ def test_data_that_ends_early_in_a_later_pass_is_refused() -> None:
 
 @pytest.mark.parametrize("batch", [torch.zeros(2, 3, dtype=torch.int64), "images", [], {"x": 1}])
 def test_batches_that_are_no_images_are_named(batch: object) -> None:
-    with pytest.raises(UsageError, match="batch 7 begins with a"):
+    with pytest.raises(UsageError, match="batch 7 starts with a"):
         split_batch(batch, 7)
 
 

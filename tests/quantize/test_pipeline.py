@@ -154,14 +154,14 @@ def test_without_classes_agreement_is_all_there_is(tmp_path: Path) -> None:
     assert record.labels == ()
     assert len(record.stages[1].predictions) == 8
     assert record.correct_float is None
-    with pytest.raises(UsageError, match="--mixed needs test samples with classes"):
+    with pytest.raises(UsageError, match="--mixed needs labelled test samples"):
         run(make_task(tmp_path, replace(QUICK, mixed_points=1.0), test=[images]))
 
 
 def test_results_that_are_no_class_scores_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3)).eval()
     task = replace(make_task(tmp_path), model=model)
-    with pytest.raises(UsageError, match="a row of class scores per sample"):
+    with pytest.raises(UsageError, match="one row of class scores per sample"):
         run(task)
 
 
@@ -172,7 +172,7 @@ def test_an_unsupported_module_is_named_with_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(float("nan"), "NaN"), (1.0, "every number of the calibration images is 1")]
+    ("value", "words"), [(float("nan"), "NaN"), (1.0, "every value of the calibration images is 1")]
 )
 def test_calibration_on_samples_that_say_nothing_is_refused(tmp_path: Path, value: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):

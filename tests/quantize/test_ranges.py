@@ -106,11 +106,11 @@ def test_a_single_weight_keeps_its_size(method: Method) -> None:
 
 
 def test_settings_that_cannot_work_are_named() -> None:
-    with pytest.raises(UsageError, match="unknown way to choose ranges 'mean'"):
+    with pytest.raises(UsageError, match="unknown calibration method 'mean'"):
         RangeSettings(method="mean")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="sigmas is 0"):
+    with pytest.raises(UsageError, match="sigmas must be > 0"):
         RangeSettings(sigmas=0)
-    with pytest.raises(UsageError, match=r"percentile is 0\.999"):
+    with pytest.raises(UsageError, match=r"percentile must be .*got 0\.999"):
         RangeSettings(percentile=0.999)
 
 

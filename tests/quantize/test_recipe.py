@@ -109,7 +109,7 @@ def test_settings_reach_the_network() -> None:
 
 @pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 32, 32)]])
 def test_without_batches_there_is_nothing_to_go_by(batches: list[torch.Tensor]) -> None:
-    with pytest.raises(UsageError, match="there is no sample to calibrate with"):
+    with pytest.raises(UsageError, match="there are no calibration samples"):
         quantize_model(make_net(Small), batches)
 
 
@@ -117,7 +117,7 @@ def test_a_first_batch_of_nothing_is_passed_over_and_one_of_no_numbers_is_refuse
     model, images = make_net(Small), draw_images(4)
     found, expected = (quantize_model(model, batches).calibration for batches in ([images[:0], images], [images]))
     assert found.ranges == expected.ranges
-    with pytest.raises(UsageError, match="the example has numbers that are not finite"):
+    with pytest.raises(UsageError, match="the example has non-finite values"):
         quantize_model(model, [images * float("nan")])
     with pytest.raises(UsageError, match="a calibration batch is a str"):
         quantize_model(model, ["images"])

@@ -56,7 +56,7 @@ def test_a_sum_that_float32_cannot_hold_is_refused_there_and_exact_elsewhere() -
     assert sum_products(dense, integers, BYTES, "float64").tolist() == [[exact]]
     assert sum_products(dense, integers, BYTES, "int64").tolist() == [[exact]]
     with pytest.raises(
-        UsageError, match=r"layer dense: its sum can reach 19,431,000, and float32 is exact below 2\^24"
+        UsageError, match=r"layer dense: its sum can reach 19,431,000, but float32 is exact only below 2\^24"
     ):
         sum_products(dense, integers, BYTES, "float32")
 

@@ -40,7 +40,7 @@ def test_a_file_of_pbs_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RankUnknown, match="PBS_NODEFILE"):
         find_allocation({"PBS_JOBID": "9", "PBS_NODEFILE": str(tmp_path / "gone")})
     (tmp_path / "empty").touch()
-    with pytest.raises(RankUnknown, match="names no node"):
+    with pytest.raises(RankUnknown, match="lists no nodes"):
         find_allocation({"PBS_JOBID": "9", "PBS_NODEFILE": str(tmp_path / "empty")})
 
 

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Variables, str]] = {
     "RANK alone": ({"RANK": "3"}, "WORLD_SIZE"),
     "WORLD_SIZE alone": ({"WORLD_SIZE": "3"}, "RANK"),
     "no number": ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK='x'"),
-    "rank beyond": ({"RANK": "3", "WORLD_SIZE": "3"}, "none of 3"),
+    "rank beyond": ({"RANK": "3", "WORLD_SIZE": "3"}, "out of range for world size 3"),
     "left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE"),
     "a size left over from a script": (slurm(seat(5)) | {"WORLD_SIZE": "4"}, "WORLD_SIZE"),
     "a rank left over from a script": (ompi(seat(5)) | {"RANK": "0"}, "RANK"),
@@ -295,7 +295,7 @@ def test_a_file_of_pals_that_cannot_be_read_is_not_believed(tmp_path: Path, dama
         file.write_bytes(file.read_bytes()[:150])
     if damage == "missing":
         file.unlink()
-    with pytest.raises(RankUnknown, match="nobody says of how many"):
+    with pytest.raises(RankUnknown, match="but no world size"):
         find_membership({"PALS_RANKID": "1", "PALS_APINFO": str(file)})
 
 

@@ -31,11 +31,13 @@ def test_links_without_a_rate_have_none(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "1gb", "0gbit", "-1gbit", "1 gbps", "gbit", "1e3mbit", "inf gbit"])
 def test_what_is_no_link_is_refused_by_its_text(text: str) -> None:
-    with pytest.raises(UsageError, match="is no link: use inside, unshaped, or a rate such as 1gbit") as refused:
+    with pytest.raises(
+        UsageError, match="is not a valid link: use inside, unshaped, or a rate such as 1gbit"
+    ) as refused:
         parse_link(text)
     assert repr(text) in str(refused.value)
 
 
 def test_a_delay_is_refused_with_the_rate_that_would_work() -> None:
-    with pytest.raises(UsageError, match=r"asks for more than a rate.*netem.*give the rate alone, 10gbit"):
+    with pytest.raises(UsageError, match=r"is more than a rate.*netem.*give only the rate, 10gbit"):
         parse_link("10gbit,50us")

@@ -165,12 +165,16 @@ def test_removing_what_is_gone_is_no_error() -> None:
 
 @needs_hosts
 def test_a_command_that_fails_is_told_in_its_own_words() -> None:
-    with pytest.raises(LaunchFailed, match=r"could not be emulated: .ip netns add no/such. says .Invalid netns name"):
+    with pytest.raises(
+        LaunchFailed,
+        match=r"could not emulate hosts: .ip netns add no/such. failed with .Invalid"
+        r" netns name",
+    ):
         namespaces._run("ip", "netns", "add", "no/such")
 
 
 def test_more_hosts_than_addresses_are_refused() -> None:
-    with pytest.raises(LaunchFailed, match="251 hosts are more than one hub has addresses for: use 250"):
+    with pytest.raises(LaunchFailed, match="251 hosts are more than one subnet has addresses for: use 250"):
         emulate_hosts(251, SLOW).__enter__()
 
 

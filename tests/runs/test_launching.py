@@ -92,7 +92,7 @@ def test_a_trials_own_mpiexec_and_ranks_per_node_reach_its_launcher(
     study = WeakScaling(job=Job(launcher="mpi", mpiexec=program, ranks_per_node=3), ranks=(2,), batch_per_rank=4)
     trial = study.plan()[-1]
     assert find_launcher_obstacle("mpi", trial.mpiexec) is None
-    assert "is no program" in str(find_launcher_obstacle("mpi", str(tmp_path / "none")))
+    assert "is not executable" in str(find_launcher_obstacle("mpi", str(tmp_path / "none")))
     result = choose_launcher(Job(), [trial]).launch(trial, tmp_path)
     assert result.status is Status.COMPLETED
     assert [(step.program, step.ranks_per_node) for step in steps] == [(program, 3)]

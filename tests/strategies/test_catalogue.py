@@ -34,7 +34,7 @@ def test_a_setting_that_would_be_ignored_is_refused_with_who_takes_it(
 
 def test_a_static_graph_and_accumulation_are_refused_together() -> None:
     spreading, shape = Spreading(static_graph=True), StepShape(micro_batch=2)
-    with pytest.raises(UsageError, match="--static-graph cannot go with --micro-batch 2"):
+    with pytest.raises(UsageError, match="--static-graph does not work with --micro-batch 2"):
         check_strategy(make_trial(spreading=spreading, shape=shape))
     check_strategy(make_trial(spreading=spreading))
     check_strategy(make_trial(spreading=spreading, shape=StepShape(micro_batch=4)))

@@ -137,7 +137,7 @@ def test_a_grid_refuses_two_dimensions_of_one_option() -> None:
 
 def test_a_base_that_cannot_work_is_refused_before_anything_runs() -> None:
     job = replace(SMALL_TRANSFORMER, options={**SMALL_TRANSFORMER.options, "features": 32})
-    with pytest.raises(UsageError, match="--features 32 and --d-model 16 differ"):
+    with pytest.raises(UsageError, match="--features 32 and --d-model 16 must be equal"):
         Dimensions(vary=("tgt_length=2",), job=job).plan()
 
 

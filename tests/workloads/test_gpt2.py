@@ -117,10 +117,10 @@ def test_few_tokens_to_test_on_make_smaller_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": "tokens"}, "--data tokens needs shards: say where with --data-path"),
-        ({"data": "tokens", "data_path": "gone.bin"}, "there are no shards at gone.bin"),
-        ({"data_path": "gone.bin"}, "--data-path gone.bin is not read without --data tokens: add it"),
-        ({"test_path": "gone.bin"}, "--test-path gone.bin is not read without --data tokens: add it"),
+        ({"data": "tokens"}, "--data tokens needs shards: set --data-path"),
+        ({"data": "tokens", "data_path": "gone.bin"}, "no shards match gone.bin"),
+        ({"data_path": "gone.bin"}, "--data-path gone.bin has no effect without --data tokens: add it"),
+        ({"test_path": "gone.bin"}, "--test-path gone.bin has no effect without --data tokens: add it"),
     ],
 )
 def test_tokens_that_are_not_there_are_refused(options: dict[str, Any], message: str) -> None:
@@ -130,7 +130,11 @@ def test_tokens_that_are_not_there_are_refused(options: dict[str, Any], message:
 
 def test_tokens_beyond_the_vocabulary_are_refused_with_one_that_fits(tmp_path: Path) -> None:
     write_tokens(tmp_path / "train.bin", 1000, vocabulary=700)
-    with pytest.raises(UsageError, match=r"holds token 699, and --size tiny knows 512 tokens: use --vocabulary 700"):
+    with pytest.raises(
+        UsageError,
+        match=r"contains token 699, but --size tiny has a vocabulary of 512: use"
+        r" --vocabulary 700",
+    ):
         read_tokens(tmp_path).check()
     read_tokens(tmp_path, vocabulary=700).check()
 

@@ -107,12 +107,12 @@ def test_absent_files_are_refused_before_the_launch_and_on_the_rank(tmp_path: Pa
         lambda: Resnet18Options(data="cifar10", data_path=str(tmp_path)).check(),
         lambda: build("lenet", {"data": "cifar10", "data_path": str(tmp_path)}),
     ):
-        with pytest.raises(UsageError, match=rf"CIFAR-10: there is no {tmp_path}.*data_batch_1: run .*get https"):
+        with pytest.raises(UsageError, match=rf"CIFAR-10: {tmp_path}.*data_batch_1 not found: run .*get https"):
             refuse()
 
 
 def test_a_path_that_would_not_be_read_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--data-path there is not read with --data digits: use --data cifar10"):
+    with pytest.raises(UsageError, match=r"--data-path there has no effect with --data digits: use --data cifar10"):
         Resnet18Options(data="digits", data_path="there").check()
 
 

@@ -83,7 +83,7 @@ def test_momentum_is_that_of_sgd_and_nesterov_has_some_of_its_own() -> None:
 
 
 def test_a_number_that_the_workloads_own_does_not_know_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--weight-decay 0.1 is nothing that the workload's LBFGS knows"):
+    with pytest.raises(UsageError, match=r"--weight-decay 0.1 does not apply to the workload's LBFGS"):
         make(torch.optim.LBFGS, weight_decay=0.1)
 
 

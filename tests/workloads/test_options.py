@@ -150,8 +150,8 @@ def test_labels_tell_what_is_special() -> None:
         (lambda: Gpt2Options(dropout=float("nan")), "--dropout must be at least 0 and less than 1, got nan"),
         (lambda: Gpt2Options(sequence=0), "--sequence must be at least"),
         (lambda: Gpt2Options(vocabulary=0), "--vocabulary must be at least"),
-        (lambda: Resnet18Options(train_files=6), "--train-files 6 cannot be: use 1 to 5"),
-        (lambda: LenetOptions(train_files=0), "--train-files 0 cannot be: use 1 to 5"),
+        (lambda: Resnet18Options(train_files=6), "--train-files must be between 1 and 5, got 6"),
+        (lambda: LenetOptions(train_files=0), "--train-files must be between 1 and 5, got 0"),
         (lambda: Resnet18Options(workers=-1), "--workers must be at least"),
     ],
 )
@@ -162,13 +162,15 @@ def test_a_value_that_cannot_be_is_refused_with_its_flag(make: Callable[[], obje
 
 def test_features_other_than_the_width_are_refused_with_both_and_the_way_out() -> None:
     options = TransformerOptions(features=1024)
-    with pytest.raises(UsageError, match=r"--features 1024 and --d-model 512 differ.*use --d-model 1024 or --features"):
+    with pytest.raises(
+        UsageError, match=r"--features 1024 and --d-model 512 must be equal.*use --d-model 1024 or --features"
+    ):
         options.check()
 
 
 @pytest.mark.parametrize(("heads", "advice"), [(7, 4), (100, 64), (1000, 512)])
 def test_heads_that_do_not_divide_the_width_are_refused_with_some_that_do(heads: int, advice: int) -> None:
-    message = f"--d-model 512 cannot be divided over --heads {heads}: use a divisor of 512, such as --heads {advice}$"
+    message = f"--d-model 512 is not divisible by --heads {heads}: use a divisor of 512, such as --heads {advice}$"
     with pytest.raises(UsageError, match=message):
         TransformerOptions(heads=heads).check()
 

@@ -60,13 +60,13 @@ def test_a_warm_up_in_epochs_is_added_to_the_one_in_steps() -> None:
 
 
 def test_epochs_of_data_without_end_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--lr-warmup-epochs 2 needs data whose number.*use --lr-warmup"):
+    with pytest.raises(UsageError, match=r"--lr-warmup-epochs 2 needs batches with a len.*use --lr-warmup"):
         count_warmup_steps(Optimization(lr_warmup_epochs=2), steps_per_epoch=None)
 
 
 def test_a_cosine_cannot_end_above_its_beginning() -> None:
     above = Optimization(schedule="cosine", lr_min=0.5, lr_warmup=4)
-    with pytest.raises(UsageError, match=r"--lr-min 0.5 is above the learning rate 0.1"):
+    with pytest.raises(UsageError, match=r"--lr-min must be at most the learning rate 0.1, got 0.5"):
         check_schedule(above, 0.1)
     check_schedule(above, 0.5)
     check_schedule(Optimization(lr_warmup=4), 0.1)

@@ -143,8 +143,8 @@ def check_refused(name: str, *words: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    check_refused(f"{tmp_path}/none.py:build", f"there is no file {tmp_path}/none.py")
-    check_refused(f"{tmp_path}:build", f"there is no file {tmp_path}")
+    check_refused(f"{tmp_path}/none.py:build", f"file not found: {tmp_path}/none.py")
+    check_refused(f"{tmp_path}:build", f"file not found: {tmp_path}")
 
 
 def test_a_file_without_the_function_lists_those_it_has(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_file_without_functions_says_so(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_python_is_quoted_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("x = 1\ndef build(:\n    pass\n")
-    check_refused(f"{tmp_path}/own.py:build", "own.py line 2 is not Python", "def build(:")
+    check_refused(f"{tmp_path}/own.py:build", "own.py line 2 is not valid Python", "def build(:")
 
 
 @pytest.mark.parametrize("content", [b"x = '\xff'\n", b"\x00\x01\x02", b"x = '\x00'"])

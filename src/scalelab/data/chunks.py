@@ -33,7 +33,7 @@ def describe_chunks(path: Path, format: str = "") -> tuple[ColumnChunks, ...]:  
     else:
         columns = describe_columns(path, name)
     if not columns:
-        raise DataUnreadable(f"{path} holds no arrays: scalelab data convert writes files that do")
+        raise DataUnreadable(f"{path} contains no arrays: use `scalelab data convert` to write a file that does")
     return columns
 
 
@@ -144,7 +144,7 @@ def _describe_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ColumnC
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(member)
     if not shape:
-        raise DataUnreadable(f"{archive.filename} holds a single number as {info.filename}, not an array of samples")
+        raise DataUnreadable(f"{archive.filename} has a scalar in {info.filename}, not an array of samples")
     is_stored = info.compress_type == zipfile.ZIP_STORED
     names = {zipfile.ZIP_DEFLATED: "deflate", zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
     return ColumnChunks(

@@ -115,7 +115,7 @@ def find_files(directory: Path, names: Sequence[str]) -> list[Path]:
     named = [(directory, layout) for layout in LAYOUTS if directory.name == layout.folder]
     place, layout = (begun or named or places)[0]
     missing = next(path for file in layout.list_files(names) if not (path := place / file).is_file())
-    raise UsageError(f"CIFAR-10: there is no {missing}: {explain_download(place, layout)}")
+    raise UsageError(f"CIFAR-10: {missing} not found: {explain_download(place, layout)}")
 
 
 def explain_download(place: Path, layout: Layout) -> str:
@@ -139,7 +139,7 @@ def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
         raise _damaged(path, f"its md5 is {found}, not {expected}")
     pixels, labels = (read_binary if path.suffix == BINARY.suffix else read_pickle)(path, data)
     if labels.size and not 0 <= labels.min() <= labels.max() < NUM_CLASSES:
-        raise _damaged(path, f"its labels go from {labels.min()} to {labels.max()}, not from 0 to {NUM_CLASSES - 1}")
+        raise _damaged(path, f"its labels range from {labels.min()} to {labels.max()}, not from 0 to {NUM_CLASSES - 1}")
     return pixels.reshape(-1, NUM_CHANNELS, SIDE, SIDE), labels
 
 
@@ -152,7 +152,7 @@ def check_size(path: Path, num_bytes: int) -> None:
 def read_binary(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Pixels (samples, 3072) and labels of the binary form."""
     if len(data) % (1 + PIXEL_BYTES):
-        raise _damaged(path, f"its {len(data)} bytes are no whole number of records of {1 + PIXEL_BYTES}")
+        raise _damaged(path, f"its {len(data)} bytes are not a whole number of {1 + PIXEL_BYTES}-byte records")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, 1 + PIXEL_BYTES)
     return records[:, 1:], records[:, 0].astype(np.int64)
 
@@ -165,7 +165,7 @@ def read_pickle(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDA
     except Exception as error:
         raise _damaged(path, f"it cannot be unpickled: {error}") from error
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXEL_BYTES):
-        raise _damaged(path, f"its data are no uint8 array of {len(labels)} × {PIXEL_BYTES}")
+        raise _damaged(path, f"its data are not a uint8 array of {len(labels)} × {PIXEL_BYTES}")
     return pixels, labels
 
 
@@ -184,7 +184,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are allowed")
+            raise pickle.UnpicklingError(f"it loads {module}.{name}, but only arrays are allowed")
         return ALLOWED[module, name]
 
 

@@ -55,7 +55,7 @@ def name_format(path: Path) -> str:
         if entry.suffix and entry.suffix == path.suffix:
             return name
     known = ", ".join(dict.fromkeys(entry.suffix for entry in ENTRIES.values() if entry.suffix))
-    raise UsageError(f"--out {path} has no known format: let it end in {known}; or say --format")
+    raise UsageError(f"--out {path} has an unknown suffix: use {known}, or set --format")
 
 
 def convert(
@@ -97,9 +97,9 @@ def convert(
 
 def check_places(source: Path, out: Path, overwrite: bool) -> None:
     if out.exists() and source.exists() and out.samefile(source):
-        raise UsageError(f"--out {out} is the file that is converted: choose another name")
+        raise UsageError(f"--out {out} is the input file: choose another name")
     if out.exists() and not overwrite:
-        raise UsageError(f"--out {out} is already there: choose another name, or say --overwrite")
+        raise UsageError(f"--out {out} already exists: choose another name, or use --overwrite")
 
 
 def choose_part(columns: Sequence[ColumnChunks]) -> int:
@@ -127,7 +127,7 @@ def gathering(stored: StoredSet, beside: Path, part: int, progress: Progress) ->
     """All columns as arrays: mapped where they lie so in the file, otherwise in scratch files that are then removed."""
     names = [name_column(field.name) for field in stored.fields]
     if len(set(names)) < len(names):
-        raise DataUnreadable(f"{stored.path} has two columns that would be called alike: {', '.join(names)}")
+        raise DataUnreadable(f"{stored.path} has two columns that would get the same name: {', '.join(names)}")
     with reading_errors(stored.path):
         opened = load_format(stored.format).open(stored.path, {})
     try:
@@ -183,7 +183,7 @@ def verify(source: StoredSet, written: StoredSet, part: int, progress: Progress)
         progress("verifying", int(numbers[-1]) + 1, len(source))
     first, second = (tuple(digest.hexdigest() for digest in own) for own in digests)
     if first != second:
-        raise DataUnreadable(f"{written.path} does not hold what {source.path} does after writing: try another disk")
+        raise DataUnreadable(f"{written.path} differs from {source.path} after writing: try another disk")
     return hashlib.blake2b("".join(first).encode(), digest_size=8).hexdigest()
 
 
@@ -196,6 +196,6 @@ def match_columns(source: StoredSet, written: StoredSet) -> Sequence[int]:
         place = 0 if is_alone else names.index(name_column(field.name))
         other = written.fields[place]
         if (other.dtype, other.shape) != (field.dtype.newbyteorder("="), field.shape):
-            raise DataUnreadable(f"the format keeps {field.words} as {other.words}: choose another --format")
+            raise DataUnreadable(f"the format stores {field.words} as {other.words}: choose another --format")
         places.append(place)
     return places

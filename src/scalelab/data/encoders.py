@@ -100,16 +100,18 @@ def load_pair_encoder(vocabulary: Path, merges: Path, separator: str | None = No
         ) from None
     for flag, path in (("--vocab", vocabulary), ("--merges", merges)):
         if not path.is_file():
-            raise UsageError(f"{flag} {path}: there is no such file")
+            raise UsageError(f"{flag} {path}: file not found")
     try:
         tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # the package raises nothing more special
-        raise UsageError(f"--vocab {vocabulary} and --merges {merges} are no byte-pair encoding: {error}") from error
+        raise UsageError(
+            f"--vocab {vocabulary} and --merges {merges} are not a valid byte-pair encoding: {error}"
+        ) from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     if end_of_text is None:
         raise UsageError(
-            f"--vocab {vocabulary} has no {END_OF_TEXT}, which begins a document: use GPT-2's encoder.json"
+            f"--vocab {vocabulary} lacks {END_OF_TEXT}, which separates documents: use GPT-2's encoder.json"
         )
     return PairEncoder(tokenizer, end_of_text, separator)
 
@@ -170,6 +172,6 @@ def decode_parts(path: Path, part_size: int) -> Iterator[str]:
         except UnicodeDecodeError as error:
             place = num_decoded - num_held + error.start
             raise UsageError(
-                f"{path} is no UTF-8 text ({error.reason} at byte {place}): use --tokenizer bytes"
+                f"{path} is not valid UTF-8 ({error.reason} at byte {place}): use --tokenizer bytes"
             ) from None
         num_decoded += len(part)

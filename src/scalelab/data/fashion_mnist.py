@@ -69,7 +69,7 @@ def find_file(directory: Path, name: str) -> Path:
         if path.is_file():
             return path
     missing = directory / name if directory.name == FOLDER else directory / FOLDER / name
-    raise UsageError(f"Fashion-MNIST: there is no {missing}: {_explain_fetching(missing)}")
+    raise UsageError(f"Fashion-MNIST: {missing} not found: {_explain_fetching(missing)}")
 
 
 def read_array(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
@@ -86,7 +86,7 @@ def parse_idx(path: Path, data: bytes, num_axes: int) -> npt.NDArray[np.uint8]:
     """MNIST's format: two zeros, 8 for bytes, the number of axes, their sizes, the values."""
     first = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < first:
-        raise _damaged(path, f"it does not begin as a file of bytes with {num_axes} axes does")
+        raise _damaged(path, f"its header is not that of an IDX file of uint8 with {num_axes} axes")
     shape = struct.unpack(f">{num_axes}I", data[4:first])
     values = np.frombuffer(data, dtype=np.uint8, offset=first)
     if values.size != int(np.prod(shape, dtype=np.int64)):

@@ -85,7 +85,7 @@ def read_small_digits() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarr
     """
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
-        raise UsageError("the digits come with scikit-learn, which is missing: pip install 'scalelab[torch]'")
+        raise UsageError("the digits dataset needs scikit-learn, which is not installed: pip install 'scalelab[torch]'")
     file = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         values = np.loadtxt(file, delimiter=",")

@@ -71,7 +71,7 @@ class NaiveHdf5:
 
     def _choose(self, found: dict[str, Any]) -> dict[str, Any]:
         if not found:
-            raise DataUnreadable(f"{self.path} holds no arrays of numbers")
+            raise DataUnreadable(f"{self.path} contains no numeric arrays")
         for name in self._names:
             if name not in found:
                 raise DataUnreadable(f"{self.path} has no column {name!r}: it has {', '.join(found)}")

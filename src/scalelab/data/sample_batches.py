@@ -144,7 +144,7 @@ class SampleBatches:
         """Let the next iteration begin with this batch of the epoch, without fetching those before it."""
         if not 0 <= index <= self._num_batches:
             raise UsageError(
-                f"there is no batch {index} in an epoch of {self._num_batches}: use 0 to {self._num_batches}"
+                f"batch {index} is out of range for an epoch of {self._num_batches}: use 0 to {self._num_batches}"
             )
         self._turn.start = index
 

@@ -78,13 +78,13 @@ def find_shards(pattern: str) -> list[Path]:
     if path.is_dir():
         found = sorted(path.glob("*.bin")) or sorted(path.glob("*.raw"))
         if not found:
-            raise UsageError(f"there are no shards in {path}: it has no *.bin; scalelab data tokenize makes them")
+            raise UsageError(f"no shards in {path}: it has no *.bin files; create some with `scalelab data tokenize`")
         return found
     if path.is_file():
         return [path]
     found = sorted(match for text in glob.glob(str(path), recursive=True) if (match := Path(text)).is_file())  # noqa: PTH207
     if not found:
-        raise UsageError(f"there are no shards at {pattern}: no file fits; scalelab data tokenize makes them")
+        raise UsageError(f"no shards match {pattern}: create some with `scalelab data tokenize`")
     return found
 
 
@@ -108,15 +108,15 @@ def open_shard(path: Path, headerless: bool = False) -> Shard:
     if headerless or path.suffix == ".raw":
         kind: ShardKind = "raw"
         if find_kind(header) is not None:
-            raise UsageError(f"shard {path} has a header where none is expected: read it as one with a header")
+            raise UsageError(f"shard {path} has a header: rename it so it does not end in .raw")
         num_tokens, rest = divmod(num_bytes, FORMATS[kind].dtype.itemsize)
         if rest:
-            raise UsageError(f"shard {path} is damaged: {num_bytes} bytes are no whole number of uint16 tokens")
+            raise UsageError(f"shard {path} is damaged: {num_bytes} bytes are not a whole number of uint16 tokens")
     else:
         kind, num_tokens = read_header(path, header)
         check_size(path, kind, num_tokens, num_bytes)
     if num_tokens == 0:
-        raise UsageError(f"shard {path} is empty: it holds 0 tokens, and at least 1 is expected")
+        raise UsageError(f"shard {path} is empty: it has 0 tokens, expected at least 1")
     form = FORMATS[kind]
     tokens = np.memmap(path, dtype=form.dtype, mode="r", offset=form.header_bytes, shape=(num_tokens,))
     return Shard(path, kind, tokens)
@@ -140,13 +140,13 @@ def read_header(path: Path, header: bytes) -> tuple[ShardKind, int]:
     if kind is None:
         known = " or ".join(str(form.magic) for form in FORMATS.values() if form.magic is not None)
         raise UsageError(
-            f"shard {path} is none: it begins with {magic}, and {known} is expected"
+            f"shard {path} is not a token shard: it starts with {magic}, expected {known}"
             " (raw tokens without a header need a name that ends in .raw)"
         )
     if version != FORMATS[kind].version:
-        raise UsageError(f"shard {path} has version {version}: {FORMATS[kind].version} is expected with magic {magic}")
+        raise UsageError(f"shard {path} has version {version}, expected {FORMATS[kind].version} with magic {magic}")
     if num_tokens < 0:
-        raise UsageError(f"shard {path} is damaged: its header says {num_tokens} tokens, and at least 1 is expected")
+        raise UsageError(f"shard {path} is damaged: its header lists {num_tokens} tokens, expected at least 1")
     return kind, num_tokens
 
 
@@ -156,7 +156,7 @@ def check_size(path: Path, kind: ShardKind, num_tokens: int, num_bytes: int) -> 
     if num_bytes != expected:
         state = "truncated" if num_bytes < expected else "damaged"
         raise UsageError(
-            f"shard {path} is {state}: {num_bytes} bytes, and {expected} are expected"
+            f"shard {path} is {state}: {num_bytes} bytes, expected {expected}"
             f" (a header of {HEADER_BYTES} and {num_tokens} tokens of {item})"
         )
 
@@ -164,7 +164,9 @@ def check_size(path: Path, kind: ShardKind, num_tokens: int, num_bytes: int) -> 
 def write_shard(path: Path, tokens: Tokens, kind: ShardKind = "v1") -> None:
     """Write a shard whole or not at all; refuses tokens that do not fit its type."""
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise UsageError(f"shard {path}: tokens are integers in one row, not {tokens.dtype} of shape {tokens.shape}")
+        raise UsageError(
+            f"shard {path}: tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}"
+        )
     starts = range(0, len(tokens), CHUNK_TOKENS)
     write_shard_parts(path, (tokens[start : start + CHUNK_TOKENS] for start in starts), len(tokens), kind)
 
@@ -173,7 +175,7 @@ def write_shard_parts(path: Path, parts: Iterable[Tokens], num_tokens: int, kind
     """The same from parts that together have so many tokens; one at a time is in memory."""
     form = FORMATS[kind]
     if not 0 < num_tokens < 2**31:
-        raise UsageError(f"shard {path}: {num_tokens} tokens do not fit a shard: use 1 to {2**31 - 1}")
+        raise UsageError(f"shard {path}: the number of tokens must be 1 to {2**31 - 1}, got {num_tokens}")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("wb") as file:

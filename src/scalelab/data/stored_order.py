@@ -158,7 +158,7 @@ def choose_stored_order(
     chunked = [column for column in describe_chunks(path, name) if column.chunk]
     can_keep_some = "cache_bytes" in load_format(name).open_options
     if kind == "blocks" and not (chunked and can_keep_some):
-        raise UsageError(f"--shuffle blocks: {path} is not read by chunks: use --shuffle full")
+        raise UsageError(f"--shuffle blocks needs a chunked format, and {path} is not chunked: use --shuffle full")
     if not chunked or not can_keep_some or kind == "full":
         return StoredOrder()
     limit = KEPT_BYTES if kept_bytes is None else kept_bytes

@@ -53,7 +53,9 @@ def tokenize_files(
             num_tokens = spool_tokens(files, encoder, spool, kind)
             num_test = round(num_tokens * test_share) if test_tokens is None else test_tokens
             if num_test >= num_tokens:
-                raise UsageError(f"--test-tokens {num_test} leaves nothing to train on: there are {num_tokens} tokens")
+                raise UsageError(
+                    f"--test-tokens {num_test} leaves nothing to train on: there are only {num_tokens} tokens"
+                )
             cuts = [(name_shard(name, "val", 0, kind), 0, num_test)] if num_test else []
             for number, (first, end) in enumerate(cut_evenly(num_test, num_tokens, tokens_per_shard), start=1):
                 cuts.append((name_shard(name, "train", number, kind), first, end))
@@ -71,13 +73,14 @@ def check_room(directory: Path, name: str, kind: ShardKind, vocabulary: int) -> 
     """Refuse what would mix new shards with old ones, and a type that the tokens do not fit."""
     if vocabulary - 1 > FORMATS[kind].most_token:
         raise UsageError(
-            f"--format {kind} ends at {FORMATS[kind].most_token}, the vocabulary at {vocabulary - 1}: use v7"
+            f"--format {kind} stores tokens up to {FORMATS[kind].most_token}, but the vocabulary has {vocabulary - 1}:"
+            " use v7"
         )
     suffix = suffix_of(kind)
     literal = glob.escape(name)
     old = [*directory.glob(f"{literal}_train_*{suffix}"), *directory.glob(f"{literal}_val_*{suffix}")]
     if old:
-        raise UsageError(f"{min(old)} is already there: remove {name}_*{suffix} there, or choose another --out")
+        raise UsageError(f"{min(old)} already exists: remove {name}_*{suffix} there, or choose another --out")
 
 
 def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: ShardKind) -> int:
@@ -89,7 +92,7 @@ def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: Sha
                 part.astype(FORMATS[kind].dtype).tofile(file)
                 num_tokens += len(part)
     if num_tokens == 0:
-        raise UsageError(f"there is nothing to tokenize: {', '.join(map(str, files))} {_is_or_are(files)} empty")
+        raise UsageError(f"nothing to tokenize: {', '.join(map(str, files))} {_is_or_are(files)} empty")
     return num_tokens
 
 

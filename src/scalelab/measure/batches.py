@@ -116,17 +116,17 @@ class BatchStream:
             return next(self._iterator)
         except StopIteration:
             if self._last is None:
-                raise UsageError("build() gave no batches: it must give at least one") from None
+                raise UsageError("build() returned no batches: return at least one") from None
             raise UsageError(
-                "the batches ended and cannot be started again: let build() return a list, a DataLoader or an"
-                " endless generator"
+                "the batches ran out and cannot be iterated again: return a list, a DataLoader or an"
+                " infinite generator from build()"
             ) from None
 
     def _check_size(self, batch: Any, advice: str) -> None:
         if not could_hold(batch, self._batch_size):
             raise UsageError(
-                f"build() gave a batch of {count_samples(batch)} samples where this trial needs {self._batch_size} on"
-                f" each rank: {advice}"
+                f"build() returned a batch of {count_samples(batch)} samples, but this trial needs {self._batch_size}"
+                f" on each rank: {advice}"
             )
 
 

@@ -163,8 +163,8 @@ def check_same_job(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) ->
     for name, value in wanted.items():
         if saved.get(name) != value:
             raise UsageError(
-                f"{path} is of another job: its {name} is {saved.get(name)}, this one's is {value}; give another"
-                " --checkpoints directory, or the same flags"
+                f"{path} belongs to a different run: its {name} is {saved.get(name)}, this run's is {value}; use"
+                " another --checkpoints directory or the same flags"
             )
 
 

@@ -103,11 +103,13 @@ def find_member(trial: Trial) -> Membership:
     except RankUnknown:  # some launchers say no number of ranks, which is known here
         member = find_membership(os.environ | {"WORLD_SIZE": str(trial.num_processes)})
     if member is None:
-        raise RankUnknown("nobody says which rank this is: is mpiexec of the kind that its --version names?")
+        raise RankUnknown(
+            "no variable names this process's rank: check that mpiexec is the MPI that its --version reports"
+        )
     if member.num_ranks != trial.num_processes:
         raise RankUnknown(
-            f"{member.launcher} says rank {member.rank} of {member.num_ranks} ({', '.join(member.variables)}), the"
-            f" trial has {trial.num_processes}: unset what an earlier launch has left"
+            f"{member.launcher} reports rank {member.rank} of {member.num_ranks} ({', '.join(member.variables)}), but"
+            f" the trial has {trial.num_processes}: unset the variables left over from an earlier launch"
         )
     return member
 

@@ -133,10 +133,10 @@ def take_together(training: Training) -> Iterator[Any]:
         yield batch
     if not is_so_everywhere(batch is NO_BATCH, training):
         raise UsageError(
-            f"some ranks have only {num_taken} test batches and others more: let build() give every rank as many"
+            f"some ranks have only {num_taken} test batches, others have more: return the same number on every rank"
         )
     if not num_taken:
-        raise UsageError("there are no test batches: let build() return a list or a DataLoader as test_batches")
+        raise UsageError("test_batches is empty: return a list or a DataLoader from build()")
 
 
 def gather_score(training: Training, totals: list[float]) -> Score:
@@ -165,12 +165,12 @@ class GradientNoise:
     def __init__(self, trial: Trial, training: Training) -> None:
         if trial.accumulation < 2:
             raise UsageError(
-                f"gradient noise is read between the passes of a step, and a step of {trial.batch_per_rank} samples"
-                " has one: give it a --micro-batch that is at most half of that"
+                f"the gradient noise scale needs at least two passes per step, and a step of {trial.batch_per_rank}"
+                " samples has one: set --micro-batch to at most half of that"
             )
         if trial.strategy in FSDP:
             raise UsageError(
-                f"gradient noise needs whole gradients, and ranks of {trial.strategy} have pieces: use ddp"
+                f"the gradient noise scale needs full gradients, and {trial.strategy} shards them: use ddp"
             )
         self._training = training
         self._num_passes = 0

@@ -158,7 +158,7 @@ def make_messages(exchange: Exchange, rank: int, num_ranks: int, device: torch.d
         count = size // NUMBER_BYTES
         if exchange.operation not in ("all_reduce", "broadcast", POINT_TO_POINT) and count % num_ranks:
             raise UsageError(
-                f"{size} bytes cannot be divided over {num_ranks} ranks as whole float32: use a multiple of"
+                f"{size} bytes do not split into whole float32 values over {num_ranks} ranks: use a multiple of"
                 f" {NUMBER_BYTES * num_ranks}"
             )
         num_others = _count_others(exchange.operation, count, num_ranks)
@@ -284,8 +284,8 @@ def _check_segment(segment: Segment, message: Message, operation: str) -> None:
         if not torch.equal(part, expected):
             where = int((part != expected).nonzero()[0].item())
             raise ScalelabError(
-                f"{operation} of {message.payload_bytes} bytes gave wrong data on rank {message.rank}: number"
-                f" {start + where} is {part[where].item():g} and should be {expected[where].item():g}"
+                f"{operation} of {message.payload_bytes} bytes returned wrong data on rank {message.rank}: element"
+                f" {start + where} is {part[where].item():g}, expected {expected[where].item():g}"
             )
 
 
@@ -300,8 +300,8 @@ def name_backend(trial: Trial) -> str:
         return "nccl" if trial.device == "cuda" else "gloo"
     if not dist.is_backend_available(wanted):
         raise UsageError(
-            f"--backend {wanted}: torch {torch.__version__} is built without it: use --backend gloo, or a torch that"
-            " has it"
+            f"--backend {wanted} is not built into torch {torch.__version__}: use --backend gloo or a build that"
+            " includes it"
         )
     return wanted
 
@@ -310,6 +310,7 @@ def check_world(trial: Trial) -> None:
     """MPI counts the ranks that mpiexec has started, whatever it is told."""
     if dist.get_world_size() != trial.num_ranks:
         raise UsageError(
-            f"--backend {dist.get_backend()}: the group has {dist.get_world_size()} ranks, not {trial.num_ranks}: MPI's"
-            " ranks must be started by mpiexec, which scalelab does not do: use --backend gloo or nccl"
+            f"--backend {dist.get_backend()}: the process group has {dist.get_world_size()} ranks, not"
+            f" {trial.num_ranks}: MPI ranks must be started by mpiexec, which scalelab does not do; use --backend gloo"
+            " or nccl"
         )

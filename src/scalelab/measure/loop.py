@@ -159,7 +159,7 @@ class SavedState:
         self._tensors = [*training.model.parameters(), *training.model.buffers()]
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
         if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
-            raise MemoryError("the limit leaves no room for a copy of the state")
+            raise MemoryError("the memory limit leaves no room for a copy of the model state")
         self._copies = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors]
         self._scalars = [
             (state, key, copy.deepcopy(value))

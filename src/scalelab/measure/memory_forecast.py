@@ -79,7 +79,7 @@ Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
     """The report with the memory that a step of one rank would take."""
     if trial.strategy == "dp":
-        raise UsageError("the memory of dp cannot be forecast: its replicas are threads; use single or ddp")
+        raise UsageError("memory cannot be estimated for dp, whose replicas are threads: use single or ddp")
     device = torch.device(trial.device)
     try:
         with stay_fake() as fake_mode:
@@ -88,8 +88,8 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
             recorder.run()
     except NEEDS_VALUES as error:
         raise UsageError(
-            f"the memory of this workload cannot be forecast: it asks for the values of tensors ({error}), and a"
-            " forecast has only their shapes"
+            f"memory cannot be estimated for this workload: it reads tensor values ({error}), and an"
+            " estimate has shapes only"
         ) from error
     spread = describe_spread(trial, training)
     events, marks = spread_recording(recorder.recording, spread)

@@ -54,7 +54,7 @@ def give_pages() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = ((M_MMAP_THRESHOLD, PAGE_BYTES), (M_TOP_PAD, 0), (M_ARENA_MAX, 1))
     if mallopt is None or not all(mallopt(parameter, value) for parameter, value in settings):
-        raise UsageError("--allocator pages needs glibc, which this machine does not use: use --allocator system")
+        raise UsageError("--allocator pages needs glibc, which this machine does not have: use --allocator system")
 
 
 class LimitWatch:

@@ -96,10 +96,12 @@ class Meter:
     ) -> None:
         """Takes the run's name; the samples of a step on one rank or on all, for samples/s; and where runs are."""
         if batch_size is not None and global_batch is not None:
-            raise UsageError(f"batch_size={batch_size} and global_batch={global_batch} say the same: give one")
+            raise UsageError(
+                f"batch_size={batch_size} and global_batch={global_batch} are mutually exclusive: give one"
+            )
         for argument, value in (("batch_size", batch_size), ("global_batch", global_batch)):
             if value is not None and value < 1:
-                raise UsageError(f"{argument}={value} is too small: use 1 or more")
+                raise UsageError(f"{argument} must be at least 1, got {value}")
         self.name = name
         self._configuration = make_configuration(name)
         self._batch_size, self._global_batch = batch_size, global_batch
@@ -122,11 +124,11 @@ class Meter:
 
     def __enter__(self) -> Meter:
         if self._is_used:
-            raise UsageError(f"Meter {self.name!r} has been used: one Meter makes one run, make another")
+            raise UsageError(f"Meter {self.name!r} was already used: create a new Meter for every run")
         self._place = place = find_place()
         if self._global_batch is not None and self._global_batch % place.num_ranks:
             raise UsageError(
-                f"global_batch={self._global_batch} cannot be divided over {place.num_ranks} ranks: use a multiple of"
+                f"global_batch={self._global_batch} is not divisible by {place.num_ranks} ranks: use a multiple of"
                 f" {place.num_ranks}"
             )
         self._is_used = self._is_inside = True
@@ -159,7 +161,7 @@ class Meter:
     def steps(self, loader: Iterable[T]) -> Iterator[T]:
         """The loader's batches, one step each."""
         if not self._is_inside:
-            raise UsageError(f"Meter {self.name!r} records inside its with statement: loop over its steps there")
+            raise UsageError(f"Meter {self.name!r} records only inside its with statement: loop over its steps there")
         return iter(loader) if self._log is None else self._record(loader, self._log)
 
     def loss(self, value: Any) -> None:
@@ -170,7 +172,7 @@ class Meter:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Times a part of the current step: input, forward, backward or optimizer."""
         if name not in self._phases:
-            raise UsageError(f"phase {name!r} is not known: use one of {', '.join(PHASES)}")
+            raise UsageError(f"unknown phase {name!r}: use one of {', '.join(PHASES)}")
         return nullcontext() if self._step is None else self._phases[name]
 
     def _record(self, loader: Iterable[T], log: StepLog) -> Iterator[T]:
@@ -321,7 +323,7 @@ class _PhaseTimer:
     def __enter__(self) -> None:
         meter = self._meter
         if meter._open_phase is not None:
-            raise UsageError(f"phase {self._name!r} begins inside phase {meter._open_phase!r}: end that one first")
+            raise UsageError(f"phase {self._name!r} starts inside phase {meter._open_phase!r}: end that one first")
         meter._open_phase = self._name
         self._step = meter._step
         self._begin = meter._mark()

@@ -185,10 +185,10 @@ def take_loss(value: Any) -> Any:
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise UsageError(f"loss {value!r} is no number: give a number or a tensor with one element") from None
+            raise UsageError(f"loss {value!r} is not a number: pass a number or a tensor with one element") from None
     local = value.to_local() if hasattr(value, "to_local") else value
     if local.numel() != 1:
-        raise UsageError(f"loss has {local.numel()} elements: give their mean, loss.mean()")
+        raise UsageError(f"loss has {local.numel()} elements: pass one, such as loss.mean()")
     return local.item() if local.is_cpu else local.detach().clone().reshape(())
 
 
@@ -206,7 +206,7 @@ def make_configuration(name: str) -> str:
     """A Meter's name as it names a directory; what cannot stand in one becomes a dash."""
     found = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80]
     if not found:
-        raise UsageError(f"{name!r} cannot name a run: use letters and digits")
+        raise UsageError(f"{name!r} is not a valid run name: use letters and digits")
     return "control-run" if found == "control" else found
 
 
@@ -300,8 +300,8 @@ def open_rendezvous(place: Place) -> Any:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return reach_agent_store(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     raise UsageError(
-        f"WORLD_SIZE is {place.num_ranks}, and the ranks have nowhere to agree on a run:"
-        " make the Meter after torch.distributed.init_process_group"
+        f"WORLD_SIZE is {place.num_ranks}, but there is no process group to agree on a run:"
+        " create the Meter after torch.distributed.init_process_group"
     )
 
 
@@ -311,7 +311,7 @@ def reach_agent_store(host: str, port: str) -> Any:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         words = getattr(error, "strerror", None) or error
-        raise StoreError(f"torchrun's store at {host}:{port} cannot be reached: {words}") from None
+        raise StoreError(f"cannot reach torchrun's store at {host}:{port}: {words}") from None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
@@ -330,7 +330,7 @@ def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> s
     try:
         rendezvous.wait([key], timedelta(seconds=WAIT_SECONDS))
     except RuntimeError:
-        raise StoreError(f"rank 0 has made no Meter of this name within {WAIT_SECONDS:g} s") from None
+        raise StoreError(f"rank 0 created no Meter of this name within {WAIT_SECONDS:g} s") from None
     text = str(rendezvous.get(key), "utf-8")
     if text == UNUSABLE:
         raise NothingAgreed

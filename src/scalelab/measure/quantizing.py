@@ -48,7 +48,7 @@ def quantize_training(trial: Trial, training: Training, directory: Path) -> None
     model = unwrap(training.model).cpu().eval()
     calibration = list(take_samples(calibration_batches(trial, training), settings.num_samples))
     if not calibration:
-        raise UsageError("there is no sample to calibrate with: let build() give batches that are not empty")
+        raise UsageError("there are no calibration samples: return non-empty batches from build()")
 
     def leave(record: Quantized) -> None:
         write_json(quantized_file(directory), to_builtins(record))
@@ -134,5 +134,7 @@ def list_pairs(training: Training) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Test batches as pairs of images and classes."""
     found = [split_batch(batch) for batch in training.test_batches or ()]
     if not found or not all(labels for _, labels in found):
-        raise UsageError("--calibration lab needs test samples with classes: let build() return test_batches of pairs")
+        raise UsageError(
+            "--calibration lab needs labelled test samples: return test_batches of (image, label) pairs from build()"
+        )
     return [(images, torch.tensor(labels)) for images, labels in found]

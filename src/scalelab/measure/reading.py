@@ -228,7 +228,7 @@ class Reader:
         """Epoch by epoch, read by workers that live for all of them."""
         assert self.samples is not None
         if one.access == "item":
-            raise UsageError("workers read whole batches: leave passes by item to --workers 0")
+            raise UsageError("workers read whole batches: use --workers 0 to read item by item")
         samples, num_samples = self.samples, len(self.samples)
         batches = SampleBatches(
             lambda indices, _: tuple(map(torch.from_numpy, samples.__getitems__(indices.numpy()))),

@@ -70,8 +70,8 @@ def open_meeting(directory: Path, launch: str, num_ranks: int, *, address: str, 
         missing = _gather(listener, launch, num_ranks, deadline)
         if missing:
             raise LaunchFailed(
-                f"rank {missing[0]} has not come to {address}:{port} of {node}, or has left: look at its log"
-                " and at step.log"
+                f"rank {missing[0]} did not connect to {address}:{port} on {node}, or disconnected: see its log"
+                " and step.log"
             )
         listener.setblocking(True)
         os.set_inheritable(listener.fileno(), True)
@@ -90,7 +90,7 @@ def join_meeting(directory: Path, launch: str, rank: int, deadline: float) -> Me
         except OSError:
             word = b""
         if not word:
-            raise PeerLeft(f"rank 0 on {told['node']} left before all ranks had come; its log says why")
+            raise PeerLeft(f"rank 0 on {told['node']} exited before all ranks had connected; see its log")
         return Meeting(address=where[0], port=where[1], interface=find_interface(connection.getsockname()[0]))
 
 
@@ -102,8 +102,8 @@ def reach(address: str, port: int, *, rank: int, master_node: str) -> socket.soc
         reason = "no answer" if isinstance(error, TimeoutError) else _say(error)
         raise LaunchFailed(
             f"rank {rank} on {socket.gethostname()} cannot reach rank 0 on {master_node} at {address}:{port}"
-            f" ({reason}): name an interface that joins the nodes by GLOO_SOCKET_IFNAME, or rank 0's address by"
-            " MASTER_ADDR"
+            f" ({reason}): set GLOO_SOCKET_IFNAME to an interface that connects the nodes, or MASTER_ADDR to rank 0's"
+            " address"
         ) from None
 
 
@@ -185,7 +185,9 @@ def _wait_for_word(path: Path, deadline: float) -> dict[str, object]:
             return read_json(path)
         except DamagedRun:
             time.sleep(LOOK_SECONDS)
-    raise LaunchFailed(f"rank 0 has not said where it is: {path.name} has not come; is {path.parent} on all nodes?")
+    raise LaunchFailed(
+        f"rank 0 did not publish its address: {path.name} is missing; is {path.parent} shared by all nodes?"
+    )
 
 
 def _say(error: OSError) -> str:

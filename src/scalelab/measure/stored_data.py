@@ -212,8 +212,8 @@ def check_room(num_bytes: int, what: str) -> None:
     free = read_available_memory()
     if num_bytes > LARGEST_SHARE * free:
         raise UsageError(
-            f"{what} {format_bytes(num_bytes)}, and {format_bytes(free)} of memory are free: what is compared is"
-            " written from memory; use fewer --samples or a part of the file"
+            f"{what} {format_bytes(num_bytes)}, but only {format_bytes(free)} of memory are free, and the comparison"
+            " writes from memory: use fewer --samples or part of the file"
         )
 
 
@@ -239,7 +239,9 @@ def check_written(place: Place, arrays: Arrays) -> None:
     for name, array in arrays.items():
         expected = array[numbers]
         if name not in found or found[name].dtype != expected.dtype or found[name].tobytes() != expected.tobytes():
-            raise ScalelabError(f"{place.reading.format} gave back other samples than were written, in column {name!r}")
+            raise ScalelabError(
+                f"{place.reading.format} returned different samples than were written, in column {name!r}"
+            )
 
 
 BLOCK_BYTES = 1 << 20

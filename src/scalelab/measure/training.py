@@ -81,9 +81,7 @@ def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | N
     for group in optimizer.param_groups:
         if name not in group:
             kind = type(optimizer).__name__
-            raise UsageError(
-                f"{flag(name)} {value:g} is nothing that the workload's {kind} knows: give --optimizer too"
-            )
+            raise UsageError(f"{flag(name)} {value:g} does not apply to the workload's {kind}: set --optimizer too")
         group[name] = value
     optimizer.defaults[name] = value
 
@@ -150,7 +148,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
     """The workload as one rank trains it: cast, spread, with an optimizer and endless batches."""
     num_steps = count_steps(trial, workload)
     if hasattr(workload.test_batches, "__next__"):
-        raise UsageError("test_batches can be gone through once only: let build() return a list or a DataLoader")
+        raise UsageError("test_batches can be iterated only once: return a list or a DataLoader from build()")
     num_parameters = sum(parameter.numel() for parameter in workload.model.parameters())
     dtype = find_dtype(trial)
     model = spread_model(workload.model.to(dtype).train(), trial, device)
@@ -263,11 +261,9 @@ def count_batches(workload: Workload) -> int:
     try:
         num_batches = len(workload.batches)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(
-            "the batches do not say how many there are (no len), so that an epoch has no length: use --steps"
-        ) from None
+        raise UsageError("the batches have no len(), so the length of an epoch is unknown: use --steps") from None
     if not num_batches:
-        raise UsageError("build() gave no batches: it must give at least one")
+        raise UsageError("build() returned no batches: return at least one")
     return num_batches
 
 

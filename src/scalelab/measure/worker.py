@@ -94,12 +94,12 @@ def load_weights(model: nn.Module, settings: Quantization) -> None:
         raise UsageError(f"--weights {settings.weights} cannot be read ({type(error).__name__}): {advice}") from error
     state = find_state(found)
     if state is None:
-        raise UsageError(f"--weights {settings.weights} holds a {type(found).__name__} that is no state_dict: {advice}")
+        raise UsageError(f"--weights {settings.weights} holds a {type(found).__name__}, not a state_dict: {advice}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-        raise UsageError(f"--weights {settings.weights} does not fit the model: {words}") from error
+        raise UsageError(f"--weights {settings.weights} does not match the model: {words}") from error
 
 
 def find_state(found: Any) -> dict[str, torch.Tensor] | None:
@@ -300,7 +300,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
     if trial.device == "cuda":
         if assignment.local_rank >= torch.cuda.device_count():
             raise UsageError(
-                f"rank {assignment.rank} needs GPU {assignment.local_rank}, torch {torch.__version__} sees"
+                f"rank {assignment.rank} needs GPU {assignment.local_rank}, but torch {torch.__version__} sees"
                 f" {torch.cuda.device_count()}: use --device cpu, fewer --ranks, or a CUDA build of torch"
             )
         device = torch.device("cuda", assignment.local_rank)
@@ -350,7 +350,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not (mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_MAX, 0)):
-        raise UsageError("--allocator keep needs glibc, which this machine does not use: use --allocator system")
+        raise UsageError("--allocator keep needs glibc, which this machine does not have: use --allocator system")
 
 
 def read_peak_memory(device: torch.device) -> int:

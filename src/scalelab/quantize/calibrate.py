@@ -33,7 +33,7 @@ BUFFER_VALUES = 1 << 20
 """How many numbers of a layer are counted at once."""
 ACTIVATION_RANGES = RangeSettings(method="mse")
 """The default; `recipe.py` says why."""
-NO_SAMPLE = "there is no sample to calibrate with: give at least one batch, some hundred samples are usual"
+NO_SAMPLE = "there are no calibration samples: pass at least one batch; a few hundred samples are usual"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class Calibration:
 
 
 def calibrate(network: Network, batches: Iterable[Any], settings: RangeSettings | None = None) -> Calibration:
-    """Count what every layer gives. A batch is a tensor of images, or a pair that begins with one."""
+    """Count what every layer gives. A batch is a tensor of images, or a pair that starts with one."""
     recorder = Recorder(names=[layer.name for layer in network.layers if layer.op not in PASSING])
     num_samples = 0
     for number, images in number_batches(network, batches):
@@ -74,7 +74,7 @@ def merge_calibrations(calibrations: Sequence[Calibration]) -> Calibration:
     """As if all samples had been counted in one place."""
     first = calibrations[0]
     if any(other.histograms.keys() != first.histograms.keys() for other in calibrations):
-        raise UsageError("calibrations of different networks cannot be merged: their layers have different names")
+        raise UsageError("cannot merge calibrations of different networks: their layer names differ")
     merged = {name: merge_histograms(each.histograms[name] for each in calibrations) for name in first.histograms}
     return replace(first, histograms=merged, num_samples=sum(each.num_samples for each in calibrations))
 
@@ -122,12 +122,12 @@ def number_batches(network: Network, batches: Iterable[Any]) -> Iterator[tuple[i
         if not isinstance(images, torch.Tensor) or tuple(images.shape[1:]) != network.input_shape:
             found = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
             raise UsageError(
-                f"calibration batch {number} is {found}: it must be a tensor of the shape"
-                f" (samples, {', '.join(map(str, network.input_shape))}), or a pair that begins with one"
+                f"calibration batch {number} is {found}: it must be a tensor of shape"
+                f" (samples, {', '.join(map(str, network.input_shape))}), or a pair that starts with one"
             )
         if not images.is_floating_point():
             raise UsageError(
-                f"calibration batch {number} is {images.dtype}: give float32 images, normalised as in training"
+                f"calibration batch {number} is {images.dtype}: use float32 images, normalised as in training"
             )
         yield number, images.detach().to("cpu", torch.float32)
 
@@ -141,8 +141,8 @@ def check_finite(number: int, results: Mapping[str, torch.Tensor]) -> None:
         if not torch.isfinite(values).all():
             kind = "NaN" if torch.isnan(values).any() else "infinite numbers"
             raise UsageError(
-                f"calibration batch {number} gives {kind} in layer {name}: "
-                + ("look at how its images are read and normalised" if name == "input" else "the model overflows there")
+                f"calibration batch {number} produces {kind} in layer {name}: "
+                + ("check how its images are read and normalised" if name == "input" else "the model overflows there")
             )
 
 
@@ -152,6 +152,6 @@ def check_counted(network: Network, histograms: Mapping[str, Histogram], num_sam
     images = histograms[network.layers[0].name]
     if images.is_constant:
         raise UsageError(
-            f"every number of the calibration images is {images.least:g}: no range can be told from that,"
-            " give images such as the model will see"
+            f"every value of the calibration images is {images.least:g}, which gives no range:"
+            " use images like those the model will see"
         )

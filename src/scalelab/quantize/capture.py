@@ -79,7 +79,7 @@ def fold_norms(layers: Sequence[Layer], norms: Mapping[str, Call]) -> list[Layer
         elif len(norms[layer.name].inputs[0]) == 4:
             folded[layer.name] = layer
         else:
-            raise norms[layer.name].refuse("which does not follow a linear layer of its own: move it behind one")
+            raise norms[layer.name].refuse("which does not follow its own linear layer: move it after one")
     return list(folded.values())
 
 
@@ -175,19 +175,19 @@ def check_model(model: nn.Module, example: torch.Tensor) -> None:
     training = [(path, module) for path, module in model.named_modules() if module.training]
     if training:
         where = training[0][0] or type(model).__name__
-        raise UsageError(f"{where} is in training mode: call model.eval() before quantizing, batch norms must not move")
+        raise UsageError(f"{where} is in training mode: call model.eval() before quantizing, so batch norms stay fixed")
     for path, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
-            raise UsageError(f"{path} is {parameter.dtype}, quantizing starts from float32: call model.float() before")
+            raise UsageError(f"{path} is {parameter.dtype}, but quantizing needs float32: call model.float() first")
         if not torch.isfinite(parameter).all():
-            raise UsageError(f"{path} has weights that are not finite: the training went wrong before this")
+            raise UsageError(f"{path} has non-finite weights: check the training run")
     if example.dim() < 2 or len(example) == 0 or not example.is_floating_point():
         raise UsageError(
-            f"the example is {example.dtype} of the shape {tuple(example.shape)}: give a batch of at least one sample,"
+            f"the example is {example.dtype} of shape {tuple(example.shape)}: use a batch of at least one sample,"
             " as float32 and normalised as in training"
         )
     if not torch.isfinite(example).all():
-        raise UsageError("the example has numbers that are not finite: look at how its images are read and normalised")
+        raise UsageError("the example has non-finite values: check how its images are read and normalised")
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
@@ -196,8 +196,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
     except Exception as error:
         why = (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
-            f"{type(model).__name__}.forward cannot be traced ({why}): its calls must not depend on values,"
-            " take branches and loops over tensors out of it"
+            f"{type(model).__name__}.forward cannot be traced ({why}): its control flow must not depend on tensor"
+            " values; remove branches and loops over tensors"
         ) from error
     return fx.GraphModule(model, graph)
 
@@ -228,7 +228,7 @@ def run_example(traced: fx.GraphModule, example: torch.Tensor) -> tuple[dict[fx.
             result = run.run(example.to(device, torch.float32).clone())
         except RuntimeError as error:
             raise UsageError(
-                f"the model cannot run on an example of the shape {tuple(example.shape)}: {str(error).splitlines()[0]}"
+                f"the model fails on an example of shape {tuple(example.shape)}: {str(error).splitlines()[0]}"
             ) from error
     if not isinstance(result, torch.Tensor):
         raise UsageError(f"the model returns a {type(result).__name__}: it must return one tensor, the logits")
@@ -287,7 +287,7 @@ class Reader:
             return read_module(self.traced.get_submodule(str(node.target)), call)
         kind = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         if kind is None:
-            raise call.refuse(f"which has no int8 kernel here: known are {SUPPORTED}")
+            raise call.refuse(f"which has no int8 kernel here: supported are {SUPPORTED}")
         return read_function(kind, node.args, dict(node.kwargs), call)
 
     def describe(self, node: fx.Node, tensors: Iterable[fx.Node]) -> Call:
@@ -307,7 +307,7 @@ class Reader:
 
     def find_owner(self, node: fx.Node, call: Call) -> str:
         if node not in self.owners:
-            raise call.refuse(f"with {node.target}: constants and parameters belong into a Conv2d or Linear")
+            raise call.refuse(f"with {node.target}: constants and parameters must be part of a Conv2d or Linear")
         return self.owners[node]
 
     def make_name(self, wanted: str, joint: str = "_") -> str:
@@ -348,13 +348,13 @@ def check_results(network: Network, example: torch.Tensor, expected: torch.Tenso
     found = run_float(network, example.cpu())[network.output]
     if found.shape != expected.shape:
         raise UsageError(
-            f"the captured network gives {tuple(found.shape)} where the model gives {tuple(expected.shape)}:"
-            " the model must give one row of numbers per sample"
+            f"the captured network returns {tuple(found.shape)}, the model {tuple(expected.shape)}:"
+            " the model must return one row of numbers per sample"
         )
     size = float(expected.abs().max())
     distance = float((found - expected).abs().max())
     if not distance <= TOLERANCE * max(size, 1e-6):
         raise UsageError(
-            f"the captured network differs from the model by {distance:.3g} in results of up to {size:.3g}: look for"
-            " tensors that are changed in place while they are still used, and for hooks that change results"
+            f"the captured network differs from the model by {distance:.3g} in outputs of up to {size:.3g}: look for"
+            " in-place changes to tensors still in use, and for hooks that change outputs"
         )

@@ -124,8 +124,8 @@ class EagerNetwork(nn.Module):
     def _check(self, images: torch.Tensor) -> None:
         if tuple(images.shape[1:]) != self._quantized.input_shape:
             raise UsageError(
-                f"images of the shape {tuple(images.shape)}: this int8 module is packed for batches of"
-                f" {self._quantized.input_shape}, quantize a network of the other size for them"
+                f"images have shape {tuple(images.shape)}, but this int8 module is packed for"
+                f" {self._quantized.input_shape}: quantize the network for that size"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -190,7 +190,7 @@ def check_grid(layer: QuantizedLayer) -> None:
     grid = layer.output
     if (grid.low, grid.high) != (0, 255) or not 0 <= grid.zero_point <= 255:
         raise UsageError(
-            f"layer {layer.name} has integers from {grid.low} to {grid.high}: torch's kernels take bytes from 0 to 255,"
+            f"layer {layer.name} has integers from {grid.low} to {grid.high}, but torch's kernels take 0 to 255:"
             " use the simulation or the exported file"
         )
 

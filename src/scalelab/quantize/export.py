@@ -171,8 +171,8 @@ def add_numbers(parts: GraphParts, layer: QuantizedLayer, output: str) -> None:
 def require_same_grid(layer: QuantizedLayer, source: Grid) -> None:
     if layer.output != source:
         raise UsageError(
-            f"layer {layer.name} ({layer.layer.op}) has another grid than its input, {layer.output} and {source}: "
-            f"give it that of its input"
+            f"layer {layer.name} ({layer.layer.op}) has a different grid than its input, {layer.output} and {source}: "
+            f"use the grid of its input"
         )
 
 
@@ -199,4 +199,4 @@ def check_running(model: Any, input_shape: tuple[int, ...]) -> None:
     """One run on two empty images: a model that cannot be executed is not written."""
     logits = run_session(open_session(model), torch.zeros(2, *input_shape))
     if not np.isfinite(logits.numpy()).all():
-        raise UsageError("the exported model gives results that are not finite: so must be weights or scales")
+        raise UsageError("the exported model returns non-finite values: check its weights and scales")

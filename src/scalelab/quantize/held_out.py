@@ -35,11 +35,11 @@ class HeldOut:
         self.labels = tuple(labels)
         if self.labels and len(self.labels) != self.num_samples:
             raise UsageError(
-                f"{len(self.labels)} of {self.num_samples} test samples have classes: let all test_batches be pairs, or"
+                f"{len(self.labels)} of {self.num_samples} test samples have labels: make all test_batches pairs, or"
                 " none"
             )
         if not self.num_samples:
-            raise UsageError("there is no sample to test on: let build() return a list or a DataLoader as test_batches")
+            raise UsageError("there are no test samples: return a list or a DataLoader as test_batches from build()")
 
     def _split(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
         for number, batch in enumerate(self._batches):
@@ -53,10 +53,10 @@ class HeldOut:
             expected = list(self.labels[place : place + len(images)])
             place += len(images)
             if labels and labels != expected:
-                raise UsageError("test_batches give other samples in every pass: do not shuffle or augment test data")
+                raise UsageError("test_batches differ between passes: do not shuffle or augment test data")
             yield images
         if place != self.num_samples:
-            raise UsageError(f"test_batches gave {self.num_samples} samples at first and {place} later: use a list")
+            raise UsageError(f"test_batches returned {self.num_samples} samples at first and {place} later: use a list")
 
     def predict(self, predict: Predict) -> tuple[int, ...]:
         """The class that every sample is put into."""
@@ -87,7 +87,7 @@ def check_finite(images: torch.Tensor, what: str) -> None:
     """Numbers, or everything after them is none."""
     if not torch.isfinite(images).all():
         kind = "NaN" if torch.isnan(images).any() else "infinite numbers"
-        raise UsageError(f"{what} has {kind}: look at how its images are read and normalised")
+        raise UsageError(f"{what} has {kind}: check how its images are read and normalised")
 
 
 def split_batch(batch: Any, number: int = 0) -> tuple[torch.Tensor, list[int]]:
@@ -97,7 +97,7 @@ def split_batch(batch: Any, number: int = 0) -> tuple[torch.Tensor, list[int]]:
     if not isinstance(images, torch.Tensor) or not images.is_floating_point():
         kind = str(images.dtype) if isinstance(images, torch.Tensor) else type(images).__name__
         raise UsageError(
-            f"batch {number} begins with a {kind}: quantizing needs images as a float tensor, or pairs that begin with"
+            f"batch {number} starts with a {kind}: quantizing needs images as a float tensor, or pairs that start with"
             " one"
         )
     labels = parts[1] if len(parts) > 1 else None

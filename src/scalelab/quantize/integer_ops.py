@@ -67,18 +67,18 @@ def check_bound(layer: QuantizedLayer, source: Grid, accumulator: Accumulator) -
     bound = bound_sum(layer, source)
     if bound > INT32_LARGEST:
         raise UsageError(
-            f"layer {layer.name}: its sum can reach {bound:,}, beyond int32 ({INT32_LARGEST:,}), where kernels wrap "
-            f"around: keep it in float, or choose a larger scale for its weights"
+            f"layer {layer.name}: its sum can reach {bound:,}, beyond int32 ({INT32_LARGEST:,}):"
+            " keep it in float, or choose a larger scale for its weights"
         )
     if accumulator == "float32" and bound >= FLOAT32_INTEGERS:
         raise UsageError(
-            f"layer {layer.name}: its sum can reach {bound:,}, and float32 is exact below 2^24 = {FLOAT32_INTEGERS:,} "
-            f"only: use accumulate='float64'"
+            f"layer {layer.name}: its sum can reach {bound:,}, but float32 is exact only below 2^24 ="
+            f" {FLOAT32_INTEGERS:,}: use accumulate='float64'"
         )
     if accumulator == "float32" and torch.get_float32_matmul_precision() != "highest":
         raise UsageError(
-            "accumulate='float32' multiplies in fewer bits when torch.set_float32_matmul_precision is not 'highest': "
-            "set it so, or use accumulate='float64'"
+            "accumulate='float32' loses bits unless torch.set_float32_matmul_precision is 'highest': "
+            "set it, or use accumulate='float64'"
         )
     assert bound < FLOAT64_INTEGERS
 

@@ -117,8 +117,8 @@ def read_module(module: nn.Module, call: Call) -> Reading:
         if isinstance(module, kind):
             return read(module, call)
     if isinstance(module, (nn.ReLU6, nn.SiLU, nn.GELU, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.Mish, nn.PReLU)):
-        raise call.refuse("which has no int8 kernel here: train with nn.ReLU in its place, then quantize")
-    raise call.refuse(f"which has no int8 kernel here: replace it by one of {SUPPORTED}, or take it out of the model")
+        raise call.refuse("which has no int8 kernel here: train with nn.ReLU instead, then quantize")
+    raise call.refuse(f"which has no int8 kernel here: replace it with one of {SUPPORTED}, or remove it from the model")
 
 
 def read_function(kind: str, positional: tuple[Any, ...], keywords: Arguments, call: Call) -> Reading:
@@ -158,7 +158,7 @@ def read_conv_padding(module: nn.Conv2d, call: Call) -> tuple[int, int]:
         return make_pair(module.padding)
     totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
     if any(total % 2 for total in totals):
-        raise call.refuse("padding='same' is not symmetric for its kernel: use an odd kernel or numbers for padding")
+        raise call.refuse("padding='same' is not symmetric for its kernel: use an odd kernel size or explicit padding")
     return (totals[0] // 2, totals[1] // 2)
 
 
@@ -171,7 +171,7 @@ def read_linear(module: nn.Linear, call: Call) -> Reading:
 def read_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call) -> Reading:
     """y = (x − mean) · γ / √(variance + ε) + β, channel by channel: Ioffe and Szegedy 2015."""
     if module.running_mean is None or module.running_var is None:
-        raise call.refuse("without running statistics it depends on the batch: use track_running_stats=True and train")
+        raise call.refuse("it depends on the batch without running statistics: train with track_running_stats=True")
     if len(call.inputs[0]) == 3:
         raise call.refuse("over sequences has no int8 kernel here")
     factor = (copy_double(module.running_var) + module.eps).rsqrt()
@@ -192,7 +192,7 @@ def read_relu(module: nn.ReLU, call: Call) -> Reading:
 def read_max_pool(arguments: Arguments, call: Call) -> Reading:
     require_dims(call, 4)
     if arguments.get("return_indices"):
-        raise call.refuse("return_indices=True has no int8 kernel: take the largest values only")
+        raise call.refuse("return_indices=True has no int8 kernel: leave it out")
     return Reading(layer=read_pool("max_pool", arguments, call))
 
 
@@ -202,7 +202,9 @@ def read_average_pool(arguments: Arguments, call: Call) -> Reading:
     if arguments.get("divisor_override") is not None:
         raise call.refuse("divisor_override has no int8 kernel: leave it out")
     if layer.padding != (0, 0) and not arguments.get("count_include_pad", True):
-        raise call.refuse("count_include_pad=False with a padding has no int8 kernel: count the padding, or do not pad")
+        raise call.refuse(
+            "count_include_pad=False with padding has no int8 kernel: use count_include_pad=True or padding=0"
+        )
     if layer.kernel == call.inputs[0][2:] and layer.padding == (0, 0):
         return Reading(layer=Layer(name=call.name, op="average_pool"))
     return Reading(layer=layer)
@@ -218,7 +220,7 @@ def read_pool(op: Any, arguments: Arguments, call: Call) -> Layer:
         for axis, size in enumerate(call.inputs[0][2:])
     )
     if sizes != call.output[2:]:
-        raise call.refuse("ceil_mode=True makes its result larger, which has no int8 kernel: use ceil_mode=False")
+        raise call.refuse("ceil_mode=True enlarges its output, which has no int8 kernel: use ceil_mode=False")
     return Layer(name=call.name, op=op, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
@@ -231,7 +233,7 @@ def read_adaptive_pool(_: Arguments, call: Call) -> Reading:
         return Reading(layer=Layer(name=call.name, op="average_pool"))
     if height % rows or width % columns:
         raise call.refuse(
-            f"{height} × {width} cannot be cut into {rows} × {columns} equal parts: use avg_pool2d with a kernel"
+            f"{height} × {width} does not divide into {rows} × {columns} equal parts: use avg_pool2d with a kernel"
         )
     kernel = (height // rows, width // columns)
     return Reading(layer=Layer(name=call.name, op="average_pool", kernel=kernel, stride=kernel))
@@ -241,7 +243,7 @@ def read_mean(arguments: Arguments, call: Call) -> Reading:
     dims = arguments.get("dim")
     axes = {dim % 4 for dim in ((dims,) if isinstance(dims, int) else dims or ())}
     if len(call.inputs[0]) != 4 or axes != {2, 3}:
-        raise call.refuse("a mean has an int8 kernel only over height and width: use mean(dim=(2, 3))")
+        raise call.refuse("mean has an int8 kernel only over height and width: use mean(dim=(2, 3))")
     return Reading(layer=Layer(name=call.name, op="average_pool"), flattens=not arguments.get("keepdim"))
 
 
@@ -251,21 +253,21 @@ def read_flatten(_: Arguments, call: Call) -> Reading:
     if after == before:
         return Reading()
     if len(after) != 2 or after[0] != before[0]:
-        raise call.refuse(f"which makes {before} into {after}: only flattening each sample is supported, flatten(1)")
+        raise call.refuse(f"which reshapes {before} to {after}: only flatten(1) is supported")
     return Reading(layer=Layer(name=call.name, op="flatten"))
 
 
 def read_add(arguments: Arguments, call: Call) -> Reading:
     if len(call.inputs) != 2:
-        raise call.refuse("a number that is added to a tensor has no int8 kernel: put it into a bias")
+        raise call.refuse("adding a number to a tensor has no int8 kernel: use a bias")
     if call.inputs[0] != call.inputs[1] or arguments.get("alpha", 1) != 1:
-        raise call.refuse(f"shapes {call.inputs[0]} and {call.inputs[1]}: only tensors of one shape can be added")
+        raise call.refuse(f"shapes {call.inputs[0]} and {call.inputs[1]}: only tensors of the same shape can be added")
     return Reading(layer=Layer(name=call.name, op="add"))
 
 
 def read_dropout(arguments: Arguments, call: Call) -> Reading:
     if arguments.get("training", True):
-        raise call.refuse("with training=True it is random at any time: use nn.Dropout or training=self.training")
+        raise call.refuse("training=True keeps it random in eval mode: use nn.Dropout or training=self.training")
     return Reading()
 
 
@@ -299,7 +301,7 @@ PLAIN_NAMES = {"max_pool2d": "max_pool", "avg_pool2d": "average_pool", "adaptive
 def require_dims(call: Call, num_dims: int) -> None:
     if len(call.inputs[0]) != num_dims:
         wanted = "(samples, channels, height, width)" if num_dims == 4 else "(samples, features): flatten before it"
-        raise call.refuse(f"which is given a tensor of the shape {call.inputs[0]}; it must be {wanted}")
+        raise call.refuse(f"which receives a tensor of shape {call.inputs[0]}; it must be {wanted}")
 
 
 def copy_double(tensor: torch.Tensor) -> torch.Tensor:

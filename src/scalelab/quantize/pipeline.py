@@ -196,7 +196,7 @@ class Pipeline:
     def _calibrate(self, network: Network) -> Calibration:
         settings = self._task.settings
         if settings.method == "lab":
-            raise UsageError("--calibration lab has stages of its own: use run_lab")
+            raise UsageError("--calibration lab has its own stages: use run_lab")
         calibration = calibrate(network, self._task.calibration, RangeSettings(method=settings.method))
         scales = "layer" if settings.is_per_tensor else "output channel"
         told = f"{settings.method} over {calibration.num_samples} training samples, one scale of weights per {scales}"
@@ -255,7 +255,9 @@ class Pipeline:
         """Keep layers in float until the bound holds on the samples that layers were tried on."""
         points = self._task.settings.mixed_points
         if diagnosis.correct_float is None or points is None:
-            raise UsageError("--mixed needs test samples with classes: let build() return test_batches of pairs")
+            raise UsageError(
+                "--mixed needs labelled test samples: return test_batches of (image, label) pairs from build()"
+            )
         num_tested = next(layer.num_tested for layer in diagnosis.layers if layer.num_tested)
         images, labels = self._task.test.choose(num_tested)
 
@@ -340,4 +342,4 @@ def check_logits(network: Network, example: torch.Tensor) -> None:
     """One row of scores per sample, or there is no class to compare."""
     shape = tuple(run_float(network, example)[network.output].shape)
     if len(shape) != 2 or shape[1] < 2:
-        raise UsageError(f"the model gives results of the shape {shape}: it must give a row of class scores per sample")
+        raise UsageError(f"the model returns shape {shape}: it must return one row of class scores per sample")

@@ -48,11 +48,11 @@ class RangeSettings:
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
-            raise UnknownName("way to choose ranges", self.method, get_args(Method))
+            raise UnknownName("calibration method", self.method, get_args(Method))
         if not self.sigmas > 0:
-            raise UsageError(f"sigmas is {self.sigmas}: it must be more than 0, 3 is usual")
+            raise UsageError(f"sigmas must be > 0 (3 is usual), got {self.sigmas}")
         if not 50 < self.percentile <= 100:
-            raise UsageError(f"percentile is {self.percentile}: it must be above 50 and at most 100, 99.99 is usual")
+            raise UsageError(f"percentile must be above 50 and at most 100 (99.99 is usual), got {self.percentile}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

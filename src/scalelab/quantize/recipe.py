@@ -87,7 +87,7 @@ def quantize_model(
     example = take_images(first)
     if not isinstance(example, torch.Tensor):
         raise UsageError(
-            f"a calibration batch is a {type(example).__name__}: give tensors of images, or pairs with them"
+            f"a calibration batch is a {type(example).__name__}: use image tensors, or pairs that start with one"
         )
     network = capture_network(model, example[:2])
     calibration = calibrate(network, itertools.chain([first], remaining), settings.activations)

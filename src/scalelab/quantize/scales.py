@@ -112,7 +112,7 @@ def check_names(network: Network, calibration: Calibration, keep_float: Collecti
             raise UnknownName("layer to keep in float", name, names)
     for layer in network.layers:
         if layer.op not in PASSING and layer.name not in calibration.histograms:
-            raise UsageError(f"layer {layer.name} was not calibrated: calibrate this very network, not another one")
+            raise UsageError(f"layer {layer.name} was not calibrated: calibrate this same network")
 
 
 def choose_grid(layer: Layer, calibration: Calibration, grids: Mapping[str, Grid]) -> Grid:
@@ -177,7 +177,7 @@ def count_bias_room(layer: Layer) -> int:
     room = LARGEST_INT32 - num_products * 255 * WEIGHT_LIMIT
     if room <= 0:
         raise UsageError(
-            f"layer {layer.name} adds up {num_products} products, which can leave int32: keep it in float, or make it"
+            f"layer {layer.name} sums {num_products} products, which can overflow int32: keep it in float, or make it"
             " smaller"
         )
     return room

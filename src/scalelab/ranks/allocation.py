@@ -73,7 +73,7 @@ def _read_pbs(variables: Mapping[str, str]) -> Allocation:
         return Allocation(scheduler="pbs", job_id=job_id, num_nodes=1, first_node="")
     nodes = read_node_file(Path(file))
     if not nodes:
-        raise RankUnknown(f"PBS_NODEFILE={file!r} names no node: is the job still running?")
+        raise RankUnknown(f"PBS_NODEFILE={file!r} lists no nodes: is the job still running?")
     num_lines = len(Path(file).read_text(encoding="utf-8").split())
     return Allocation(
         scheduler="pbs",

@@ -98,7 +98,9 @@ class Reader:
                 try:
                     return int(text)
                 except ValueError:
-                    raise RankUnknown(f"{name}={text!r} is no number: unset it, or start with a launcher") from None
+                    raise RankUnknown(
+                        f"{name}={text!r} is not a valid number: unset it, or start with a launcher"
+                    ) from None
         return None
 
     def claim(self, source: str, rank: int, **found: int | None) -> Claim:
@@ -192,7 +194,7 @@ def read_pals_file(variables: Variables) -> Claim | None:
     read.seen.append("PALS_APINFO")
     if not 0 <= rank < len(places):
         raise RankUnknown(
-            f"PALS_APINFO={variables['PALS_APINFO']!r} has {len(places)} ranks, PALS_RANKID is {rank}: unset them"
+            f"PALS_APINFO={variables['PALS_APINFO']!r} has {len(places)} ranks, but PALS_RANKID is {rank}: unset both"
         )
     local_rank, node = places[rank]
     return read.claim(
@@ -257,12 +259,12 @@ def _read_tasks(read: Reader, node: int | None) -> int | None:
     counts = expand_tasks(text, variable=TASKS_PER_NODE)
     if num_ranks is not None and sum(counts) != num_ranks:
         raise RankUnknown(
-            f"{TASKS_PER_NODE}={text!r} makes {sum(counts)} tasks, {read.seen[-1]} says {num_ranks}: start with srun,"
-            " or unset them"
+            f"{TASKS_PER_NODE}={text!r} adds up to {sum(counts)} tasks, but {read.seen[-1]} is {num_ranks}: start with"
+            " srun, or unset them"
         )
     if node is not None and node >= len(counts):
         raise RankUnknown(
-            f"SLURM_NODEID={node} is none of the {len(counts)} nodes of {TASKS_PER_NODE}={text!r}: unset them"
+            f"SLURM_NODEID={node} is out of range for the {len(counts)} nodes of {TASKS_PER_NODE}={text!r}: unset both"
         )
     return sum(counts)
 
@@ -280,7 +282,7 @@ def _count_local_tasks(read: Reader, rank: int, node: int | None) -> int | None:
     tasks = listed.split(",")
     if str(rank) not in tasks or counted not in (None, len(tasks)):
         raise RankUnknown(
-            f"SLURM_GTIDS={listed!r} are not the {counted or 'tasks'} of this node with rank {rank} among them"
+            f"SLURM_GTIDS={listed!r} does not match the {counted or 'tasks'} of this node, which include rank {rank}"
             f" (SLURM_PROCID, {TASKS_PER_NODE}): start with srun, or unset them"
         )
     return len(tasks)
@@ -290,8 +292,8 @@ def _refuse_components(variables: Variables) -> None:
     """In a step over several components of a heterogeneous job the numbers are one component's."""
     if variables.get("SLURM_HET_SIZE", "0").strip() not in ("", "0", "1") and not variables.get("PMI_SIZE"):
         raise RankUnknown(
-            f"SLURM_HET_SIZE={variables['SLURM_HET_SIZE']}: of a heterogeneous job a step may span several components,"
-            " and Slurm's variables count one of them: set RANK and WORLD_SIZE and unset SLURM_STEP_ID, or use torchrun"
+            f"SLURM_HET_SIZE={variables['SLURM_HET_SIZE']}: a step of a heterogeneous job can span several components,"
+            " but Slurm's variables count only one: set RANK and WORLD_SIZE and unset SLURM_STEP_ID, or use torchrun"
         )
 
 

@@ -152,8 +152,8 @@ def _agree(mine: Claim, other: Claim) -> Claim:
         a, b = getattr(mine, name), getattr(other, name)
         if a is not None and b is not None and a != b:
             raise RankUnknown(
-                f"{mine.source} says {name} {a} ({', '.join(mine.variables)}), {other.source} says {b}"
-                f" ({', '.join(other.variables)}): unset those that are left over from another launch"
+                f"{mine.source} reports {name} {a} ({', '.join(mine.variables)}), {other.source} reports {b}"
+                f" ({', '.join(other.variables)}): unset the ones left over from another launch"
             )
     missing = {name: getattr(other, name) for name in CHECKED if getattr(mine, name) is None}
     return replace(mine, **missing, variables=(*mine.variables, *other.variables))
@@ -179,7 +179,7 @@ def _refuse_left_over(outer: Claim, own: Claim) -> None:
     is left over from a script, where RANK=0 would make every task rank 0."""
     if own.rank < outer.rank:
         raise RankUnknown(
-            f"RANK={own.rank} of WORLD_SIZE={own.num_ranks} cannot have been started by rank {outer.rank} of"
+            f"RANK={own.rank} with WORLD_SIZE={own.num_ranks} is inconsistent with rank {outer.rank} of"
             f" {outer.num_ranks} ({outer.source}: {', '.join(outer.variables)}): unset RANK and WORLD_SIZE, or set them"
             " for every rank"
         )
@@ -191,9 +191,9 @@ def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
     outer = next((other for other in around if other.rank > 0 or (other.num_ranks or 1) > 1), None)
     if claim.num_ranks == 1 and outer is not None:
         raise RankUnknown(
-            f"{claim.source} says rank 0 of 1 ({', '.join(claim.variables)}), inside rank {outer.rank} of"
-            f" {outer.source} ({', '.join(outer.variables)}): unset those that are left over; where every task is to be"
-            " alone, set RANK=0 and WORLD_SIZE=1"
+            f"{claim.source} reports rank 0 of 1 ({', '.join(claim.variables)}) inside rank {outer.rank} of"
+            f" {outer.source} ({', '.join(outer.variables)}): unset the leftover ones; to run every task"
+            " on its own, set RANK=0 and WORLD_SIZE=1"
         )
 
 
@@ -205,7 +205,7 @@ def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | 
         return winner
     given, missing = ("RANK", "WORLD_SIZE") if num_ranks is None else ("WORLD_SIZE", "RANK")
     if winner is None:
-        raise RankUnknown(f"{given}={variables[given]} is set and {missing} is not: set both, or unset {given}")
+        raise RankUnknown(f"{given}={variables[given]} is set but {missing} is not: set both, or unset {given}")
     half = read.claim("environment", winner.rank if rank is None else rank, num_ranks=num_ranks)
     return _agree(winner, half)
 
@@ -221,9 +221,9 @@ def _count_by_nodes(claim: Claim, variables: Mapping[str, str]) -> Claim:
         apinfo = variables.get("PALS_APINFO")
         lacking = f"PALS_APINFO={apinfo!r} cannot be read" if apinfo else "PALS_APINFO is not set"
         raise RankUnknown(
-            f"PALS says rank {claim.rank} with PALS_LOCAL_SIZE={claim.num_local_ranks} ranks on its node, and a launch"
-            f" may use fewer than the {num_nodes} nodes of PBS_NODEFILE={file!r}: {lacking}, which has the number of"
-            " ranks; set WORLD_SIZE to what mpiexec -n was given"
+            f"PALS reports rank {claim.rank} with PALS_LOCAL_SIZE={claim.num_local_ranks} ranks on its node, but a"
+            f" launch can use fewer than the {num_nodes} nodes of PBS_NODEFILE={file!r}: {lacking}, which has the"
+            " number of ranks; set WORLD_SIZE to the number passed to mpiexec -n"
         )
     names = (*claim.variables, "PBS_NODEFILE")
     return replace(claim, num_ranks=claim.num_local_ranks, num_nodes=1, variables=names)
@@ -237,15 +237,20 @@ def _complete(claim: Claim) -> Claim:
     if num_local is None and num_nodes in (1, num_ranks):
         num_local = num_ranks // num_nodes  # all on one node, or one on each
     if num_local is not None and not 1 <= num_local <= num_ranks:
-        raise RankUnknown(f"{num_local} local ranks of {num_ranks} cannot be ({names}): unset what is left over")
+        raise RankUnknown(
+            f"{num_local} local ranks exceed the world size {num_ranks} ({names}): unset leftover variables"
+        )
     if claim.local_rank is not None and not 0 <= claim.local_rank < (num_local or num_ranks):
-        raise RankUnknown(f"local rank {claim.local_rank} of {num_local} cannot be ({names}): unset what is left over")
+        raise RankUnknown(
+            f"local rank {claim.local_rank} is out of range for {num_local} local ranks ({names}): unset"
+            " leftover variables"
+        )
     node = claim.node
     if num_local == num_ranks:
         _check_only_node(num_ranks, node, num_nodes, names)
         num_nodes, node = 1, 0
     if node is not None and num_nodes is not None and not 0 <= node < num_nodes:
-        raise RankUnknown(f"node {node} is none of {num_nodes} ({names}): unset what is left over")
+        raise RankUnknown(f"node {node} is out of range for {num_nodes} nodes ({names}): unset leftover variables")
     local_rank = 0 if num_local == 1 else claim.local_rank
     if local_rank is None and num_nodes == 1:
         local_rank = claim.rank
@@ -256,14 +261,16 @@ def _check_world(claim: Claim, names: str) -> int:
     """The number of ranks; refused where nobody says it, or where rank and nodes are none of it."""
     if claim.num_ranks is None:
         raise RankUnknown(
-            f"{claim.source} says rank {claim.rank} ({names}) and nobody says of how many: set WORLD_SIZE and RANK, or"
+            f"{claim.source} sets rank {claim.rank} ({names}) but no world size: set WORLD_SIZE and RANK, or"
             " start with torchrun"
         )
     if not 0 <= claim.rank < claim.num_ranks:
-        raise RankUnknown(f"rank {claim.rank} is none of {claim.num_ranks} ranks ({names}): unset what is left over")
+        raise RankUnknown(
+            f"rank {claim.rank} is out of range for world size {claim.num_ranks} ({names}): unset leftover variables"
+        )
     if claim.num_nodes is not None and not 1 <= claim.num_nodes <= claim.num_ranks:
         raise RankUnknown(
-            f"{claim.num_ranks} ranks on {claim.num_nodes} nodes cannot be ({names}): unset what is left over"
+            f"{claim.num_ranks} ranks cannot run on {claim.num_nodes} nodes ({names}): unset leftover variables"
         )
     return claim.num_ranks
 
@@ -272,8 +279,8 @@ def _check_only_node(num_ranks: int, node: int | None, num_nodes: int | None, na
     """Where all ranks are on this node there is no other; who says so is of another launch."""
     if num_nodes not in (None, 1) or node not in (None, 0):
         raise RankUnknown(
-            f"all {num_ranks} ranks are on this node, and it is node {_say(node)} of {_say(num_nodes)} ({names}): unset"
-            " what is left over"
+            f"all {num_ranks} ranks are on this node, but it is node {_say(node)} of {_say(num_nodes)} ({names}): unset"
+            " leftover variables"
         )
 
 

@@ -47,10 +47,12 @@ def parse_link(text: str) -> Link:
     rate, comma, _ = name.partition(",")
     if comma:
         raise UsageError(
-            f"{text!r} asks for more than a rate: a delay or a loss needs the kernel's netem, which is not used;"
-            f" give the rate alone, {rate or '1gbit'}"
+            f"{text!r} is more than a rate: delay and loss need the kernel's netem, which is not used;"
+            f" give only the rate, {rate or '1gbit'}"
         )
     try:
         return Link(name=name.removesuffix("/s"), bits_per_second=parse_bit_rate(name))
     except UsageError:
-        raise UsageError(f"{text!r} is no link: use {INSIDE}, {UNSHAPED}, or a rate such as 1gbit or 100mbit") from None
+        raise UsageError(
+            f"{text!r} is not a valid link: use {INSIDE}, {UNSHAPED}, or a rate such as 1gbit or 100mbit"
+        ) from None

@@ -16,10 +16,10 @@ def expand_tasks(text: str, *, variable: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
         if match is None:
-            raise RankUnknown(f"{variable}={text!r} is no list of tasks per node such as 4(x2),3: unset it")
+            raise RankUnknown(f"{variable}={text!r} is not a list of tasks per node such as 4(x2),3: unset it")
         times = int(match.group(2) or 1)
         if times > MOST_NODES:
-            raise RankUnknown(f"{variable}={text!r} names more than {MOST_NODES:,} nodes: unset it")
+            raise RankUnknown(f"{variable}={text!r} lists more than {MOST_NODES:,} nodes: unset it")
         counts += [int(match.group(1))] * times
     return counts
 

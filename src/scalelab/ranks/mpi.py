@@ -40,7 +40,7 @@ def load_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         words = str(error).partition("\n")[0]
         raise RankUnknown(
-            f"asking MPI who this rank is needs mpi4py, which cannot be imported ({words}): pip install mpi4py and put"
+            f"reading the rank from MPI needs mpi4py, which cannot be imported ({words}): pip install mpi4py and put"
             " the MPI library on LD_LIBRARY_PATH, or start with a launcher that sets variables"
         ) from None
 

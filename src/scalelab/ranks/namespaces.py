@@ -97,7 +97,7 @@ def find_host_obstacle() -> str | None:
 def emulate_hosts(num_hosts: int, link: Link) -> Iterator[list[EmulatedHost]]:
     """Hosts joined by a link; they end with the block, and every process on them does."""
     if num_hosts > MOST_HOSTS:
-        raise LaunchFailed(f"{num_hosts} hosts are more than one hub has addresses for: use {MOST_HOSTS} or fewer")
+        raise LaunchFailed(f"{num_hosts} hosts are more than one subnet has addresses for: use {MOST_HOSTS} or fewer")
     number = next(_NUMBERS)
     hub = _make_name(f"{number}hub")
     hosts = [EmulatedHost(name=_make_name(f"{number}h{k}"), address=f"10.0.0.{k + 1}") for k in range(num_hosts)]
@@ -176,7 +176,7 @@ def _run(*command: str) -> str:
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
         raise LaunchFailed(
-            f"hosts could not be emulated: {' '.join(command)!r} says {words!r}: use a kernel with veth, bridge and"
+            f"could not emulate hosts: {' '.join(command)!r} failed with {words!r}: use a kernel with veth, bridge and"
             f" sch_tbf, or {ON_ONE_HOST}"
         )
     return done.stdout

@@ -61,7 +61,7 @@ def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
                 if flag == "--runs-dir"
                 else f"try again, or choose another {flag}"
             )
-            raise StorageFull(f"no space left for {path} ({free} bytes free): free some, then {again}") from error
+            raise StorageFull(f"no space left for {path} ({free} bytes free): free some space, then {again}") from error
         if error.errno in UNWRITABLE:
             raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another {flag}") from error
         raise

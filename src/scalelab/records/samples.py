@@ -102,7 +102,7 @@ def _split_rows(text: str) -> list[list[str]]:
     try:
         return list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
-        raise ValueError(f"it is no CSV: {error}") from error
+        raise ValueError(f"it is not valid CSV: {error}") from error
 
 
 def read_samples(path: Path, checksum: str | None, count: int | None) -> list[StepSample]:
@@ -121,13 +121,13 @@ def _read(path: Path, checksum: str | None, count: int | None, parse: Callable[[
     except OSError as error:
         raise DamagedRun(f"{path} cannot be read: {error.strerror}") from error
     if checksum != sha256_of(data):
-        raise DamagedRun(f"{path} is not the file its result was written with: truncated or changed")
+        raise DamagedRun(f"{path} does not match the checksum in its result: it was truncated or modified")
     try:
         lines = parse(data.decode("utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
         raise DamagedRun(f"{path} is damaged: {error}") from error
     if len(lines) != count:
-        raise DamagedRun(f"{path} holds {len(lines)} {path.stem}, its result says {count}")
+        raise DamagedRun(f"{path} has {len(lines)} {path.stem}, but its result lists {count}")
     return lines
 
 

@@ -58,7 +58,7 @@ def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
-            raise UsageError(f"{flag(field.name)} {value} is not read without {needed}: add it")
+            raise UsageError(f"{flag(field.name)} {value} has no effect without {needed}: add it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Optimization:
         if self.momentum is not None and self.optimizer not in ("sgd", "nesterov"):
             raise UsageError(f"--momentum {self.momentum:g} needs --optimizer sgd or nesterov")
         if self.optimizer == "nesterov" and self.momentum == 0:
-            raise UsageError("--momentum 0 leaves nothing of --optimizer nesterov: use a number above 0")
+            raise UsageError("--optimizer nesterov needs --momentum > 0, got 0")
         if self.schedule_steps is not None:
             check_at_least("schedule_steps", self.schedule_steps, 1)
         if self.schedule != "cosine":
@@ -128,7 +128,7 @@ class Optimization:
         if self.lr_base_batch is not None:
             check_at_least("lr_base_batch", self.lr_base_batch, 1)
         if (self.lr_scaling == "batch") != (self.lr_base_batch is not None):
-            raise UsageError("--lr-scaling batch and --lr-base-batch need each other: give both or neither")
+            raise UsageError("--lr-scaling batch and --lr-base-batch must be given together")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +234,11 @@ class Course:
             unread = ("profile_wait", "profile_warmup", "profile_repeat", "profile_name")
             refuse_unread(self, unread, "--profile-active")
         if not re.fullmatch(r"[A-Za-z0-9._-]*", self.profile_name or ""):
-            raise UsageError(f"--profile-name {self.profile_name!r} cannot name a file: use letters, digits and ._-")
+            raise UsageError(
+                f"--profile-name {self.profile_name!r} is not a valid file name: use letters, digits and ._-"
+            )
         if self.steps is not None and self.epochs is not None:
-            raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one")
+            raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} are mutually exclusive: give one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,10 +262,12 @@ class Exchange:
         check_at_least("warmup_calls", self.warmup_calls, 0)
         check_positive("budget", self.budget_seconds)
         if not self.sizes:
-            raise UsageError(f"an exchange by {self.operation} needs at least one size")
+            raise UsageError(f"{self.operation} needs at least one message size")
         for size in self.sizes:
             if size < NUMBER_BYTES or size % NUMBER_BYTES:
-                raise UsageError(f"a message of {size} bytes is no whole number of float32: use a multiple of 4")
+                raise UsageError(
+                    f"a message of {size} bytes is not a whole number of float32 values: use a multiple of 4"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +329,7 @@ class Reading:
         check_at_least("workers", self.workers, 0)
         check_positive("budget", self.budget_seconds)
         if self.mode == "naive" and not self.format.startswith("hdf5"):
-            raise UsageError(f"{self.format} has no naive reader: only HDF5 has")
+            raise UsageError(f"{self.format} has no naive reader: only HDF5 does")
 
     @property
     def sample_bytes(self) -> int:

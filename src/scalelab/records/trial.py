@@ -182,7 +182,7 @@ class Trial:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.configuration):
             raise UsageError(
-                f"configuration {self.configuration!r} cannot name a directory: use letters, digits, '.', '_' and '-'"
+                f"configuration {self.configuration!r} is not a valid name: use letters, digits, '.', '_' and '-'"
             )
         for name in ("num_ranks", "global_batch", "round", "threads_per_rank", "ranks_per_host"):
             check_at_least(name, getattr(self, name), 1)
@@ -196,11 +196,11 @@ class Trial:
             check_at_least("memory_limit", self.memory_limit_bytes, 1)
         for name, value in self.options.items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{flag(name)} {value:g} cannot be stored: use a finite number")
+                raise UsageError(f"{flag(name)} must be finite, got {value:g}")
         if not 0 <= self.port <= 65535:
-            raise UsageError(f"--port {self.port} is no port: use 1 to 65535, or 0 for any free one")
+            raise UsageError(f"--port must be 1 to 65535, or 0 for any free one, got {self.port}")
         if self.strategy == "single" and self.num_ranks > 1:
-            raise UsageError(f"--strategy single runs on one rank, not {self.num_ranks}: use --strategy ddp")
+            raise UsageError(f"--strategy single runs on one rank, got {self.num_ranks}: use --strategy ddp")
         if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
             what = "an exchange" if self.exchange is not None else "reading alone"
             raise UsageError(
@@ -211,14 +211,14 @@ class Trial:
 
     def _check_shape(self) -> None:
         if self.shape.autocast and self.dtype not in ("bfloat16", "float16"):
-            raise UsageError(f"--autocast with --dtype {self.dtype} means nothing: use bfloat16 or float16")
+            raise UsageError(f"--autocast needs --dtype bfloat16 or float16, got {self.dtype}")
         micro, batch = self.shape.micro_batch, self.batch_per_rank
         if micro is not None and batch % micro:
-            raise UsageError(f"--micro-batch {micro} does not divide the {batch} samples of a rank: use a divisor")
+            raise UsageError(f"--micro-batch must divide the {batch} samples per rank, got {micro}")
         rank = self.perturbation.delay_rank
         if rank is not None and rank >= self.num_processes and self.num_processes > 1:
             raise UsageError(
-                f"--delay-rank {rank} does not exist: the last of {self.num_processes} is {self.num_processes - 1}"
+                f"--delay-rank must be at most {self.num_processes - 1} with {self.num_processes} ranks, got {rank}"
             )
 
     @property

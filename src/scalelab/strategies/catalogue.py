@@ -38,8 +38,8 @@ def check_strategy(trial: Trial) -> None:
     check_spreading(trial.strategy, trial.spreading)
     if trial.spreading.static_graph and trial.accumulation > 1:
         raise UsageError(
-            f"--static-graph cannot go with --micro-batch {trial.shape.micro_batch}: DDP must exchange gradients in the"
-            " very first pass to learn the graph; leave one of them out"
+            f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
+            " in the first pass to learn the graph; drop one of the two"
         )
     if trial.strategy == "dp" and trial.shape.checkpointing != "none" and trial.is_emulated:
         raise UsageError(
@@ -55,7 +55,7 @@ def check_spreading(strategy: str, spreading: Spreading) -> None:
         if value != field.default and field.name not in KNOWN_FIELDS.get(strategy, ()):
             takers = [name for name, known in KNOWN_FIELDS.items() if field.name in known]
             raise UsageError(
-                f"{flag(field.name)} means nothing to --strategy {strategy}: use it with {' or '.join(takers)}"
+                f"{flag(field.name)} does not apply to --strategy {strategy}: use it with {' or '.join(takers)}"
             )
 
 

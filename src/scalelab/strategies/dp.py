@@ -219,7 +219,9 @@ class _Call:
         self._replicas = self.thread_state.run_in_threads(self._run_one, work)
         first = self._replicas[0]
         if any(replica.spec != first.spec for replica in self._replicas):
-            raise TypeError("the replicas of dp gave outputs of different structure: return the same on every call")
+            raise TypeError(
+                "the dp replicas returned outputs of different structure: return the same structure on every call"
+            )
         self._places = [i for i, output in enumerate(first.outputs) if isinstance(output, Tensor)]
         return [gather([replica.outputs[i].detach() for replica in self._replicas]) for i in self._places]
 

@@ -78,7 +78,7 @@ class TokenBatches:
     def seek(self, index: int) -> None:
         """Let the next iteration begin with this batch of the epoch, without reading those before it."""
         if not 0 <= index <= len(self):
-            raise UsageError(f"there is no batch {index} in an epoch of {len(self)}: use 0 to {len(self)}")
+            raise UsageError(f"batch {index} is out of range for an epoch of {len(self)}: use 0 to {len(self)}")
         self._start = index
 
     def read_batch(self, index: int) -> Batch:
@@ -99,7 +99,7 @@ class TokenBatches:
             batch_size, sequence = self._shape
             accumulated = f" × {self._accumulation} batches" if self._accumulation > 1 else ""
             raise UsageError(
-                f"shard {shard.path} is too small: it has {len(shard)} tokens, and one step of {self._num_ranks} ranks"
+                f"shard {shard.path} is too small: it has {len(shard)} tokens, but one step of {self._num_ranks} ranks"
                 f" × {batch_size} sequences × {sequence} tokens{accumulated} needs {self.step_tokens + 1}:"
                 " use a smaller batch or a shorter sequence"
             )

@@ -82,7 +82,7 @@ class Gpt2Options:
     def find_data(self) -> tuple[list[Path], list[Path]]:
         """The shards to train on and those to evaluate on; raises `UsageError` where there are none."""
         if not self.data_path:
-            raise UsageError("--data tokens needs shards: say where with --data-path")
+            raise UsageError("--data tokens needs shards: set --data-path")
         found = find_shards(self.data_path)
         train, test = split_shards(found)
         if self.test_path:
@@ -99,14 +99,14 @@ class Gpt2Options:
         if self.data == "synthetic":
             for name in ("data_path", "test_path"):
                 if getattr(self, name):
-                    raise UsageError(f"{flag(name)} {getattr(self, name)} is not read without --data tokens: add it")
+                    raise UsageError(f"{flag(name)} {getattr(self, name)} has no effect without --data tokens: add it")
             return
         for path in (path for paths in self.find_data() for path in paths):
             largest = read_largest_token(path)
             if largest >= shape.vocabulary:
                 raise UsageError(
-                    f"shard {path} holds token {largest}, and --size {self.size} knows {shape.vocabulary} tokens: use"
-                    f" --vocabulary {largest + 1} or more"
+                    f"shard {path} contains token {largest}, but --size {self.size} has a vocabulary of"
+                    f" {shape.vocabulary}: use --vocabulary {largest + 1} or more"
                 )
 
     def count_parameters(self) -> int:

@@ -39,7 +39,7 @@ class ImageOptions:
     def __post_init__(self) -> None:
         check_at_least("workers", self.workers, 0)
         if not 1 <= self.train_files <= NUM_TRAIN_FILES:
-            raise UsageError(f"--train-files {self.train_files} cannot be: use 1 to {NUM_TRAIN_FILES}")
+            raise UsageError(f"--train-files must be between 1 and {NUM_TRAIN_FILES}, got {self.train_files}")
 
     def resolve(self) -> Self:
         if self.data not in FROM_FILES:
@@ -55,7 +55,7 @@ class ImageOptions:
         elif self.data == "fashion-mnist":
             check_fashion_mnist(directory)
         elif self.data_path != DEFAULT_PATH:
-            raise UsageError(f"--data-path {self.data_path} is not read with --data {self.data}: use --data cifar10")
+            raise UsageError(f"--data-path {self.data_path} has no effect with --data {self.data}: use --data cifar10")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,12 +79,12 @@ def read_answer(answer: object, where: str) -> Workload:
     if not isinstance(workload.model, nn.Module):
         raise UsageError(f"{where} returned a {_kind(workload.model)} as the model: {EXPECTED}")
     if not hasattr(workload.batches, "__iter__"):
-        raise UsageError(f"{where} returned a {_kind(workload.batches)} as the batches: it cannot be iterated")
+        raise UsageError(f"{where} returned a {_kind(workload.batches)} as the batches: return an iterable")
     if not callable(workload.loss):
         raise UsageError(f"{where} returned a {_kind(workload.loss)} as the loss: use loss(model, batch)")
     if workload.optimizer is not None and not callable(workload.optimizer):
         raise UsageError(
-            f"{where} returned a {_kind(workload.optimizer)} as the optimizer: use a function that makes one from"
+            f"{where} returned a {_kind(workload.optimizer)} as the optimizer: return a function that creates one from"
             " the parameters"
         )
     return workload
@@ -96,7 +96,7 @@ def _read_parts(answer: object, where: str) -> Workload:
         try:
             return Workload(**answer)
         except TypeError as error:
-            raise UsageError(f"{where} returned a dict that does not fit: {error}; {EXPECTED}") from error
+            raise UsageError(f"{where} returned a dict with wrong keys: {error}; {EXPECTED}") from error
     if not isinstance(answer, tuple | list) or len(answer) not in (3, 4):
         size = f" of {len(answer)}" if isinstance(answer, tuple | list) else ""
         raise UsageError(f"{where} returned a {_kind(answer)}{size}: {EXPECTED}")

@@ -136,15 +136,15 @@ class TransformerOptions:
 
     def check(self) -> None:
         if self.stored and not Path(self.stored).exists():
-            raise UsageError(f"--stored {self.stored}: there is no such file: scalelab data convert writes one")
+            raise UsageError(f"--stored {self.stored}: file not found; `scalelab data convert` writes one")
         if self.features != self.d_model:
             raise UsageError(
-                f"--features {self.features} and --d-model {self.d_model} differ, and nn.Transformer takes its input"
-                f" as it is: use --d-model {self.features} or --features {self.d_model}"
+                f"--features {self.features} and --d-model {self.d_model} must be equal: nn.Transformer does not"
+                f" project its input; use --d-model {self.features} or --features {self.d_model}"
             )
         if self.d_model % self.heads:
             raise UsageError(
-                f"--d-model {self.d_model} cannot be divided over --heads {self.heads}: use a divisor of"
+                f"--d-model {self.d_model} is not divisible by --heads {self.heads}: use a divisor of"
                 f" {self.d_model}, such as --heads {largest_divisor(self.d_model, self.heads)}"
             )
 

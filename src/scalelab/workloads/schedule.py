@@ -39,18 +39,14 @@ def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) 
     if not epochs:
         return optimization.lr_warmup
     if steps_per_epoch is None:
-        raise UsageError(
-            f"--lr-warmup-epochs {epochs:g} needs data whose number of batches is known: use --lr-warmup, in steps"
-        )
+        raise UsageError(f"--lr-warmup-epochs {epochs:g} needs batches with a len(): use --lr-warmup (steps)")
     return optimization.lr_warmup + round(epochs * steps_per_epoch)
 
 
 def check_schedule(optimization: Optimization, base_lr: float) -> None:
     """Refuse a cosine that would end above the base rate (scaled already)."""
     if optimization.schedule == "cosine" and optimization.lr_min > base_lr:
-        raise UsageError(
-            f"--lr-min {optimization.lr_min:g} is above the learning rate {base_lr:g}: use a smaller --lr-min"
-        )
+        raise UsageError(f"--lr-min must be at most the learning rate {base_lr:g}, got {optimization.lr_min:g}")
 
 
 def learning_rate_factor(

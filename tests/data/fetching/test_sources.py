@@ -29,7 +29,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(tmp_path: Path) -> No
 def test_a_site_that_cannot_begin_in_the_middle_begins_anew_and_not_for_ever(tmp_path: Path) -> None:
     with (
         serving(Site({"a.bin": DATA}, cut_after=2000, knows_ranges=False)) as site,
-        pytest.raises(OutOfReach, match=r"a\.bin: the connection ended after 2000 of 5120 bytes"),
+        pytest.raises(OutOfReach, match=r"a\.bin: the connection closed after 2000 of 5120 bytes"),
     ):
         download(f"{site.address}/a.bin", tmp_path, Recorder())
     assert len(site.asked) <= MOST_ATTEMPTS
@@ -42,7 +42,7 @@ def test_a_connection_that_brings_nothing_is_not_tried_again(tmp_path: Path) -> 
 
 
 def test_a_file_that_the_site_does_not_have_is_named(tmp_path: Path) -> None:
-    with serving(Site()) as site, pytest.raises(OutOfReach, match=r"/gone\.bin: the site answers 404 Not Found"):
+    with serving(Site()) as site, pytest.raises(OutOfReach, match=r"/gone\.bin: the server returned 404 Not Found"):
         download(f"{site.address}/gone.bin", tmp_path, Recorder())
 
 
@@ -50,7 +50,7 @@ def test_a_site_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sources, "SILENCE_SECONDS", 0.2)
     with (
         serving(Site(silence=threading.Event())) as site,
-        pytest.raises(OutOfReach, match=r"nothing came for 0\.2 s|timed out"),
+        pytest.raises(OutOfReach, match=r"no data for 0\.2 s|timed out"),
     ):
         download(f"{site.address}/a.bin", tmp_path, Recorder())
 

@@ -76,7 +76,7 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path, name: str, write: Callable[
     [
         (["a", "b"], "'x' as string"),
         ([[1], [1, 2]], "'x' as list"),
-        ([1, None], "gaps in 'x'"),
+        ([1, None], "nulls in 'x'"),
         ([{"y": 1}, {"y": 2}], "'x' as struct"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_page_that_was_changed_is_refused_unless_nobody_verifies(tmp_path: Pat
     data = bytearray(path.read_bytes())
     data[data.index(bytes([7] * 4000)) + 50] = 9
     path.write_bytes(data)
-    with pytest.raises(DataUnreadable, match="row group 0 of x has another sum"), StoredSet(path) as found:
+    with pytest.raises(DataUnreadable, match="checksum of row group 0 of x does not match"), StoredSet(path) as found:
         found.__getitems__([5])
     with StoredSet(path, options={"verify": False}) as found:
         assert found.__getitems__(range(40))[0].max() == 9

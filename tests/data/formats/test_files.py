@@ -74,9 +74,9 @@ def test_a_file_that_is_missing_is_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ([], "does not tell columns and samples"),
-        ({"columns": [], "samples": -1}, "does not tell columns and samples"),
-        ({"columns": [], "samples": 4}, "holds no arrays"),
+        ([], "does not list columns and samples"),
+        ({"columns": [], "samples": -1}, "does not list columns and samples"),
+        ({"columns": [], "samples": 4}, "contains no arrays"),
         ({"columns": [{"name": "x", "dtype": "<f4"}], "samples": 4}, "the shape of 'x' is None"),
         ({"columns": [{"name": "x", "dtype": "O", "shape": [3]}], "samples": 4}, "'x' is object"),
         ({"columns": [{"name": "x", "dtype": "nonsense", "shape": [3]}], "samples": 4}, "cannot be read"),

@@ -62,7 +62,7 @@ def test_sets_of_others_are_refused_with_words(tmp_path: Path) -> None:
     path = tmp_path / "a.lmdb"
     with lmdb.open(str(path), map_size=1 << 20, subdir=False, lock=False) as file, file.begin(write=True) as records:
         records.put(b"image-000001", b"a jpeg")
-    with pytest.raises(DataUnreadable, match="does not tell what its records are"):
+    with pytest.raises(DataUnreadable, match="does not describe its records"):
         len(StoredSet(path))
 
 

@@ -114,7 +114,7 @@ def test_other_compressions_are_refused_by_number(tmp_path: Path, method: int) -
 
 @pytest.mark.parametrize("level", [-1, 10, "high", True])
 def test_a_level_that_cannot_work_is_refused(tmp_path: Path, level: int) -> None:
-    with pytest.raises(UsageError, match=f"level={level} cannot work"):
+    with pytest.raises(UsageError, match=f"level must be an integer, .*got {level}$"):
         write_set(tmp_path / "a.npz", {"x": NUMBERS}, format="npz-compressed", options={"level": level})
     assert not list(tmp_path.iterdir())
 
@@ -135,7 +135,7 @@ def test_inflated_bytes_are_exactly_as_many_as_expected(
     assert inflate.inflate(packed, num_bytes) == data
     wrong = [(packed, num_bytes + 1), (packed[:-1], num_bytes), (memoryview(zlib.compress(bytes(10**6))), 1000)]
     for part, expected in [*wrong, *([(packed, num_bytes - 1)] if num_bytes else [])]:
-        with pytest.raises(ValueError, match="compressed bytes are damaged"):
+        with pytest.raises(ValueError, match="compressed data are damaged"):
             inflate.inflate(part, expected)
 
 

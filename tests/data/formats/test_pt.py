@@ -59,14 +59,14 @@ def test_the_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     [
         ({"x": torch.zeros(3, dtype=torch.bfloat16)}, "torch.bfloat16, which NumPy does not know"),
         ({"x": torch.zeros(3, dtype=torch.complex64)}, "complex64: only booleans, integers and floats"),
-        ({"x": torch.eye(3).to_sparse()}, "torch.sparse_coo tensor: only dense ones"),
-        ({"x": torch.tensor(1.0)}, "a single number as 'x'"),
-        ({"x": "text"}, "holds a str as 'x': a tensor is expected"),
+        ({"x": torch.eye(3).to_sparse()}, "torch.sparse_coo tensor: only dense tensors"),
+        ({"x": torch.tensor(1.0)}, "a scalar in 'x'"),
+        ({"x": "text"}, "contains a str in 'x', expected a tensor"),
         ({"model": {"x": torch.zeros(3)}}, "holds a dict as 'model'"),
-        ("text", "holds a str: a dict of tensors"),
-        ({}, "holds no arrays"),
+        ("text", "contains a str, expected a dict of tensors"),
+        ({}, "contains no arrays"),
         ({"x": torch.zeros(3), "y": torch.zeros(4)}, "different lengths"),
-        ({"x": Path("anything")}, "it holds more than tensors, which is not run"),
+        ({"x": Path("anything")}, "it contains more than tensors, and pickled code is not executed"),
     ],
 )
 def test_what_is_no_set_of_tensors_is_refused(tmp_path: Path, value: Any, words: str) -> None:

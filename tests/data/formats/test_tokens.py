@@ -46,8 +46,8 @@ def test_rows_are_written_one_behind_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": TOKENS, "y": TOKENS}, r"one column, not 2 \(x, y\)"),
-        ({"x": TOKENS / 2}, "x is float64: tokens are integers"),
+        ({"x": TOKENS, "y": TOKENS}, r"one column, got 2 \(x, y\)"),
+        ({"x": TOKENS / 2}, "x is float64: tokens must be integers"),
         ({"x": TOKENS - 1}, "token -1 does not fit"),
         ({"x": TOKENS + 2**40}, "does not fit uint32"),
     ],

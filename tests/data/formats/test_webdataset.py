@@ -86,19 +86,19 @@ def test_numbers_of_the_other_order_of_bytes_are_given_in_this_machines(tmp_path
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"0.x.npy": make_npy([1]), "1.y.npy": make_npy([1])}, "not every sample has 'y', such as '0'"),
-        ({"0.x.npy": make_npy([1]), "1.x.npy": make_npy([1, 2])}, "in another type or shape than '0.x.npy'"),
-        ({"0.x.npy": make_npy([1]), "1.x.npy": make_npy([1.0])}, "in another type or shape"),
-        ({"0.x.npy": make_npy([1])[:-1]}, "in another type or shape"),
+        ({"0.x.npy": make_npy([1]), "1.y.npy": make_npy([1])}, "some samples lack 'y', such as '0'"),
+        ({"0.x.npy": make_npy([1]), "1.x.npy": make_npy([1, 2])}, "in a different type or shape than '0.x.npy'"),
+        ({"0.x.npy": make_npy([1]), "1.x.npy": make_npy([1.0])}, "in a different type or shape"),
+        ({"0.x.npy": make_npy([1])[:-1]}, "in a different type or shape"),
         ({"0.x.npy": make_npy([["a", "b"]])}, "only booleans, integers and floats"),
-        ({"0.x.npy": make_npy(np.zeros((2, 3)).T)}, "row by row"),
-        ({"0.x.npy": make_npy(np.zeros((0, 3)))}, "has the shape"),
+        ({"0.x.npy": make_npy(np.zeros((2, 3)).T)}, "row-major"),
+        ({"0.x.npy": make_npy(np.zeros((0, 3)))}, "has shape"),
         ({"0.x.npy": b"no array"}, "cannot be read"),
         ({"0.x.npy": b""}, "cannot be read"),
         ({"0.jpg": b"a jpeg"}, "only members that end in .npy"),
         ({"0.pth": b"a pickle"}, "only members that end in .npy"),
-        ({"x\n.y\n.npy": make_npy([1])}, "cannot name a column"),
-        ({}, "holds no arrays"),
+        ({"x\n.y\n.npy": make_npy([1])}, "is not a valid column name"),
+        ({}, "contains no arrays"),
     ],
 )
 def test_members_that_do_not_fit_are_refused(tmp_path: Path, members: dict[str, bytes], words: str) -> None:
@@ -116,7 +116,7 @@ def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
         info = tarfile.TarInfo("0.x.npy")
         info.type, info.linkname = kind, "/etc/passwd"
         tar.addfile(info)
-    with pytest.raises(DataUnreadable, match="no plain file"):
+    with pytest.raises(DataUnreadable, match="not a regular file"):
         len(StoredSet(path))
 
 
@@ -147,6 +147,6 @@ def test_a_member_twice_and_a_header_that_was_changed_are_refused(tmp_path: Path
 
 
 def test_a_name_that_a_tar_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too long a name"):
+    with pytest.raises(UsageError, match="too long for a tar member"):
         write_set(tmp_path / "a.tar", {"x" * 95: np.arange(3)}, format="webdataset")
     assert not list(tmp_path.iterdir())

@@ -80,7 +80,7 @@ def test_chunks_hold_about_a_megabyte_unless_told(tmp_path: Path) -> None:
         "zarr.json",
     ]
     assert sorted(file.name for file in (tmp_path / "a.zarr" / "label").iterdir()) == ["c.0", "zarr.json"]
-    with pytest.raises(UsageError, match="compression=lzma is none of zstd, gzip, none"):
+    with pytest.raises(UsageError, match="compression must be one of zstd, gzip, none, got lzma"):
         write_set(tmp_path / "b.zarr", {"x": array}, format="zarr", options={"compression": "lzma"})
 
 
@@ -106,14 +106,14 @@ def test_a_chunk_that_was_changed_or_lost_is_refused(tmp_path: Path, compression
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shape": [10**15, 11]}, "chunks are expected"),
-        ({"shape": [37, 10**12]}, "chunks are expected"),
-        ({"shape": [37, 0]}, "no array of samples"),
-        ({"shape": [37]}, "no array of samples"),
-        ({"shape": [37.0, 11]}, "no array of samples"),
-        ({"shape": [-37, 11]}, "no array of samples"),
+        ({"shape": [10**15, 11]}, "chunks, found"),
+        ({"shape": [37, 10**12]}, "chunks, found"),
+        ({"shape": [37, 0]}, "not an array of samples"),
+        ({"shape": [37]}, "not an array of samples"),
+        ({"shape": [37.0, 11]}, "not an array of samples"),
+        ({"shape": [-37, 11]}, "not an array of samples"),
         ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2**40, 2**20]}}}, "truncated or damaged"),
-        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 11]}}}, "no array of samples"),
+        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 11]}}}, "not an array of samples"),
         ({"chunk_grid": {"name": "rectangular", "configuration": {"chunk_shape": [8, 11]}}}, "a rectangular grid"),
         ({"data_type": "float64"}, "truncated or damaged"),
         ({"data_type": "object"}, "only booleans, integers and floats"),
@@ -121,7 +121,7 @@ def test_a_chunk_that_was_changed_or_lost_is_refused(tmp_path: Path, compression
         ({"codecs": [{"name": "bytes"}, {"name": "blosc"}]}, "stored by bytes, blosc"),
         ({"codecs": [{"name": "bytes"}, {"name": "zstd"}, {"name": "gzip"}]}, "stored by bytes, zstd, gzip"),
         ({"codecs": []}, "cannot be read"),
-        ({"zarr_format": 2}, "only version 3 is read"),
+        ({"zarr_format": 2}, "not zarr version 3"),
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -90,7 +90,7 @@ def test_a_layer_of_zeros_stays_one() -> None:
 def test_sums_that_float32_cannot_hold_are_refused() -> None:
     weight = torch.full((1, 1032), 127.0)
     check_sums(Layer(name="fc", op="linear"), weight, torch.tensor([1023]))
-    with pytest.raises(UsageError, match="a sum of fc can reach 16,777,216, and float32 holds integers below 16,777,"):
+    with pytest.raises(UsageError, match="a sum of fc can reach 16,777,216, but float32 is exact only below 16,777,"):
         check_sums(Layer(name="fc", op="linear"), weight, torch.tensor([-1024]))
 
 
@@ -137,13 +137,13 @@ def test_what_the_lab_does_not_know_is_named(model: nn.Module, words: str) -> No
 
 def test_a_branch_is_named() -> None:
     model = Branching().eval()
-    with pytest.raises(UsageError, match="two does not follow one, and the lab's scales are of a chain"):
+    with pytest.raises(UsageError, match="two does not follow one, but the lab's scales are of a chain"):
         check_chain(model, capture_network(model, torch.rand(2, 4)))
 
 
 def test_a_module_that_is_called_twice_is_named() -> None:
     model = Twice().eval()
-    with pytest.raises(UsageError, match="fc#2 is no module of its own, so that no hook can see its results"):
+    with pytest.raises(UsageError, match="fc#2 is not a module, so a hook cannot see its output"):
         check_chain(model, capture_network(model, torch.rand(2, 4)))
 
 

@@ -51,11 +51,11 @@ def test_a_bias_is_added_before_the_scale() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (0.5, "fc was given 0.5, which is no integer: round"),
-        (float("nan"), "fc was given nan, which is no integer"),
-        (128.0, r"fc was given 128, which is no int8: clamp the result of the layer before it to \[-128, 127\]"),
-        (-129.0, "fc was given -129, which is no int8"),
-        (float("inf"), "fc was given inf, which is no int8"),
+        (0.5, "fc received 0.5, which is not an integer: round"),
+        (float("nan"), "fc received nan, which is not an integer"),
+        (128.0, r"fc received 128, which is not an int8: clamp the output of the previous layer to \[-128, 127\]"),
+        (-129.0, "fc received -129, which is not an int8"),
+        (float("inf"), "fc received inf, which is not an int8"),
     ],
 )
 def test_a_layer_input_that_is_no_int8_raises(wrong: float, words: str) -> None:
@@ -73,7 +73,7 @@ def test_the_guard_stands_before_every_layer() -> None:
         if one.weight is None:
             continue
         shape = (1, 2, 12, 12) if one.layer.op == "conv" else (1, one.weight.shape[1])
-        with pytest.raises(ScalelabError, match=f"{one.name} was given 300"):
+        with pytest.raises(ScalelabError, match=f"{one.name} received 300"):
             run_layers(lab.layers[number:], torch.full(shape, 300.0))
 
 

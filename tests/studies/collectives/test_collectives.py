@@ -278,7 +278,7 @@ def test_a_run_read_back_gives_the_same_document(tmp_path: Path) -> None:
     file = store.trial_directory("all_reduce-2-r1") / "transfers.csv"
     file.write_text(file.read_text().replace("all_reduce,64,", "all_reduce,65,", 1))
     assert [str(error) for error in again.results()[1]] == [
-        f"{file} is not the file its result was written with: truncated or changed"
+        f"{file} does not match the checksum in its result: it was truncated or modified"
     ]
 
 

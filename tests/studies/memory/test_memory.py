@@ -172,7 +172,7 @@ def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypa
     def refuse(result: TrialResult) -> TrialResult:
         if not result.trial.is_forecast:
             return play_memory(result)
-        return TrialResult(trial=result.trial, status=Status.INVALID, reason="it asks for the values of tensors")
+        return TrialResult(trial=result.trial, status=Status.INVALID, reason="it reads tensor values")
 
     set_machine(monkeypatch, 2)
     store, document = run_study(make_study(), runs_dir=tmp_path, launcher=AlteredLauncher(refuse))
@@ -180,7 +180,7 @@ def test_a_workload_that_cannot_be_forecast_is_measured(tmp_path: Path, monkeypa
     assert find_row(document.tables[0], "single, batch 8")["peak_bytes"].value == 1100
     assert find_failed(store, read_study(store)) == []
     (caution,) = document.cautions
-    assert (caution.kind, caution.message) == ("no-forecast", "it asks for the values of tensors")
+    assert (caution.kind, caution.message) == ("no-forecast", "it reads tensor values")
 
 
 def test_ranks_that_say_nothing_of_memory_make_empty_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

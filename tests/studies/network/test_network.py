@@ -126,8 +126,8 @@ def test_ranks_may_share_hosts() -> None:
     [
         ({"links": ()}, "--links .* must name at least one link, each once"),
         ({"links": ("1gbit", "1GBIT")}, "--links 1gbit 1GBIT must name at least one link, each once"),
-        ({"links": ("fast",)}, "--links 'fast' is no link: use inside, unshaped, or a rate"),
-        ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' asks for more than a rate: .* netem"),
+        ({"links": ("fast",)}, "--links 'fast' is not a valid link: use inside, unshaped, or a rate"),
+        ({"links": ("1gbit,5ms",)}, "--links '1gbit,5ms' is more than a rate: .* netem"),
         ({"ranks": 1}, "--ranks must be at least"),
         ({"job": replace(JOB, launcher="mpi")}, "--launcher mpi: this study emulates hosts and links"),
         (
@@ -295,7 +295,7 @@ def test_any_study_can_be_spread_over_hosts_and_the_link_is_kept_with_the_run() 
         ({"link": "1gbit"}, "--link 1gbit needs --launcher hosts: add it"),
         ({"ranks_per_host": 2}, "--ranks-per-host 2 needs --launcher hosts: add it"),
         ({"launcher": "hosts", "link": "inside"}, "--link inside is the link inside one host"),
-        ({"launcher": "hosts", "link": "quick"}, "--link 'quick' is no link"),
+        ({"launcher": "hosts", "link": "quick"}, "--link 'quick' is not a valid link"),
         ({"launcher": "hosts", "ranks_per_host": 0}, "--ranks-per-host must be at least"),
     ],
 )

@@ -161,7 +161,7 @@ def test_an_own_workload_is_carried_by_its_absolute_path(tmp_path: Path, monkeyp
 def test_a_file_that_is_gone_can_still_be_named() -> None:
     assert Job(workload="gone/own.py").label == "own.py:build"
     assert Job(workload="gone/own.py:make").label == "own.py:make"
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match="file not found"):
         make_strong(job=Job(workload="gone/own.py", device="cpu")).plan()
 
 
@@ -222,7 +222,7 @@ def test_a_job_that_cannot_work_is_refused_before_anything_is_launched(job: Job,
 def test_an_own_option_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(rate=0.1): ...\n")
     job = Job(workload=f"{tmp_path}/own.py", options={"rate": float("inf")}, device="cpu")
-    with pytest.raises(UsageError, match="--rate inf cannot be stored: use a finite number"):
+    with pytest.raises(UsageError, match="--rate must be finite, got inf"):
         make_strong(job=job).plan()
 
 

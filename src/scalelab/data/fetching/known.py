@@ -62,9 +62,9 @@ def read_labels(path: Path, num_labels: int) -> npt.NDArray[np.uint8]:
     try:
         labels = np.array(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
-        raise DataUnreadable(f"{path.name} is no list of labels: {error}") from error
+        raise DataUnreadable(f"{path.name} is not a list of labels: {error}") from error
     if labels.shape != (num_labels,) or labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < NUM_CLASSES:
-        raise DataUnreadable(f"{path.name} is no list of {num_labels} labels from 0 to {NUM_CLASSES - 1}")
+        raise DataUnreadable(f"{path.name} is not a list of {num_labels} labels from 0 to {NUM_CLASSES - 1}")
     return labels.astype(np.uint8)
 
 
@@ -75,17 +75,19 @@ def read_sheet(path: Path) -> npt.NDArray[np.uint8]:
     try:
         with pictures.open(path, formats=["PNG"]) as picture:
             if picture.size != size or picture.mode != "RGB":
-                raise DataUnreadable(f"{path.name} is a picture of {picture.size} {picture.mode}, not of {size} RGB")
+                raise DataUnreadable(f"{path.name} is a {picture.size} {picture.mode} image, not {size} RGB")
             return np.asarray(picture)
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataUnreadable(f"{path.name} is no picture that can be read: {error}") from error
+        raise DataUnreadable(f"{path.name} is not a readable image: {error}") from error
 
 
 def load_pictures() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise UsageError("reading pictures needs Pillow, which is missing: pip install 'scalelab[fetch]'") from error
+        raise UsageError(
+            "reading images needs Pillow, which is not installed: pip install 'scalelab[fetch]'"
+        ) from error
     return Image
 
 

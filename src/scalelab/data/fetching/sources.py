@@ -72,7 +72,7 @@ def receive(address: str, target: Path, listener: Listener) -> None:
             have += len(piece)
             listener.advance(have, total)
     if total is not None and have < total:
-        raise OutOfReach(f"{address}: the connection ended after {have} of {total} bytes")
+        raise OutOfReach(f"{address}: the connection closed after {have} of {total} bytes")
 
 
 def read_piece(address: str, response: HTTPResponse) -> bytes:
@@ -86,11 +86,11 @@ def network_errors(address: str) -> Iterator[None]:
         yield
     except urllib.error.HTTPError as error:
         error.close()
-        raise OutOfReach(f"{address}: the site answers {error.code} {error.reason}") from error
+        raise OutOfReach(f"{address}: the server returned {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise OutOfReach(f"{address}: {tell(error.reason)}") from error
     except TimeoutError as error:
-        raise OutOfReach(f"{address}: nothing came for {SILENCE_SECONDS:g} s") from error
+        raise OutOfReach(f"{address}: no data for {SILENCE_SECONDS:g} s") from error
     except (OSError, HTTPException) as error:
         raise OutOfReach(f"{address}: {tell(error)}") from error
 
@@ -110,7 +110,7 @@ def get_package(package: Package, directory: Path) -> Path:
     run_program(commands[package.program], directory)
     files = [path for path in directory.iterdir() if path.is_file()]
     if len(files) != 1:
-        raise OutOfReach(f"{package.program} left {len(files)} files for {package.name}, not one")
+        raise OutOfReach(f"{package.program} downloaded {len(files)} files for {package.name}, expected one")
     return files[0]
 
 
@@ -131,9 +131,9 @@ def run_program(arguments: Sequence[str], directory: Path) -> None:
             env={**os.environ, "LC_ALL": "C", "NO_UPDATE_NOTIFIER": "1"},
         )
     except subprocess.TimeoutExpired as error:
-        raise OutOfReach(f"{' '.join(arguments[:3])} did not end in {PROGRAM_SECONDS:g} s") from error
+        raise OutOfReach(f"{' '.join(arguments[:3])} did not finish within {PROGRAM_SECONDS:g} s") from error
     if ended.returncode:
-        raise OutOfReach(f"{' '.join(arguments[:3])}: {pick_words(ended.stderr) or f'code {ended.returncode}'}")
+        raise OutOfReach(f"{' '.join(arguments[:3])}: {pick_words(ended.stderr) or f'exit code {ended.returncode}'}")
 
 
 def pick_words(said: str) -> str:

@@ -82,7 +82,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     except MemoryError as error:  # of a header that lies
         raise DataUnreadable(f"{path} is damaged: {error}") from error
     if not batches:
-        raise DataUnreadable(f"{path} holds no samples: it has no record batch")
+        raise DataUnreadable(f"{path} contains no samples: it has no record batch")
     columns = tuple(_open_column(path, found, number, batches) for number, found in enumerate(reader.schema))
     return Opened(columns=columns, watched=(path,), survives_fork=True)
 
@@ -107,7 +107,7 @@ def read_field(path: Path, found: Any) -> Field:
         dtype = np.dtype(kind.to_pandas_dtype())
     else:
         raise DataUnreadable(
-            f"{path} holds {found.name!r} as {found.type}: numbers and lists of a fixed size can be read"
+            f"{path} stores {found.name!r} as {found.type}: only numbers and fixed-size lists are supported"
         )
     told = (found.metadata or {}).get(METADATA_KEY)
     if told is None:
@@ -122,14 +122,14 @@ def _read_metadata(path: Path, name: str, told: bytes, num_bytes: int) -> Field:
     field = Field(name, np.dtype(str(data["dtype"])), tuple(shape))
     check_found(path, name, field.dtype, (1, *shape))
     if not all(type(size) is int and size > 0 for size in shape) or field.num_bytes != num_bytes:
-        raise DataUnreadable(f"{path} is damaged: {field.words} does not fit samples of {num_bytes} bytes")
+        raise DataUnreadable(f"{path} is damaged: {field.words} does not match samples of {num_bytes} bytes")
     return field
 
 
 def extract_samples(path: Path, field: Field, column: Any) -> Array:
     """The array of an Arrow column, without a copy where its bytes can be seen as they are."""
     if column.null_count:
-        raise DataUnreadable(f"{path} has {column.null_count} gaps in {field.name!r}: every sample is expected")
+        raise DataUnreadable(f"{path} has {column.null_count} nulls in {field.name!r}: every sample needs a value")
     if pa.types.is_boolean(column.type):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     begin, end = column.offset, column.offset + len(column)

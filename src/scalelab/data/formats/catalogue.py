@@ -65,14 +65,14 @@ def load_format(name: str) -> Format:
 
 def find_entry(name: str) -> Entry:
     if name not in ENTRIES:
-        raise UnknownName("format", name, ENTRIES, "scalelab data doctor --help tells more.")
+        raise UnknownName("format", name, ENTRIES, "See scalelab data doctor --help.")
     return ENTRIES[name]
 
 
 def find_format(path: Path) -> str:
     """The format that a file's name stands for; the first of those that share a suffix, which are read alike."""
     if not path.exists():
-        raise DataUnreadable(f"{path} cannot be read: there is no such file or directory")
+        raise DataUnreadable(f"{path} cannot be read: no such file or directory")
     for name, entry in ENTRIES.items():
         if (entry.suffix and path.suffix == entry.suffix) or (entry.marker and (path / entry.marker).is_file()):
             return name
@@ -82,4 +82,4 @@ def find_format(path: Path) -> str:
     if path.is_dir() and any(path.glob("*.npy")):
         return "npy"
     known = ", ".join(dict.fromkeys(entry.suffix for entry in ENTRIES.values() if entry.suffix))
-    raise UsageError(f"{path} has no known format: names end in {known}; or say --format")
+    raise UsageError(f"{path} has an unknown suffix: use {known}, or set --format")

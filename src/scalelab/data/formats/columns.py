@@ -145,30 +145,30 @@ def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
 def check_arrays(arrays: Arrays) -> int:
     """Refuse what cannot be stored as columns; gives the number of samples."""
     if not arrays:
-        raise UsageError("there is nothing to store: give at least one array")
+        raise UsageError("nothing to store: pass at least one array")
     for name, array in arrays.items():
         check_name(name)
         if array.ndim < 1:
-            raise UsageError(f"{name} is a single number, not an array of samples: give it a first axis")
+            raise UsageError(f"{name} is a scalar, not an array of samples: add a first axis")
         check_dtype(name, array.dtype)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UsageError(f"columns have different numbers of samples ({told}): cut them to the same")
+        raise UsageError(f"columns have different numbers of samples ({told}): make them equal")
     if not next(iter(lengths.values())):
-        raise UsageError("there is nothing to store: the arrays have no samples")
+        raise UsageError("nothing to store: the arrays have no samples")
     return next(iter(lengths.values()))
 
 
 def check_name(name: str) -> None:
     if not name or name.startswith(".") or any(character in name for character in '/\\\0:"') or len(name) > 100:
-        raise UsageError(f"{name!r} cannot name a column: use letters, digits, '_' and '-'")
+        raise UsageError(f"{name!r} is not a valid column name: use letters, digits, '_' and '-'")
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     """Numbers of a fixed size only: what else an array may hold has to be unpickled."""
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are stored")
+        raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are supported")
 
 
 def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
@@ -178,20 +178,20 @@ def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int
     except UsageError as error:
         raise DataUnreadable(f"{path} cannot be read: {error}") from error
     if not len(shape):
-        raise DataUnreadable(f"{path} holds a single number as {name!r}, not an array of samples")
+        raise DataUnreadable(f"{path} has a scalar in {name!r}, not an array of samples")
 
 
 def check_columns(path: Path, columns: Iterable[Column]) -> int:
     """Refuse a set whose columns do not fit together; gives the number of samples."""
     lengths = {column.field.name: len(column) for column in columns}
     if not lengths:
-        raise DataUnreadable(f"{path} holds no arrays: scalelab data convert writes files that do")
+        raise DataUnreadable(f"{path} contains no arrays: use `scalelab data convert` to write a file that does")
     for name in lengths:
         if not name.isprintable():
-            raise DataUnreadable(f"{path} is damaged: {name!r} cannot name a column")
+            raise DataUnreadable(f"{path} is damaged: {name!r} is not a valid column name")
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataUnreadable(f"{path} is no set of samples: its columns have different lengths ({told})")
+        raise DataUnreadable(f"{path} is not a dataset: its columns have different lengths ({told})")
     return next(iter(lengths.values()))
 
 
@@ -200,8 +200,8 @@ def check_memory(path: Path, num_bytes: int) -> None:
     available = read_available_memory()
     if num_bytes > available:
         raise DataUnreadable(
-            f"{path} would take {format_bytes(num_bytes)} of memory, and {format_bytes(available)} are available:"
-            " read it lazily, in a format that can be (scalelab data convert)"
+            f"{path} needs {format_bytes(num_bytes)} of memory, but only {format_bytes(available)} are available:"
+            " convert it to a format that can be read lazily (`scalelab data convert`)"
         )
 
 
@@ -210,7 +210,7 @@ def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:
     for option in options:
         if option not in known:
             listed = ", ".join(known) or "none"
-            raise UsageError(f"{option}={options[option]} is no option of {name}: it knows {listed}")
+            raise UsageError(f"{option}={options[option]} is not an option of {name}: it has {listed}")
 
 
 def read_count(options: Settings, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
@@ -218,12 +218,12 @@ def read_count(options: Settings, name: str, default: int, *, least: int = 0, mo
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise UsageError(f"{name}={value} cannot work: give a whole number, {bounds}")
+        raise UsageError(f"{name} must be an integer, {bounds}, got {value}")
     return value
 
 
 def read_flag(options: Settings, name: str, default: bool) -> bool:
     value = options.get(name, default)
     if not isinstance(value, bool):
-        raise UsageError(f"{name}={value} cannot work: say true or false")
+        raise UsageError(f"{name} must be true or false, got {value}")
     return value

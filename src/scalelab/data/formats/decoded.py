@@ -95,5 +95,5 @@ def choose_compression(options: Settings, known: Sequence[str]) -> str:
     """One of those that a format knows; the first if nothing is said."""
     asked = options.get("compression", known[0])
     if asked not in known:
-        raise UsageError(f"compression={asked} is none of {', '.join(known)}")
+        raise UsageError(f"compression must be one of {', '.join(known)}, got {asked}")
     return str(asked)

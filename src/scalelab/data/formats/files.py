@@ -64,7 +64,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     record_bytes = ends[-1] if ends else 0
     first = name_sample(path, 0)
     if num_samples and fields and first.stat().st_size != record_bytes:  # before a batch is given room for it
-        raise DataUnreadable(f"{first} has {first.stat().st_size} bytes, and {MARKER} tells {record_bytes}")
+        raise DataUnreadable(f"{first} has {first.stat().st_size} bytes, but {MARKER} lists {record_bytes}")
     records = Records(path, record_bytes, len(fields))
     columns = tuple(
         FileColumn(field, records, num_samples, end - field.num_bytes) for field, end in zip(fields, ends, strict=True)
@@ -78,7 +78,7 @@ def _read_marker(marker: Path) -> tuple[list[Field], int]:
         raise DataUnreadable(f"{marker} is damaged: it has {marker.stat().st_size} bytes")
     told: Any = json.loads(marker.read_text(encoding="utf-8"))
     if not isinstance(told, dict) or not isinstance(told.get("columns"), list) or not is_size(told.get("samples")):
-        raise DataUnreadable(f"{marker} is damaged: it does not tell columns and samples")
+        raise DataUnreadable(f"{marker} is damaged: it does not list columns and samples")
     return [_read_field(marker, column) for column in told["columns"]], told["samples"]
 
 
@@ -132,7 +132,7 @@ class Records:
         finally:
             os.close(descriptor)
         if num_bytes != len(into) or size != len(into):
-            raise DataUnreadable(f"{name} is truncated or damaged: {size} bytes, and {len(into)} are expected")
+            raise DataUnreadable(f"{name} is truncated or damaged: {size} bytes, expected {len(into)}")
 
 
 @dataclass(frozen=True)

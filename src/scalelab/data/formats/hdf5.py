@@ -97,11 +97,11 @@ class MappedChunks:
         table = np.array(sorted(found), dtype=np.int64).reshape(-1, 4)
         if len(table) != math.prod(self._grid) or not np.array_equal(table[:, 0], np.arange(len(table))):
             raise DataUnreadable(
-                f"{self._path} is not complete: {self._name} has {len(table)} of {math.prod(self._grid)} chunks"
+                f"{self._path} is incomplete: {self._name} has {len(table)} of {math.prod(self._grid)} chunks"
             )
         begins, sizes, masks = table[:, 1], table[:, 2], table[:, 3]
         if len(table) and (begins.min() < 0 or (begins + sizes).max() > len(self._data)):
-            raise DataUnreadable(f"{self._path} is truncated: chunks of {self._name} lie behind its end")
+            raise DataUnreadable(f"{self._path} is truncated: chunks of {self._name} lie beyond its end")
         return begins, sizes, masks
 
     def read_block(self, first: int, into: Array) -> None:
@@ -229,7 +229,7 @@ def _choose_chunk(array: Array, options: Settings) -> tuple[int, ...] | bool:
     if asked == "auto":
         return True
     if not isinstance(asked, tuple) or len(asked) != array.ndim or min(asked) < 1:
-        raise UsageError(f'chunks={asked} is no shape for {array.shape}: give as many numbers from 1 on, or "auto"')
+        raise UsageError(f'chunks={asked} does not match {array.shape}: give one number ≥ 1 per axis, or "auto"')
     return tuple(min(length, max(1, size)) for length, size in zip(asked, array.shape, strict=True))
 
 
@@ -337,19 +337,17 @@ def _open_blocks(path: Path, name: str, dataset: Any, data: Array, budget: int, 
 def check_readable(path: Path, name: str, dataset: Any) -> None:
     """Refuse what the library would read as zeros, or cannot undo."""
     if dataset.external or dataset.is_virtual:
-        raise DataUnreadable(f"{path} keeps {name} in other files: scalelab reads what is in one")
+        raise DataUnreadable(f"{path} stores {name} in external files, which are not supported")
     for number in list_filters(dataset):
         if not h5py.h5z.filter_avail(number):
             load_plugin(f"{path} is compressed by filter {number}, which")
         if not h5py.h5z.filter_avail(number):
-            raise DataUnreadable(f"{path} is compressed by filter {number}, which HDF5 does not know here")
+            raise DataUnreadable(f"{path} is compressed with filter {number}, which this HDF5 does not have")
     if dataset.chunks:
         grid = (-(-size // length) for size, length in zip(dataset.shape, dataset.chunks, strict=True))
         expected = math.prod(grid)
         if dataset.id.get_num_chunks() != expected:
-            raise DataUnreadable(
-                f"{path} is not complete: {name} has {dataset.id.get_num_chunks()} of {expected} chunks"
-            )
+            raise DataUnreadable(f"{path} is incomplete: {name} has {dataset.id.get_num_chunks()} of {expected} chunks")
 
 
 FORMATS = {

@@ -32,13 +32,13 @@ RAW_STREAM = -15
 def inflate(data: memoryview, num_bytes: int) -> bytes:
     """A zlib stream that is known to stand for so many bytes."""
     if len(data) > num_bytes + num_bytes // 1000 + MOST_OVERHEAD:
-        raise ValueError(f"its compressed bytes are damaged: {len(data)} are too many for {num_bytes}")
+        raise ValueError(f"its compressed data are damaged: {len(data)} bytes are too many for {num_bytes}")
     try:
         found, is_whole = _inflate_at_once(data, num_bytes) if num_bytes <= SMALL_BYTES else _inflate(data, num_bytes)
     except CODEC.error as error:
-        raise ValueError(f"its compressed bytes are damaged: {error}") from error
+        raise ValueError(f"its compressed data are damaged: {error}") from error
     if len(found) != num_bytes or not is_whole:
-        raise ValueError(f"its compressed bytes are damaged: {num_bytes} are expected of {len(data)}")
+        raise ValueError(f"its compressed data are damaged: {len(data)} bytes should expand to {num_bytes}")
     return found
 
 
@@ -63,10 +63,12 @@ def inflate_member(data: memoryview, into: memoryview, checksum: int) -> None:
             try:
                 found = stream.decompress(piece, min(4 * PIECE_BYTES, len(into) - begin + 1))
             except CODEC.error as error:
-                raise ValueError(f"its compressed bytes are damaged: {error}") from error
+                raise ValueError(f"its compressed data are damaged: {error}") from error
             if begin + len(found) > len(into):
-                raise ValueError(f"its compressed bytes are damaged: they hold more than the {len(into)} expected")
+                raise ValueError(
+                    f"its compressed data are damaged: they expand to more than the expected {len(into)} bytes"
+                )
             into[begin : begin + len(found)] = found
             begin, found_sum, piece = begin + len(found), CODEC.crc32(found, found_sum), stream.unconsumed_tail
     if begin != len(into) or not stream.eof or found_sum != checksum:
-        raise ValueError(f"its compressed bytes are damaged: {begin} of {len(into)}, or their sum differs")
+        raise ValueError(f"its compressed data are damaged: {begin} of {len(into)} bytes, or a wrong checksum")

@@ -85,7 +85,7 @@ class Tree:
         while waiting:
             number = waiting.pop()
             if number in seen:
-                raise DataUnreadable(f"{self.path} is damaged: its tree comes to page {number} twice")
+                raise DataUnreadable(f"{self.path} is damaged: its tree visits page {number} twice")
             seen.add(number)
             flags, places, nodes = self._read_page(number)
             low, high, upper, key_sizes = nodes.T
@@ -99,7 +99,7 @@ class Tree:
         begin = number * self.page_bytes
         page = self.data[begin : begin + self.page_bytes]
         if len(page) < self.page_bytes:
-            raise DataUnreadable(f"{self.path} is truncated: page {number} of its tree lies behind its end")
+            raise DataUnreadable(f"{self.path} is truncated: page {number} of its tree lies beyond its end")
         own_number, _, flags, lower, upper = struct.unpack("<QHHHH", page[:PAGE_HEADER].tobytes())
         fits = PAGE_HEADER < lower <= upper <= self.page_bytes and lower % 2 == 0
         if own_number != number or flags not in (BRANCH, LEAF) or not fits:
@@ -135,17 +135,17 @@ class Tree:
 def read_tree(path: Path, data: Array) -> Tree:
     """The main tree by the meta page of the later transaction."""
     if len(data) < META.size:
-        raise DataUnreadable(f"{path} is truncated or no LMDB file: it has {len(data)} bytes")
+        raise DataUnreadable(f"{path} is truncated or not an LMDB file: it has {len(data)} bytes")
     first = META.unpack(data[: META.size].tobytes())
     page_bytes = first[2]
     if first[:2] != (MAGIC, VERSION) or not 512 <= page_bytes <= MOST_PAGE_BYTES or len(data) < 2 * page_bytes:
-        raise DataUnreadable(f"{path} is truncated or no LMDB file: its first page is not what it should be")
+        raise DataUnreadable(f"{path} is truncated or not an LMDB file: its first page is invalid")
     second = META.unpack(data[page_bytes : page_bytes + META.size].tobytes())
     if second[:3] != first[:3]:
-        raise DataUnreadable(f"{path} is damaged: its second page is not what it should be")
+        raise DataUnreadable(f"{path} is damaged: its second page is invalid")
     _, _, _, _, flags, _, num_entries, root, _ = max(first, second, key=lambda meta: meta[-1])
     if flags or root >= len(data) // page_bytes:
-        raise DataUnreadable(f"{path} holds no plain records: its tree has the flags {flags} and begins on page {root}")
+        raise DataUnreadable(f"{path} has no plain records: its tree has flags {flags} and starts on page {root}")
     return Tree(path, data, page_bytes, root, num_entries)
 
 
@@ -204,7 +204,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     leaves = list(tree.walk())
     merged = Leaf(*(np.concatenate(parts) for parts in zip(*(vars(leaf).values() for leaf in leaves), strict=True)))
     if len(merged.key_sizes) != tree.num_entries:
-        raise DataUnreadable(f"{path} is damaged: {len(merged.key_sizes)} of {tree.num_entries} records were found")
+        raise DataUnreadable(f"{path} is damaged: {len(merged.key_sizes)} of {tree.num_entries} records found")
     fields = _read_fields(path, data, merged)
     offsets = _find_samples(path, data, merged, sum(field.num_bytes for field in fields))
     columns = []
@@ -222,14 +222,14 @@ def _read_fields(path: Path, data: Array, records: Leaf) -> list[Field]:
         if data[key : key + len(COLUMNS_KEY)].tobytes() == COLUMNS_KEY:
             told = json.loads(data[begin : begin + size].tobytes())["columns"]
             return [_read_field(path, column) for column in told]
-    raise DataUnreadable(f"{path} does not tell what its records are: scalelab data convert writes files that do")
+    raise DataUnreadable(f"{path} does not describe its records: use `scalelab data convert` to write a file that does")
 
 
 def _read_field(path: Path, told: dict[str, Any]) -> Field:
     field = Field(str(told["name"]), np.dtype(str(told["dtype"])), tuple(told["shape"]))
     check_found(path, field.name, field.dtype, (1, *field.shape))
     if not all(type(size) is int and size > 0 for size in field.shape):
-        raise DataUnreadable(f"{path} is damaged: {field.words} is no shape of a sample")
+        raise DataUnreadable(f"{path} is damaged: {field.words} is not a valid sample shape")
     return field
 
 
@@ -245,7 +245,7 @@ def _find_samples(path: Path, data: Array, records: Leaf, sample_bytes: int) -> 
         number = int(np.flatnonzero(sizes != sample_bytes)[0])
         raise DataUnreadable(f"{path} is damaged: sample {number} has {sizes[number]} bytes, not {sample_bytes}")
     if (np.diff(np.sort(offsets)) < sample_bytes).any():
-        raise DataUnreadable(f"{path} is damaged: two of its samples lie in the same place")
+        raise DataUnreadable(f"{path} is damaged: two of its samples overlap")
     return offsets
 
 

@@ -59,7 +59,9 @@ def list_columns(folder: Path) -> list[Path]:
         return list(files.values())
     names = json.loads(order_file.read_text(encoding="utf-8"))
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(files):
-        raise DataUnreadable(f"{folder} holds {', '.join(files)}, and {ORDER_FILE} tells {names}: write the set again")
+        raise DataUnreadable(
+            f"{folder} contains {', '.join(files)}, but {ORDER_FILE} lists {names}: write the dataset again"
+        )
     return [files[str(name)] for name in names]
 
 

@@ -94,7 +94,8 @@ def _open_member(path: Path, data: Array, info: zipfile.ZipInfo) -> Column:
     name = info.filename.removesuffix(".npy")
     if info.flag_bits & ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataUnreadable(
-            f"{path} holds {name!r} encrypted or by method {info.compress_type}: only stored and deflated can be read"
+            f"{path} stores {name!r} encrypted or with method {info.compress_type}: only stored and deflated are"
+            " supported"
         )
     raw = _find_data(path, data, info)
     if info.compress_type == zipfile.ZIP_STORED:
@@ -113,7 +114,7 @@ def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     begin = info.header_offset + LOCAL_HEADER_BYTES + lengths
     if header[:4] != LOCAL_MAGIC or begin + info.compress_size > len(data):
-        raise DataUnreadable(f"{path} is truncated or damaged: {info.filename} is not where its directory says")
+        raise DataUnreadable(f"{path} is truncated or damaged: {info.filename} is not where the directory lists it")
     return data[begin : begin + info.compress_size]
 
 
@@ -142,7 +143,7 @@ def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> Layout:
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     if version not in readers:
-        raise DataUnreadable(f"{path} holds {name!r} in version {version} of .npy: (1, 0) and (2, 0) can be read")
+        raise DataUnreadable(f"{path} stores {name!r} in .npy version {version}: only (1, 0) and (2, 0) are supported")
     shape, is_fortran, dtype = readers[version](stream)
     check_found(path, name, dtype, shape)
     begin = stream.tell()
@@ -174,7 +175,7 @@ class StoredColumn:
 
     def load(self) -> Array:
         if zlib.crc32(self.member.data) != self.checksum:
-            raise DataUnreadable(f"{self.path} is damaged: the sum of {self.field.name!r} is not the one it tells")
+            raise DataUnreadable(f"{self.path} is damaged: the checksum of {self.field.name!r} does not match")
         return self.column.load()
 
 

@@ -112,10 +112,10 @@ def _read_sums(path: Path) -> dict[str, list[int]]:
 def _open_columns(path: Path, file: Any, sums: dict[str, list[int]], cache: ChunkCache) -> tuple[Column, ...]:
     lengths = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     if not lengths or min(lengths) < 1:
-        raise DataUnreadable(f"{path} holds no samples: it has no row groups, or empty ones")
+        raise DataUnreadable(f"{path} contains no samples: it has no row groups, or empty ones")
     fields = [read_field(path, found) for found in file.schema_arrow]
     if sums and {name: len(told) for name, told in sums.items()} != {field.name: len(lengths) for field in fields}:
-        raise DataUnreadable(f"{path} is damaged: it does not tell the sums of all its row groups")
+        raise DataUnreadable(f"{path} is damaged: checksums of some row groups are missing")
     starts = np.cumsum([0, *lengths]).tolist()
     readers = [RowGroups(path, file, field, lengths, sums.get(field.name)) for field in fields]
     return tuple(ChunkedColumn(reader.field, starts, reader.decode, cache) for reader in readers)
@@ -141,9 +141,11 @@ class RowGroups:
         pieces = [extract_samples(self.path, self.field, piece) for piece in table.column(self.field.name).chunks]
         samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         if len(samples) != self.lengths[number]:
-            raise DataUnreadable(f"{self.path} is damaged: {len(samples)} of {self.lengths[number]} samples were found")
+            raise DataUnreadable(f"{self.path} is damaged: {len(samples)} of {self.lengths[number]} samples found")
         if self.sums is not None and zlib.crc32(np.ascontiguousarray(samples).data) != self.sums[number]:
-            raise DataUnreadable(f"{self.path} is damaged: row group {number} of {self.field.name} has another sum")
+            raise DataUnreadable(
+                f"{self.path} is damaged: the checksum of row group {number} of {self.field.name} does not match"
+            )
         return samples
 
 

@@ -57,26 +57,28 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise DataUnreadable(f"{path} cannot be read: it holds more than tensors, which is not run") from error
+        raise DataUnreadable(
+            f"{path} cannot be read: it contains more than tensors, and pickled code is not executed"
+        ) from error
     if isinstance(found, torch.Tensor):
         return {"tensor": found}
     if isinstance(found, (list, tuple)):
         return {str(number): value for number, value in enumerate(found)}
     if isinstance(found, dict):
         return {str(name): value for name, value in found.items()}
-    raise DataUnreadable(f"{path} holds a {type(found).__name__}: a dict of tensors by column is expected")
+    raise DataUnreadable(f"{path} contains a {type(found).__name__}, expected a dict of tensors by column")
 
 
 def _open_column(path: Path, name: str, value: Any) -> Column:
     if not isinstance(value, torch.Tensor):
-        raise DataUnreadable(f"{path} holds a {type(value).__name__} as {name!r}: a tensor is expected")
+        raise DataUnreadable(f"{path} contains a {type(value).__name__} in {name!r}, expected a tensor")
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise DataUnreadable(f"{path} holds {name!r} as a {value.layout} tensor: only dense ones can be read")
+        raise DataUnreadable(f"{path} stores {name!r} as a {value.layout} tensor: only dense tensors are supported")
     try:
         array = value.detach().resolve_conj().resolve_neg().numpy()
     except TypeError as error:
         raise DataUnreadable(
-            f"{path} holds {name!r} as {value.dtype}, which NumPy does not know: save it as float32 or float16"
+            f"{path} stores {name!r} as {value.dtype}, which NumPy does not have: save it as float32 or float16"
         ) from error
     check_found(path, name, array.dtype, array.shape)
     array.flags.writeable = False

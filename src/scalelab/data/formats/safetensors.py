@@ -83,16 +83,20 @@ def _read_header(path: Path, data: Array) -> tuple[int, dict[str, dict[str, Any]
     num_bytes = int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")
     begin = LENGTH_BYTES + num_bytes
     if len(data) < LENGTH_BYTES or begin > len(data) or num_bytes > MOST_HEADER_BYTES:
-        raise DataUnreadable(f"{path} is truncated or no safetensors file: its header would take {num_bytes} bytes")
+        raise DataUnreadable(
+            f"{path} is truncated or not a safetensors file: its header would be {num_bytes} bytes long"
+        )
     header = json.loads(data[LENGTH_BYTES:begin].tobytes())
     if not isinstance(header, dict):
-        raise DataUnreadable(f"{path} is damaged: its header is no object")
+        raise DataUnreadable(f"{path} is damaged: its header is not a JSON object")
     header.pop("__metadata__", None)
     for name, told in header.items():
         if not (isinstance(told, dict) and _is_sizes(told.get("shape")) and _is_sizes(told.get("data_offsets"), 2)):
-            raise DataUnreadable(f"{path} is damaged: its header does not tell shape and offsets of {name!r}")
+            raise DataUnreadable(f"{path} is damaged: its header lacks the shape or offsets of {name!r}")
         if told.get("dtype") not in DTYPES:
-            raise DataUnreadable(f"{path} holds {name!r} as {told.get('dtype')}: {', '.join(DTYPES)} can be read")
+            raise DataUnreadable(
+                f"{path} stores {name!r} as {told.get('dtype')}: only {', '.join(DTYPES)} are supported"
+            )
     return begin, header
 
 
@@ -107,10 +111,10 @@ def _check_cover(path: Path, header: dict[str, dict[str, Any]], num_bytes: int) 
     end = 0
     for first, last in sorted(told["data_offsets"] for told in header.values()):
         if first != end or last < first:
-            raise DataUnreadable(f"{path} is damaged: a tensor begins at byte {first}, and {end} is expected")
+            raise DataUnreadable(f"{path} is damaged: a tensor starts at byte {first}, expected {end}")
         end = last
     if end != num_bytes:
-        raise DataUnreadable(f"{path} is truncated or damaged: its tensors take {end} bytes, and there are {num_bytes}")
+        raise DataUnreadable(f"{path} is truncated or damaged: its tensors take {end} bytes, but it has {num_bytes}")
 
 
 def _open_column(path: Path, name: str, told: dict[str, Any], data: Array, begin: int) -> Column:

@@ -75,7 +75,7 @@ class StoredSet:
         number = operator.index(index)
         opened = self._open()
         if not 0 <= number < self._num_samples:
-            raise IndexError(f"there is no sample {number} in {self.path}: it has {self._num_samples}")
+            raise IndexError(f"sample {number} is out of range for {self.path}: it has {self._num_samples}")
         numbers = np.array([number], dtype=np.intp)
         return tuple(array[0] for array in self._take(opened, numbers))
 
@@ -89,7 +89,7 @@ class StoredSet:
         most = places.item(places.argmax())
         if most >= self._num_samples:
             wrong = numbers[places == most][0]
-            raise IndexError(f"there is no sample {wrong} in {self.path}: it has {self._num_samples}")
+            raise IndexError(f"sample {wrong} is out of range for {self.path}: it has {self._num_samples}")
         return self._take(opened, numbers)
 
     def close(self) -> None:
@@ -148,12 +148,12 @@ class StoredSet:
             if field.name not in found:
                 raise DataUnreadable(f"{self.path} has no column {field.name!r}: it has {', '.join(found)}")
             if found[field.name] != field:
-                raise DataUnreadable(f"{self.path} holds {found[field.name].words}, and {field.words} is expected")
+                raise DataUnreadable(f"{self.path} stores {found[field.name].words}, expected {field.words}")
 
     def _check_unchanged(self) -> None:
         for path, before in self._signatures:
             if read_signature(path) != before:
-                raise DataUnreadable(f"{path} was changed while it was read: what was read so far may be of both")
+                raise DataUnreadable(f"{path} changed while being read: the samples may mix both versions")
 
 
 def make_numbers(indices: Iterable[int]) -> Indices:
@@ -162,7 +162,7 @@ def make_numbers(indices: Iterable[int]) -> Indices:
         return indices
     numbers = np.asarray(indices)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-        raise TypeError(f"samples are asked for by whole numbers in one row, not by {numbers.dtype} {numbers.shape}")
+        raise TypeError(f"sample indices must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
     return numbers.astype(np.intp, copy=False)
 
 
@@ -170,7 +170,7 @@ def read_signature(path: Path | str) -> Signature:
     try:
         status = os.stat(path)  # noqa: PTH116 - a string is looked up in half the time, before every batch
     except OSError as error:
-        raise DataUnreadable(f"{path} is gone while it is read: {error.strerror}") from error
+        raise DataUnreadable(f"{path} disappeared while being read: {error.strerror}") from error
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -30,10 +30,10 @@ OPEN_OPTIONS = ("sequence",)
 
 def write(path: Path, arrays: Arrays, _: Settings) -> None:
     if len(arrays) > 1:
-        raise UsageError(f"a shard of tokens has one column, not {len(arrays)} ({', '.join(arrays)})")
+        raise UsageError(f"a token shard has one column, got {len(arrays)} ({', '.join(arrays)})")
     name, array = next(iter(arrays.items()))
     if array.dtype.kind not in "iu":
-        raise UsageError(f"{name} is {array.dtype}: tokens are integers")
+        raise UsageError(f"{name} is {array.dtype}: tokens must be integers")
     kind: ShardKind = "raw" if path.suffix == ".raw" else "v1"
     if kind == "v1" and array.size and int(array.max()) > KINDS["v1"].most_token:
         kind = "v7"

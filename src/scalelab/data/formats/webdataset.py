@@ -60,7 +60,7 @@ def write(path: Path, arrays: Arrays, _: Settings) -> None:
     columns = [(name, make_npy_header(array), array) for name, array in arrays.items()]
     for name in arrays:
         if len(f"{name}{SUFFIX}".encode()) + width + 1 > MOST_NAME_BYTES:
-            raise UsageError(f"{name} is too long a name for a member of a tar: choose a shorter one")
+            raise UsageError(f"{name} is too long for a tar member: choose a shorter name")
     with path.open("wb") as file:
         for number in range(num_samples):
             for name, header, array in columns:
@@ -98,7 +98,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     for column, found in members.items():
         if len(found) != len(keys) or any(key not in found for key in keys):
             lacking = sorted(set(found) ^ set(keys))[0]
-            raise DataUnreadable(f"{path} is no set of samples: not every sample has {column!r}, such as {lacking!r}")
+            raise DataUnreadable(f"{path} is not a dataset: some samples lack {column!r}, such as {lacking!r}")
     columns = tuple(_open_column(path, data, name, [found[key] for key in keys]) for name, found in members.items())
     return Opened(columns=columns, watched=(path,), survives_fork=True)
 
@@ -108,7 +108,7 @@ def split_name(path: Path, name: str) -> tuple[str, str]:
     folder, slash, file = name.rpartition("/")
     key, dot, column = file.partition(".")
     if not (dot and file.endswith(SUFFIX)):
-        raise DataUnreadable(f"{path} holds {name!r}: only members that end in {SUFFIX} can be read")
+        raise DataUnreadable(f"{path} contains {name!r}: only members that end in {SUFFIX} are supported")
     return folder + slash + key, column.removesuffix(SUFFIX)
 
 
@@ -119,7 +119,9 @@ def read_members(path: Path, data: Array) -> Iterator[Member]:
     while True:
         header = bytes(view[position : position + BLOCK])
         if len(header) < BLOCK:
-            raise DataUnreadable(f"{path} is truncated or no tar: it ends at byte {len(data)} without the empty block")
+            raise DataUnreadable(
+                f"{path} is truncated or not a tar: it ends at byte {len(data)} without an empty block"
+            )
         if not any(header):
             break
         headers.append(position)
@@ -131,11 +133,11 @@ def read_members(path: Path, data: Array) -> Iterator[Member]:
         elif kind in REGULAR:
             num_bytes = int(told.get("size", num_bytes))
             if num_bytes < 0 or begin + num_bytes > len(data):
-                raise DataUnreadable(f"{path} is truncated or damaged: {name!r} would end behind the file")
+                raise DataUnreadable(f"{path} is truncated or damaged: {name!r} would end beyond the file")
             yield Member(told.get("path", name), begin, num_bytes)
             told = {}
         elif kind not in (PAX_GLOBAL, DIRECTORY):
-            raise DataUnreadable(f"{path} holds {name!r}, which is no plain file: only those can be read")
+            raise DataUnreadable(f"{path} contains {name!r}, which is not a regular file: only those are supported")
         position = begin + num_bytes + -num_bytes % BLOCK
     _check_sums(path, data, np.array(headers, dtype=np.intp))
 
@@ -149,7 +151,7 @@ def _read_name(header: bytes) -> str:
 def _read_number(path: Path, text: bytes) -> int:
     digits = text.strip(b" \0")
     if not digits.isdigit() or digits.strip(b"01234567"):
-        raise DataUnreadable(f"{path} is damaged or no tar: {text[:12]!r} is no number of its header")
+        raise DataUnreadable(f"{path} is damaged or not a tar: {text[:12]!r} is not a number in its header")
     return int(digits, 8)
 
 
@@ -159,7 +161,7 @@ def _read_pax(path: Path, records: bytes) -> dict[str, str]:
     while records:
         length = records.split(b" ", 1)[0]
         if not length.isdigit() or not len(length) < int(length) <= len(records):
-            raise DataUnreadable(f"{path} is damaged: an extended header of it cannot be read")
+            raise DataUnreadable(f"{path} is damaged: an extended header cannot be read")
         key, _, value = records[len(length) + 1 : int(length) - 1].decode().partition("=")
         told[key] = value
         records = records[int(length) :]
@@ -191,7 +193,7 @@ def _open_column(path: Path, data: Array, name: str, members: list[Member]) -> C
             fits = (gather(data, some, len(header)) == header).all(axis=1)
         if not fits.all():
             other = members[begin + int(np.flatnonzero(~fits)[0])]
-            raise DataUnreadable(f"{path} holds {other.name!r} in another type or shape than {first.name!r}")
+            raise DataUnreadable(f"{path} stores {other.name!r} in a different type or shape than {first.name!r}")
     return ScatteredColumn(field, data, offsets + len(header))
 
 
@@ -203,9 +205,9 @@ def _read_npy_header(path: Path, name: str, content: Array) -> tuple[Array, Fiel
     shape, is_fortran, dtype = read(file)
     check_found(path, name, dtype, (1, *shape))
     if is_fortran and len(shape) > 1:
-        raise DataUnreadable(f"{path} holds {name!r} column by column: only arrays row by row can be read")
+        raise DataUnreadable(f"{path} stores {name!r} in column-major order: only row-major arrays are supported")
     if any(size < 1 for size in shape):
-        raise DataUnreadable(f"{path} is damaged: {name!r} has the shape {shape}")
+        raise DataUnreadable(f"{path} is damaged: {name!r} has shape {shape}")
     return content[: file.tell()], Field(name, dtype, shape)
 
 

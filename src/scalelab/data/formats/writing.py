@@ -34,7 +34,7 @@ def write_set(
     form = load_format(format)
     refuse_options(format, options or {}, form.write_options)
     if path.exists() and not overwrite:
-        raise UsageError(f"{path} is already there: choose another name, or say --overwrite")
+        raise UsageError(f"{path} already exists: choose another name, or use --overwrite")
     with taking_place(path) as scratch:
         form.write(scratch, {name: make_native(array) for name, array in arrays.items()}, options or {})
     return count_bytes(path)

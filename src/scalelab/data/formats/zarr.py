@@ -73,7 +73,7 @@ def _sum(data: Bytes) -> bytes:
 def _decode_zstd(data: Bytes, num_bytes: int) -> Bytes:
     told = _read_zstd_size(data)
     if told != num_bytes:
-        raise ValueError(f"it holds {told} bytes, and {num_bytes} are expected")
+        raise ValueError(f"it has {told} bytes, expected {num_bytes}")
     out = bytearray(num_bytes)
     numcodecs.Zstd().decode(data, out)
     return out
@@ -82,7 +82,7 @@ def _decode_zstd(data: Bytes, num_bytes: int) -> Bytes:
 def _read_zstd_size(data: Bytes) -> int | None:
     """What a frame says it holds (RFC 8878, section 3.1.1.1); the codec would leave the rest of its room as it was."""
     if len(data) < ZSTD_HEADER_BYTES or data[:4] != ZSTD_MAGIC:
-        raise ValueError("it is no frame of zstd")
+        raise ValueError("it is not a zstd frame")
     flags = data[4]
     is_single = bool(flags & 0x20)
     begin = 5 + (not is_single) + (0, 1, 2, 4)[flags & 3]
@@ -141,7 +141,7 @@ class ChunkStore:
         if self.is_complete and self.separator == ".":
             most = sum(1 for _ in self.folder.iterdir()) - 1
         if expected > most:
-            raise DataUnreadable(f"{self.folder} is damaged: {expected} chunks are expected, and {most} are there")
+            raise DataUnreadable(f"{self.folder} is damaged: expected {expected} chunks, found {most}")
 
     def decode(self, number: int) -> Array:
         """The samples of one row of chunks, from as many files as they are cut into."""
@@ -167,7 +167,7 @@ class ChunkStore:
             return found.astype(self.field.dtype, copy=False)
         except FileNotFoundError:
             if self.is_complete:
-                raise DataUnreadable(f"{file} is missing: the set was whole when it was written") from None
+                raise DataUnreadable(f"{file} is missing: the dataset was complete when written") from None
             return np.full(self.chunk_shape, self.fill_value, self.field.dtype)
         except (RuntimeError, ValueError, OverflowError, zlib.error, MemoryError) as error:
             raise DataUnreadable(f"{file} is truncated or damaged: {error}") from error
@@ -233,7 +233,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 def _read_metadata(folder: Path) -> dict[str, Any]:
     told = json.loads((folder / METADATA).read_bytes())
     if not isinstance(told, dict) or told.get("zarr_format") != 3:
-        raise DataUnreadable(f"{folder} is damaged or of another version of zarr: only version 3 is read")
+        raise DataUnreadable(f"{folder} is damaged or not zarr version 3, the only one supported")
     return told
 
 
@@ -243,7 +243,7 @@ def _read_store(name: str, folder: Path, is_complete: bool) -> ChunkStore:
     shape, chunk_shape = told["shape"], told["chunk_grid"]["configuration"]["chunk_shape"]
     sizes = [*shape, *chunk_shape]
     if not shape or len(shape) != len(chunk_shape) or not all(type(size) is int and size > 0 for size in sizes):
-        raise DataUnreadable(f"{folder} is no array of samples: shape {shape} in chunks of {chunk_shape}")
+        raise DataUnreadable(f"{folder} is not an array of samples: shape {shape} in chunks of {chunk_shape}")
     dtype = np.dtype(str(told["data_type"]))
     check_found(folder, name, dtype, shape)
     first, *codecs = told["codecs"]
@@ -269,11 +269,11 @@ def _check_kinds(folder: Path, told: dict[str, Any]) -> None:
     unknown = [name for name in others if name not in DECODERS]
     if first != "bytes" or unknown or len([name for name in others if name != "crc32c"]) > 1:
         listed = " or ".join(f"bytes, {name}" for name in DECODERS)
-        raise DataUnreadable(f"{folder} is stored by {', '.join([first, *others])}: {listed} can be read")
+        raise DataUnreadable(f"{folder} uses the codecs {', '.join([first, *others])}: only {listed} are supported")
     grid, encoding = told["chunk_grid"]["name"], told["chunk_key_encoding"]
     separator = (encoding.get("configuration") or {}).get("separator", "/")
     if grid != "regular" or encoding["name"] != "default" or separator not in ("/", "."):
-        raise DataUnreadable(f"{folder} has a {grid} grid of chunks named by {encoding}: only the default is read")
+        raise DataUnreadable(f"{folder} has a {grid} chunk grid with {encoding} keys: only the default is supported")
 
 
 FORMATS = {

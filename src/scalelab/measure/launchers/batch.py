@@ -118,7 +118,7 @@ class BatchSystem:
         for name in (submit, program):
             if shutil.which(name) is None:
                 raise LaunchFailed(
-                    f"{name} is not on PATH: submit from a login node of the cluster, or see the job script by"
+                    f"{name} is not on PATH: submit from a login node of the cluster, or print the job script with"
                     " --dry-run"
                 )
 
@@ -136,7 +136,7 @@ class BatchSystem:
         except (SubmitException, InvalidJobException) as error:
             raise JobRejected(" ".join(error.message.split())) from None
         except FileNotFoundError as error:
-            raise LaunchFailed(f"{error.filename} cannot be run: submit from a login node of the cluster") from None
+            raise LaunchFailed(f"cannot run {error.filename}: submit from a login node of the cluster") from None
         now = datetime.now(UTC).isoformat()
         return BatchJob(id=str(job.native_id), submitted_at=now, log=str(request.log_file), trial=trial)
 
@@ -248,7 +248,7 @@ def follow_job(
     except KeyboardInterrupt:
         say(f"job {job.id} ({system.scheduler}) {cancel_job(system, job)}")
         raise
-    raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s, and {cancel_job(system, job)}")
+    raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s; {cancel_job(system, job)}")
 
 
 def cancel_job(system: BatchSystem, job: BatchJob) -> str:
@@ -375,6 +375,6 @@ def size_job(num_ranks: Sequence[int], site: Site, ranks_per_node: int | None) -
     needed = -(-most // per_node)
     if site.nodes is not None and site.nodes < needed:
         raise UsageError(
-            f"--nodes {site.nodes} with {per_node} ranks on each is too small for {most} ranks: use {needed}"
+            f"--nodes {site.nodes} with {per_node} ranks per node is too small for {most} ranks: use --nodes {needed}"
         )
     return site.nodes or needed, min(per_node, most)

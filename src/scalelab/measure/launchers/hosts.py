@@ -92,7 +92,7 @@ class HostsLauncher:
             ends = self._run(trial, directory.resolve(), conditions.launched + trial.timeout_seconds)
         measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends):
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
         return conclude_trial(
             trial,
             directory,
@@ -221,7 +221,7 @@ def _check_started(trial: Trial, directory: Path, ends: Sequence[HostEnd]) -> No
         log = host_log(directory, failed[0].number)
         words = read_last_words(log)
         number, code = failed[0].number, failed[0].code
-        raise LaunchFailed(f"torchrun on host {number} ended with {code}: {words}; its log is {log}")
+        raise LaunchFailed(f"torchrun on host {number} exited with code {code}: {words}; see {log}")
 
 
 def _read_ends(trial: Trial, directory: Path, end: HostEnd) -> list[RankEnd]:

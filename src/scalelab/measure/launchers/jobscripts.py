@@ -92,8 +92,8 @@ class JobRequest:
         for path in (self.directory, self.batch_directory):
             if not PLAIN.fullmatch(str(path)):
                 raise UsageError(
-                    f"{str(path)!r} cannot stand in a job script: work in a directory, and keep runs in one"
-                    " (--runs-dir), whose path has no blanks or special characters"
+                    f"{str(path)!r} cannot be used in a job script: use a working directory and a --runs-dir"
+                    " whose paths have no spaces or special characters"
                 )
 
 
@@ -190,7 +190,7 @@ def name_attributes(scheduler: Scheduler, pairs: Sequence[tuple[str, str]]) -> d
     for name, value in pairs:
         free = [key for key in (f"{spelling}.{name}" for spelling in spellings) if key not in named]
         if not free:
-            raise UsageError(f"--directives has {name} more than {len(spellings)} times: give it fewer times")
+            raise UsageError(f"--directives sets {name} more than {len(spellings)} times: remove the extra ones")
         named[free[0]] = value
     return named
 

@@ -60,7 +60,7 @@ class JoinedLauncher:
         # torchrun ends the whole job as soon as one rank has failed; what is known of it is written first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if mine.code == EXIT_STORAGE:
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
         return conclude_trial(
             trial,
             directory,
@@ -135,7 +135,7 @@ def meet(member: Membership, place: Path, variables: Mapping[str, str]) -> Meeti
     if member.launch is None:
         raise RankUnknown(
             f"rank {member.rank} of {member.num_ranks} ({member.launcher}) cannot find the others: set MASTER_ADDR to"
-            " the node of rank 0 and MASTER_PORT to a free port there, the same for all ranks"
+            " rank 0's node and MASTER_PORT to a free port there, the same on all ranks"
         )
     deadline = time.monotonic() + MEETING_SECONDS
     with storage_errors(place, "--runs-dir"):

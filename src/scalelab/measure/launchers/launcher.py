@@ -33,9 +33,7 @@ class Launcher(Protocol):
 def check_torch() -> None:
     """Refuse at once where nothing can be trained."""
     if installed_version("torch") is None:
-        raise LaunchFailed(
-            "measuring needs torch, which is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)"
-        )
+        raise LaunchFailed("torch is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)")
 
 
 @dataclass(frozen=True, kw_only=True)

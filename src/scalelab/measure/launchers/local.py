@@ -62,7 +62,7 @@ class ServerProcess:
         if ready is None or "ready" not in ready:
             words = self._read_log()
             self.close()
-            raise LaunchFailed(f"the process that loads torch did not start: {words or 'no answer'}")
+            raise LaunchFailed(f"the fork server did not start: {words or 'no output'}")
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -74,12 +74,12 @@ class ServerProcess:
             self._process.stdin.write(json.dumps({"launch": request}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise LaunchFailed(f"the process that loads torch has died: {self._read_log()}") from error
+            raise LaunchFailed(f"the fork server died: {self._read_log()}") from error
         answer = self._next_line(START_SECONDS)
         if answer is None:
-            raise LaunchFailed(f"the process that loads torch does not answer: {self._read_log()}")
+            raise LaunchFailed(f"the fork server does not respond: {self._read_log()}")
         if "refused" in answer:
-            raise LaunchFailed(f"{answer['refused']}: give another --port, or 0 for any free one")
+            raise LaunchFailed(f"{answer['refused']}: use another --port, or 0 for any free one")
         return list(answer["launched"]["pids"])
 
     def next_event(self, seconds: float) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ class LocalLauncher:
             raise
         measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends.values()):
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
         return conclude_trial(
             trial,
             directory,

@@ -79,9 +79,11 @@ class Site:
         for directive in self.directives:
             _check_plain("directives", directive)
             if not all(directive.partition("=")[::2]) or directive.startswith("-"):
-                raise UsageError(f"--directives {directive!r} is no directive: use name=value, without hyphens before")
+                raise UsageError(
+                    f"--directives {directive!r} is not a directive: use name=value without leading hyphens"
+                )
         if any("\n" in line for line in self.setup):
-            raise UsageError("--setup has a line with a line break in it: give each line on its own")
+            raise UsageError("--setup has a line break inside a line: pass each line separately")
 
     @property
     def wall_seconds(self) -> float:
@@ -99,7 +101,7 @@ def parse_wall_time(text: str) -> float:
         return parse_seconds(text)
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
     if minutes > 59 or seconds > 59:
-        raise UsageError(f"{text!r} is no wall time: use hours:minutes:seconds, or a form such as 30min")
+        raise UsageError(f"{text!r} is not a valid wall time: use hours:minutes:seconds, or a form such as 30min")
     return 3600.0 * hours + 60.0 * minutes + seconds
 
 
@@ -117,8 +119,8 @@ def load_site(flags: Site, file: str | None, scheduler: Scheduler) -> Site:
     found = read_site(path)
     if found.scheduler not in (None, scheduler):
         raise UsageError(
-            f"{path} is for {found.scheduler}, --launcher {scheduler} was given: use --launcher {found.scheduler}, or"
-            " another file by --site"
+            f"{path} is for {found.scheduler}, but --launcher is {scheduler}: use --launcher {found.scheduler}, or"
+            " another --site file"
         )
     return combine_sites(flags, found)
 
@@ -130,15 +132,15 @@ def read_site(path: Path) -> Site:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--site {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"--site {path} is no TOML: {error}") from None
+        raise UsageError(f"--site {path} is not valid TOML: {error}") from None
     known = {field.name: field for field in dataclasses.fields(Site)}
     for key, value in values.items():
         if key not in known:
-            raise UnknownName("key", key, known, f"It stands in {path}.")
+            raise UnknownName("key", key, known, f"It is set in {path}.")
         _check_kind(path, key, value, str(known[key].type))
     scheduler = values.get("scheduler")
     if scheduler is not None and scheduler not in SCHEDULERS:
-        raise UsageError(f"{path}: scheduler {scheduler!r} is not known: use one of {', '.join(SCHEDULERS)}")
+        raise UsageError(f"{path}: unknown scheduler {scheduler!r}: use one of {', '.join(SCHEDULERS)}")
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     try:
         return Site(**(values | lists))
@@ -155,18 +157,18 @@ def combine_sites(first: Site, second: Site) -> Site:
 def _check_kind(path: Path, key: str, value: object, declared: str) -> None:
     if "int" in declared:
         is_right = isinstance(value, int) and not isinstance(value, bool)
-        wanted = "a number"
+        wanted = "an integer"
     elif "tuple" in declared:
         is_right = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        wanted = 'a list of texts, such as ["a", "b"]'
+        wanted = 'a list of strings, such as ["a", "b"]'
     else:
-        is_right, wanted = isinstance(value, str), "a text"
+        is_right, wanted = isinstance(value, str), "a string"
     if not is_right:
-        raise UsageError(f"{path}: {key} = {value!r} cannot be: use {wanted}")
+        raise UsageError(f"{path}: {key} must be {wanted}, got {value!r}")
 
 
 def _check_plain(name: str, value: str | None) -> None:
     if value and not PLAIN.fullmatch(value):
         raise UsageError(
-            f"{flag(name)} {value!r} cannot stand in a job script: use letters, digits and @ % + = : , . / - only"
+            f"{flag(name)} {value!r} cannot be used in a job script: use letters, digits and @ % + = : , . / - only"
         )

@@ -148,7 +148,7 @@ class StepLauncher:
             waited = f"no rank had begun after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
             return not_run(trial, waited + describe_end(command, process, directory), cause=Cause.LAUNCHER)
         if any(end.code == EXIT_STORAGE for end in ends):
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then 'scalelab resume'")
+            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
         measured["has_oom_kill"] = watch.has_oom_kill()
         result = conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
         is_elsewhere = any(rank.host != socket.gethostname() for rank in result.ranks)

@@ -169,7 +169,7 @@ def place_ranks(
     if needed > num_nodes:
         where = f"job {allocation.job_id} has {num_nodes}" if allocation else "this is one"
         raise LaunchFailed(
-            f"{num_ranks} ranks with --ranks-per-node {per_node} need {needed} nodes, {where}: ask for more nodes, or"
+            f"{num_ranks} ranks with --ranks-per-node {per_node} need {needed} nodes, {where}: request more nodes, or"
             f" use --ranks-per-node {-(-num_ranks // num_nodes)}"
         )
     return Spread(
@@ -186,8 +186,8 @@ def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scrat
     """The torchrun of every node, which all meet on the first one; on one node nobody else needs to find it."""
     if spread.num_ranks % spread.num_nodes:
         raise LaunchFailed(
-            f"torchrun starts as many ranks on every node, and {spread.num_ranks} ranks do not divide over"
-            f" {spread.num_nodes} nodes: use another number of ranks, or --ranks-per-node"
+            f"torchrun starts the same number of ranks on every node, and {spread.num_ranks} ranks do not divide over"
+            f" {spread.num_nodes} nodes: change the number of ranks, or set --ranks-per-node"
         )
     meeting = (
         (
@@ -217,7 +217,7 @@ def choose_port(name: str, first_node: str) -> int:
         port = TORCHRUN_PORTS[(start + attempt) % len(TORCHRUN_PORTS)]
         if not can_look or is_free(port):
             return port
-    raise LaunchFailed(f"no port of {TORCHRUN_PORTS[0]} to {TORCHRUN_PORTS[-1]} is free: name another by --port")
+    raise LaunchFailed(f"no port from {TORCHRUN_PORTS[0]} to {TORCHRUN_PORTS[-1]} is free: choose another with --port")
 
 
 def is_this_host(node: str) -> bool:
@@ -251,10 +251,10 @@ def find_program(name: str, flag: str = "", given: str | None = None) -> str:
     """The whole path of a command; raises `LaunchFailed` where there is none."""
     found = shutil.which(given or name)
     if found is None and given:
-        raise LaunchFailed(f"{flag} {given} is no program that can be run: give the path of {name}")
+        raise LaunchFailed(f"{flag} {given} is not executable: give the path of {name}")
     if found is None:
         otherwise = f", or give its path by {flag}" if flag else ""
-        raise LaunchFailed(f"there is no {name} on PATH: load the module that has it{otherwise}")
+        raise LaunchFailed(f"{name} is not on PATH: load the module that provides it{otherwise}")
     return found
 
 
@@ -266,14 +266,14 @@ def tell_kind(program: str) -> str:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchFailed(f"{program} --version does not answer ({error}): give another by --mpiexec") from error
+        raise LaunchFailed(f"{program} --version failed ({error}): choose another with --mpiexec") from error
     text = done.stdout + done.stderr
     kind = next((kind for kind, words in VERSION_WORDS.items() if any(word in text for word in words)), None)
     if kind is None:
         said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise LaunchFailed(
-            f"{program} --version says {said!r}, by which it is none of MPICH, Intel MPI, Open MPI and PALS: give one"
-            " by --mpiexec"
+            f"{program} --version prints {said!r}, which is not MPICH, Intel MPI, Open MPI or PALS: choose one"
+            " with --mpiexec"
         )
     return kind
 

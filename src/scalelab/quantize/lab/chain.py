@@ -81,15 +81,17 @@ def check_chain(model: nn.Module, network: Network) -> None:
     """The lab knows layers one after the other, without norms between them."""
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise UsageError(f"{path} is a batch norm, which the lab does not know: {ELSEWHERE}")
+            raise UsageError(f"{path} is a batch norm, which the lab does not support: {ELSEWHERE}")
     before = network.layers[0].name
     for layer in network.layers[1:]:
         if layer.op not in ("conv", "linear", *PASSING):
-            raise UsageError(f"{layer.name} is of the kind {layer.op}, which the lab does not know: {ELSEWHERE}")
+            raise UsageError(f"{layer.name} is a {layer.op}, which the lab does not support: {ELSEWHERE}")
         if layer.inputs != (before,):
-            raise UsageError(f"{layer.name} does not follow {before}, and the lab's scales are of a chain: {ELSEWHERE}")
+            raise UsageError(
+                f"{layer.name} does not follow {before}, but the lab's scales need a chain of layers: {ELSEWHERE}"
+            )
         if layer.is_weighted and layer.name not in dict(model.named_modules()):
-            raise UsageError(f"{layer.name} is no module of its own, so that no hook can see its results: {ELSEWHERE}")
+            raise UsageError(f"{layer.name} is not a module, so a hook cannot see its output: {ELSEWHERE}")
         before = layer.name
 
 
@@ -149,8 +151,8 @@ def round_bias(layer: Layer, sum_scale: float, settings: LabSettings) -> torch.T
     rounded = torch.round(layer.bias.double() * (sum_scale if settings.bias == "scaled" else 1.0))
     if rounded.abs().max() >= INT32_LIMIT:
         raise UsageError(
-            f"the bias of {layer.name} is up to {rounded.abs().max():.3g} in the units of its sums, more than an int32"
-            f" holds: its input or its weights are nearly nothing beside it, {ELSEWHERE}"
+            f"the bias of {layer.name} is up to {rounded.abs().max():.3g} in units of its sums, more than an int32"
+            f" holds: its input or weights are tiny in comparison; {ELSEWHERE}"
         )
     return rounded.to(torch.int32)
 
@@ -162,8 +164,8 @@ def check_sums(layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None) ->
         largest = largest + bias.double().abs()
     if largest.max() >= EXACT_LIMIT:
         raise UsageError(
-            f"a sum of {layer.name} can reach {int(largest.max()):,}, and float32 holds integers below {EXACT_LIMIT:,}"
-            f" only, so that the lab's arithmetic would round it: {ELSEWHERE}"
+            f"a sum of {layer.name} can reach {int(largest.max()):,}, but float32 is exact only below {EXACT_LIMIT:,}"
+            f", so the lab's arithmetic would round it: {ELSEWHERE}"
         )
 
 
@@ -210,11 +212,11 @@ def check_integers(name: str, integers: torch.Tensor) -> None:
     wrong = integers[integers != torch.round(integers)]
     if wrong.numel():
         raise ScalelabError(
-            f"{name} was given {wrong[0].item():g}, which is no integer: round the result of the layer before it"
+            f"{name} received {wrong[0].item():g}, which is not an integer: round the output of the previous layer"
         )
     outside = integers[(integers < LOW) | (integers > HIGH)]
     if outside.numel():
         raise ScalelabError(
-            f"{name} was given {outside[0].item():g}, which is no int8: clamp the result of the layer before it to"
+            f"{name} received {outside[0].item():g}, which is not an int8: clamp the output of the previous layer to"
             f" [{LOW}, {HIGH}]"
         )

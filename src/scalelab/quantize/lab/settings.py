@@ -37,7 +37,7 @@ class LabSettings:
     def __post_init__(self) -> None:
         check_at_least("samples", self.samples, 1)
         if self.peak not in PEAKS:
-            raise UsageError(f"--lab-peak {self.peak} cannot be: use 127, or 255 as it was published")
+            raise UsageError(f"--lab-peak must be 127, or 255 as published, got {self.peak}")
 
     @property
     def other_peak(self) -> int:

@@ -127,7 +127,7 @@ def take_images(calibration: Iterable[torch.Tensor], most: int) -> list[torch.Te
         if not missing:
             break
     if not taken:
-        raise UsageError("there are no calibration images: give at least one batch of them")
+        raise UsageError("there are no calibration images: pass at least one batch")
     return taken
 
 
@@ -167,7 +167,7 @@ def run_ways(
             found.num_logits += logits.numel()
             found.num_different += int((exported(images) != logits).sum())
     if not found.labels:
-        raise UsageError("there are no test images: predictions cannot be compared")
+        raise UsageError("there are no test images to compare predictions on")
     return found
 
 
