@@ -81,7 +81,7 @@ def test_a_run_that_slurm_refuses_has_rows_that_were_not_run(place: Path) -> Non
     assert len(results) == 3
     assert {result.status for result in results} == {"not_run"}
     assert all("sbatch: error" in result.reason for result in results)
-    assert "change what the reason names, then scalelab resume" in refused.stderr
+    assert "fix what the reason names, then scalelab resume" in refused.stderr
     assert "3 failed" in scalelab("list", cwd=place).stdout
     assert "not run" in scalelab("show", "last", cwd=place).stdout
 
@@ -103,7 +103,7 @@ def test_what_was_refused_is_submitted_again_by_resume(place: Path, monkeypatch:
     play_program(programs, "qsub", "qsub: Unauthorized Request\n", 1)
     refused = scalelab(*STUDY, "--launcher", "pbs", "--ranks", "1", "2", cwd=place)
     assert refused.returncode == 1
-    assert "change what the reason names, then scalelab resume runs/" in refused.stderr
+    assert "fix what the reason names, then scalelab resume runs/" in refused.stderr
     again = scalelab("resume", "last", cwd=place)
     assert again.returncode == 1
     assert "was not run: qsub: Unauthorized Request" in again.stderr

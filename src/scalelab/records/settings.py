@@ -1,7 +1,7 @@
-"""How a step is shaped, spread, optimised and disturbed: the parts of a trial that are flags of every study.
+"""Step shape, optimizer, strategy options, injected delay and training run: the settings that all studies share.
 
-Each is a frozen record whose fields are flags, JSON keys and help at once. The defaults are torch's own, so that a
-trial that sets none of them is the plain thing.
+Each is a frozen record whose fields are flags, JSON keys and help texts at once. The defaults are torch's, so a
+trial that sets none of them runs plain torch.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 Bind = Literal["none", "cores", "numa"]
 """Which cores ranks get; see `ranks/affinity.py`."""
 SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
-"""The strategies whose ranks each keep a shard of parameters, gradients and optimizer state."""
+"""Strategies that shard parameters, gradients and optimizer state across ranks."""
 LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
-"""What an exchange may be; kinds of `analysis/communication.py`."""
+"""Collectives that can be timed alone; defined in `analysis/communication.py`."""
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
 MEMORY = "memory"
-"""What stands for a format where samples are in memory and in no file."""
+"""The format name of samples that are in memory, without a file."""
 ReadingMode = Literal["lazy", "eager", "naive"]
 Order = Literal["sequential", "shuffled", "blocks"]
 Access = Literal["batch", "item"]
 Cache = Literal["cold", "warm", "memcpy"]
-"""Where the bytes of a pass are before it: on the disk, in the kernel's memory, or in the process itself."""
+"""Where the bytes are before a pass: on disk, in the page cache, or in the process's own memory."""
 
 CalibrationMethod = Literal["minmax", "sigma", "percentile", "mse", "entropy", "lab"]
-"""How the ranges of activations are found; lab: as the laboratory of the course chains its scales."""
+"""How activation ranges are chosen; lab: the lab exercise, which chains its scales layer by layer."""
 KernelProfile = Literal["onnxruntime", "qnnpack", "fbgemm"]
-"""Whose kernels are simulated: they differ in how they round."""
+"""The kernels to simulate; they round differently."""
 LabBias = Literal["scaled", "raw", "none"]
 LabRange = Literal["max", "3sigma"]
 
 NUMBER_BYTES = 4
-"""Messages are made of float32 numbers."""
+"""Messages consist of float32 values."""
 LACKED = "lacks this operation"
-"""The words by which the reason of an exchange says that its backend cannot do it."""
+"""How a reason says that the backend does not support the operation."""
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 
 
 def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
-    """Refuse numbers that were given where nothing reads them."""
+    """Reject settings that have no effect."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
@@ -66,16 +66,16 @@ class StepShape:
     """The shape of a step."""
 
     autocast: bool = False
-    """Keep the weights in float32 and compute in --dtype where that is safe (torch.autocast; with a GradScaler for
+    """Keep weights in float32 and compute in --dtype where that is safe (torch.autocast, with a GradScaler for
     float16), instead of casting the whole model."""
     micro_batch: MaybeInt = None
-    """Samples of one forward pass on one rank; gradients are accumulated, without exchange, over as many passes as
-    the rank's batch needs. None: the whole batch at once."""
+    """Samples per forward pass on one rank; gradients are accumulated, without all-reduce, over as many passes as
+    the rank's batch needs. None: the whole batch in one pass."""
     checkpointing: Literal["none", "selective", "full"] = "none"
-    """Activations to recompute in backward instead of keeping: full, those inside every block; selective, all but
-    the results of matrix products and attention."""
+    """Activation checkpointing. full: recompute everything inside each block in backward; selective: recompute all but
+    matrix products and attention."""
     compile: bool = False
-    """torch.compile the model."""
+    """Run the model through torch.compile."""
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -87,27 +87,27 @@ class Optimization:
     """How the parameters are updated."""
 
     optimizer: Literal["sgd", "nesterov", "adagrad", "adadelta", "adam", "adamw"] | None = None
-    """None: the workload's own."""
+    """Optimizer. None: the workload's own."""
     lr: MaybeFloat = None
     """Learning rate before scaling. None: the workload's own; with --optimizer, torch's default for it."""
     momentum: MaybeFloat = None
-    """Of sgd and nesterov. None: 0 for sgd, 0.9 for nesterov."""
+    """Momentum of sgd and nesterov. None: 0 for sgd, 0.9 for nesterov."""
     weight_decay: MaybeFloat = None
-    """None: the optimizer's own."""
+    """Weight decay. None: the optimizer's default."""
     lr_scaling: Literal["none", "ranks", "batch"] = "none"
     """Multiply the learning rate by the number of ranks, or by the global batch over --lr-base-batch."""
     lr_base_batch: MaybeInt = None
-    """The global batch that the learning rate was chosen for, with --lr-scaling batch."""
+    """Global batch size the learning rate was tuned for, with --lr-scaling batch."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """How the learning rate goes on after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     schedule_steps: MaybeInt = None
-    """Steps until a cosine schedule arrives at --lr-min. None: all steps of the training."""
+    """Steps until the cosine schedule reaches --lr-min. None: all training steps."""
     lr_min: float = 0.0
-    """Where a cosine schedule ends."""
+    """Final learning rate of the cosine schedule."""
     lr_warmup: int = 0
-    """First steps over which the learning rate rises linearly to its full value."""
+    """Steps of linear learning-rate warm-up."""
     lr_warmup_epochs: float = 0.0
-    """The same in epochs; added to --lr-warmup."""
+    """Linear learning-rate warm-up in epochs, added to --lr-warmup."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "momentum", "weight_decay"):
@@ -133,29 +133,29 @@ class Optimization:
 
 @dataclass(frozen=True, kw_only=True)
 class Spreading:
-    """How a strategy is set up. What a strategy does not know is refused."""
+    """Strategy options. An option that the strategy does not have is an error."""
 
     bucket_mb: MaybeFloat = None
-    """ddp: megabytes of gradients exchanged at once. None: torch's own, 1 for the first bucket and 25 for the others;
-    for PowerSGD on a CPU, all at once."""
+    """ddp: bucket size of the gradient all-reduce in MiB. None: torch's default, 1 for the first bucket, then 25;
+    for PowerSGD on a CPU, a single bucket."""
     static_graph: bool = False
-    """ddp: promise that every step uses the same parameters in the same order."""
+    """ddp: declare that every step uses the same parameters in the same order."""
     gradient_as_bucket_view: bool = False
-    """ddp: gradients live in the buckets instead of being copied there."""
+    """ddp: make gradients views of the buckets instead of copying them."""
     broadcast_buffers: bool = True
-    """ddp: rank 0's buffers, such as batch-norm statistics, replace the others' before every forward."""
+    """ddp: broadcast buffers, such as batch-norm statistics, from rank 0 before every forward."""
     find_unused_parameters: bool = False
-    """ddp: look after every forward for parameters that get no gradient."""
+    """ddp: search for parameters without a gradient after every forward."""
     gradient_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """ddp: how gradients are compressed for the exchange."""
+    """ddp: communication hook that compresses gradients for the all-reduce."""
     powersgd_rank: int = 1
-    """ddp: rank of PowerSGD's approximation."""
+    """ddp: rank of the PowerSGD approximation."""
     powersgd_start: int = 10
-    """ddp: steps with plain exchange before PowerSGD begins."""
+    """ddp: steps with a plain all-reduce before PowerSGD starts."""
     sync_batch_norm: bool = False
-    """ddp and fsdp: batch-norm statistics over all ranks' samples instead of each rank's own."""
+    """ddp and fsdp: compute batch-norm statistics over all ranks (SyncBatchNorm) instead of per rank."""
     reshard_after_forward: bool = True
-    """fsdp2: give gathered parameters back after forward and gather them again for backward."""
+    """fsdp2: free gathered parameters after forward and gather them again for backward."""
 
     def __post_init__(self) -> None:
         if self.bucket_mb is not None:
@@ -168,14 +168,14 @@ class Spreading:
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation:
-    """A delay added to every step, on all ranks or on one."""
+    """A delay injected into every step, on one rank or all."""
 
     delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
-    """How long every step is held up, for example 10ms; with accumulation, once per step."""
+    """Delay to inject into every step, for example 10ms; once per step, also with gradient accumulation."""
     delay_phase: Phase = "backward"
-    """The phase that the delay is part of: it comes at its beginning."""
+    """Phase to delay; the delay comes at its start."""
     delay_rank: MaybeInt = None
-    """The rank that is delayed. None: all."""
+    """Rank to delay. None: all ranks."""
 
     def __post_init__(self) -> None:
         check_not_negative("delay", self.seconds)
@@ -187,38 +187,38 @@ class Perturbation:
         return read_flag("delay", self.delay, parse_seconds)
 
     def seconds_on(self, rank: int) -> float:
-        """The delay of one rank."""
+        """The delay on one rank."""
         return self.seconds if self.delay_rank in (None, rank) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """A real training run: how far, and what is done on the way."""
+    """A training run: its length, evaluations, checkpoints and profiles."""
 
     steps: MaybeInt = None
-    """Optimizer steps. None: as many as --epochs make; 100 without either."""
+    """Optimizer steps. None: from --epochs; 100 without either."""
     epochs: MaybeInt = None
     """Passes over the training data."""
     log_every: int = 1
-    """Steps between two lines."""
+    """Steps between log lines."""
     evaluate_every: MaybeInt = None
-    """Steps between two evaluations on the test data. None: after every epoch, and at the end."""
+    """Steps between evaluations on the test data. None: after every epoch and at the end."""
     checkpoint_every: MaybeInt = None
-    """Steps between two checkpoints. None: only at the end."""
+    """Steps between checkpoints. None: only at the end."""
     keep: int = 2
-    """How many of the newest checkpoints are kept. 0: none is written."""
+    """Number of latest checkpoints to keep. 0: write none."""
     checkpoints: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where checkpoints go. A training that finds one of its own there goes on from it. None: with the run."""
+    """Checkpoint directory. A training run continues from its own checkpoint there. None: in the run's directory."""
     profile_wait: int = 1
-    """Steps before the profiler's warm-up."""
+    """Steps to skip before the profiler's warm-up."""
     profile_warmup: int = 1
-    """Steps that the profiler runs and throws away."""
+    """Profiler warm-up steps, discarded."""
     profile_active: int = 0
-    """Steps that it records: a trace and a table of key averages for every rank. 0: no profiler."""
+    """Steps to record: a trace and a table of key averages per rank. 0: no profiler."""
     profile_repeat: int = 1
-    """How often it waits, warms up and records."""
+    """Number of wait, warm-up and record cycles."""
     profile_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """What traces are called: NAME-RANK-of-RANKS.json, in a directory whose name says nodes, epochs, ranks and time.
+    """Name of the traces: NAME-RANK-of-RANKS.json, in a directory named after nodes, epochs, ranks and time.
     None: rank0.json.gz …"""
 
     def __post_init__(self) -> None:
@@ -243,19 +243,19 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Communication alone, instead of a training: one operation on messages of several sizes."""
+    """Communication only, without training: one collective at several message sizes."""
 
     operation: Operation
     sizes: tuple[int, ...]
-    """Bytes of the whole message, as `analysis/communication.py` defines it: whole float32 numbers."""
+    """Message sizes in bytes, as `analysis/communication.py` defines them: whole float32 values."""
     repeats: int = 50
-    """Timings of every size, at the most."""
+    """Maximum number of timings per size."""
     warmup_calls: int = 3
-    """Calls of every size before its first timing."""
+    """Untimed calls per size before the first timing."""
     budget_seconds: float = 0.5
-    """What the timings of one size may take in one launch; a size that needs more is timed less often."""
+    """Time budget per size and launch; slower sizes get fewer timings."""
     backend: Backend = "auto"
-    """auto: nccl on GPUs, gloo on a CPU."""
+    """auto: nccl on GPUs, gloo on CPU."""
 
     def __post_init__(self) -> None:
         check_at_least("repeats", self.repeats, 1)
@@ -272,7 +272,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class DataField:
-    """One column of a stored set: what it holds of every sample."""
+    """One column of a dataset: its shape and type per sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -280,14 +280,14 @@ class DataField:
 
     @property
     def num_bytes(self) -> int:
-        """Of one sample; the digits of a type's name are its bits, and a truth takes a byte."""
+        """Bytes of one sample; the digits of a dtype's name are its bits, and a bool takes a byte."""
         bits = re.search(r"\d+", self.dtype)
         return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One way to go through a stored set."""
+    """One way to read through a dataset."""
 
     order: Order = "shuffled"
     access: Access = "batch"
@@ -300,28 +300,28 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A stored set that is written and read, instead of a training or as the source of its batches."""
+    """A dataset that is written and read, on its own or as the source of training batches."""
 
     format: str
-    """Of `data/formats/catalogue.py`, or `MEMORY`."""
+    """A format of `data/formats/catalogue.py`, or `MEMORY`."""
     mode: ReadingMode = "lazy"
-    """lazy: what is asked for is read when it is. eager: all is loaded when the set is opened. naive: HDF5 by
+    """lazy: read samples on access. eager: load everything on open. naive: HDF5 with
     `dataset[i]`, sample by sample."""
     automatic_chunks: bool = False
-    """HDF5 is written as h5py writes by itself: it chooses the chunks."""
+    """Let h5py choose the chunks when writing HDF5."""
     source: str = ""
-    """The file whose samples are written and read; empty: random numbers, as `fields` say."""
+    """File to take the samples from; empty: random numbers of the shapes in `fields`."""
     is_as_it_is: bool = False
-    """Read the source itself: nothing is written."""
+    """Read the source itself, without writing a copy."""
     num_samples: int = 2048
     fields: tuple[DataField, ...] = ()
     passes: tuple[Pass, ...] = ()
     epochs: int = 2
-    """Of every warm pass; the first finds the reader as it was opened."""
+    """Epochs of every warm pass; the first runs on a freshly opened reader."""
     budget_seconds: float = 2.0
-    """What one epoch of one pass may take; one that needs more ends with the batch that it is in."""
+    """Time budget per epoch and pass; a slower epoch stops after the current batch."""
     workers: int = 0
-    """Processes that read for each rank."""
+    """Reader processes per rank."""
 
     def __post_init__(self) -> None:
         check_at_least("samples", self.num_samples, 1)
@@ -338,28 +338,28 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """A trained model that is taken to int8, after the training or in its place."""
+    """Quantization of a model to int8, after training or without it."""
 
     method: CalibrationMethod = "mse"
     num_samples: int = 512
-    """Training samples that activations are observed on."""
+    """Training samples used for calibration."""
     is_per_tensor: bool = False
-    """One scale for all weights of a layer, instead of one for each output channel."""
+    """One weight scale per layer instead of per output channel."""
     rounds_logits: bool = False
-    """Whether the logits become bytes too, instead of the numbers that their sums stand for."""
+    """Whether the logits are quantized too, instead of staying float."""
     profile: KernelProfile = "onnxruntime"
     mixed_points: float | None = None
-    """Layers are kept in float, the worst first, until at most so many points of accuracy are lost; None: none is."""
+    """Keep layers in float, worst first, until the accuracy loss is at most this many points. None: keep none."""
     num_tested: int | None = None
-    """Test samples on which every layer is tried alone; None: as many as fit into a bounded amount of arithmetic."""
+    """Test samples for quantizing each layer on its own. None: as many as fit a fixed compute budget."""
     weights: str = ""
-    """The file of the trained weights; empty: as they are built, or trained."""
+    """File of trained weights; empty: the model as built or trained."""
     batches: tuple[int, ...] = (1, 64)
-    """Batch sizes whose latency is measured."""
+    """Batch sizes to measure latency at."""
     num_rounds: int = 15
-    """How often every runtime is timed at every batch size."""
+    """Timing rounds per runtime and batch size."""
     lab_peak: int = 127
-    """What the lab scales the largest activation to: 127, or the published 255."""
+    """The integer that the lab maps the largest activation to: 127, or the published 255."""
     lab_bias: LabBias = "scaled"
     lab_range: LabRange = "max"
 

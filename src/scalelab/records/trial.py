@@ -1,14 +1,14 @@
-"""What to run and what it gave: `Trial` and `TrialResult`.
+"""What to run and how it ended: `Trial` and `TrialResult`.
 
 A trial is one configuration run once in fresh processes. It is a frozen record that travels as `trial.json` from the
-planner to the ranks, so everything a rank needs stands in it and nothing else does. A result is what came back: a
+planner to the ranks and holds exactly what a rank needs. A result is what comes back: a
 status and the raw samples of every rank and step. A failure is a result too.
 
     completed       every rank ran every step
-    out_of_memory   a rank asked for more memory than it may have
-    invalid         the configuration cannot work: building it or its first step raised an error
+    out_of_memory   a rank needed more memory than it may use
+    invalid         the configuration does not work: building it or its first step raised an error
     crashed         a rank died, or raised an error after it had completed a step
-    timed_out       the time limit passed; every rank's stack is in its log
+    timed_out       the time limit was reached; every rank's stack is in its log
     not_run         never started; the reason says why
 """
 
@@ -47,18 +47,18 @@ from scalelab.records.steps import StepPlan as StepPlan
 from scalelab.records.steps import StepSample as StepSample
 
 SCHEMA_VERSION = 1
-"""Raised by one whenever a file of an older version would be misread."""
+"""Incremented whenever a file of an older version would be misread."""
 
 Option = bool | int | float | str
-"""What a workload's option may be: it must survive JSON and a command line."""
+"""The type of a workload's option: it must survive JSON and a command line."""
 
 DTYPES = get_args(Dtype)
 DEVICES = ("cpu", "cuda")
 ALLOCATORS = ("system", "keep", "pages")
 SINGLE_PROCESS = ("single", "dp")
-"""Strategies that have no process group."""
+"""Strategies without a process group."""
 NO_STRATEGY = "none"
-"""What a trial has in place of a strategy that trains nothing: it exchanges messages, or reads a stored set."""
+"""The strategy of a trial that does not train: it times collectives, or reads a dataset."""
 
 
 class Status(StrEnum):
@@ -73,52 +73,52 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the same trial would end the same way again, so that repeating it is a waste."""
+        """Whether the same trial would end the same way again, so there is no point in repeating it."""
         return self in (Status.OUT_OF_MEMORY, Status.INVALID, Status.TIMED_OUT, Status.NOT_RUN)
 
     @property
     def words(self) -> str:
-        """The status as a reader is told it."""
+        """The status in words."""
         return self.value.replace("_", " ")
 
     @property
     def advice(self) -> str:
-        """What to do about a trial that ended so."""
+        """What to do about a trial with this status."""
         return {
-            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (--memory-limit, if there is one)",
-            Status.TIMED_OUT: "look where the stacks in the logs wait, or raise --timeout",
-            Status.INVALID: "correct the workload or its options",
-            Status.NOT_RUN: "change what the reason names",
-        }.get(self, "look at the last lines of the logs")
+            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",
+            Status.TIMED_OUT: "check the stacks in the logs for where ranks wait, or raise --timeout",
+            Status.INVALID: "fix the workload or its options",
+            Status.NOT_RUN: "fix what the reason names",
+        }.get(self, "check the end of the logs")
 
 
 class Cause(StrEnum):
-    """Why a trial did not complete. The reason says it in words; programs ask for the cause."""
+    """Why a trial did not complete. The reason is for people, the cause for programs."""
 
     ALLOCATION = "allocation"
     """An allocation failed, or the kernel killed a rank for lack of memory."""
     RAISED = "raised"
     """The workload raised an error."""
     UNUSED_PARAMETERS = "unused_parameters"
-    """Some parameters get no gradient, which ddp does not train."""
+    """Some parameters get no gradient, which DDP does not support."""
     UNUSABLE = "unusable"
-    """The settings do not work together, or something that they need is missing."""
+    """The settings do not work together, or a requirement is missing."""
     UNSUPPORTED = "unsupported"
-    """The backend lacks the operation."""
+    """The backend does not support the operation."""
     LOST_PEER = "lost_peer"
-    """Another rank went away first."""
+    """Another rank disconnected first."""
     ENDED = "ended"
-    """A process ended by a signal or an exit code of its own."""
+    """A process exited on a signal or with an error code."""
     TIME_LIMIT = "time_limit"
     INTERRUPTED = "interrupted"
     LAUNCHER = "launcher"
     """The launcher did not start the ranks."""
     JOB = "job"
-    """The batch system refused, cancelled or ended the job."""
+    """The batch system rejected, cancelled or ended the job."""
     REPEATED = "repeated"
     """An earlier round ended the same way."""
     ANSWERED = "answered"
-    """Earlier trials had answered what it would show."""
+    """Earlier trials had already answered the question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,57 +126,57 @@ class Trial:
     """One configuration, run once in fresh processes."""
 
     configuration: str
-    """What is compared: trials that differ only in their round share it, for example `ddp-2`."""
+    """The unit of comparison: trials that differ only in their round share it, for example `ddp-2`."""
     workload: str
-    """The name of a built-in workload, or `file.py:build`; empty for an exchange, which trains nothing."""
+    """Name of a built-in workload, or `file.py:build`; empty for a trial that does not train."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """The workload's own options."""
     strategy: str = "single"
     num_ranks: int = 1
     global_batch: int = 64
-    """Samples per step, over all ranks."""
+    """Samples per step over all ranks."""
     round: int = 1
-    """Which of the interleaved repetitions this is, from 1."""
+    """Number of the interleaved repetition, from 1."""
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float32"
     threads_per_rank: int = 1
     spare_cores_per_rank: int = 0
-    """Cores that a rank owns beside those it computes on: for the processes that load its data."""
+    """Cores of a rank beyond those it computes on, for its data loader processes."""
     is_oversubscribed: bool = False
-    """Whether the ranks of this trial must share cores or devices."""
+    """Whether the ranks share cores or devices."""
     shape: StepShape = field(default_factory=StepShape)
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)
     perturbation: Perturbation = field(default_factory=Perturbation)
     plan: StepPlan = field(default_factory=StepPlan)
     course: Course | None = None
-    """A training run instead of a measurement by `plan`."""
+    """A training run instead of the measurement in `plan`."""
     exchange: Exchange | None = None
-    """Communication alone instead of a training: no workload, and `NO_STRATEGY`."""
+    """Communication only, without training: no workload, and `NO_STRATEGY`."""
     reading: Reading | None = None
-    """A stored set that is written and read: alone, with no workload and `NO_STRATEGY`, or by a training."""
+    """A dataset that is written and read: on its own, with no workload and `NO_STRATEGY`, or for training."""
     quantization: Quantization | None = None
-    """The model is taken to int8 when its course has ended, or at once where it has none."""
+    """Quantization to int8 after the training run, or right away without one."""
     instruments: tuple[Instrument, ...] = ()
-    """What is looked at besides time."""
+    """What is recorded besides time."""
     label: str = ""
-    """How tables call the configuration; empty: by its strategy and number of ranks."""
+    """The configuration's name in tables; empty: its strategy and number of ranks."""
     timeout_seconds: float = 600.0
     memory_limit_bytes: int | None = None
-    """What one rank may allocate beyond the interpreter and torch; None: no limit but the machine's."""
+    """Memory that one rank may allocate beyond the interpreter and torch; None: only the machine's limit."""
     allocator: str = "system"
-    """`system`: as torch finds it; `keep`: freed memory stays with the process; `pages`: every tensor has pages of its
-    own (glibc, CPU)."""
+    """`system`: unchanged; `keep`: freed memory stays with the process; `pages`: every tensor gets its
+    own pages (glibc, CPU)."""
     port: int = 0
-    """The rendezvous port on loopback; 0: any free one."""
+    """Rendezvous port on loopback; 0: any free one."""
     launcher: LauncherName = "local"
     mpiexec: str | None = None
     ranks_per_node: int | None = None
     bind: Bind = "cores"
-    """Who starts its ranks (by which mpiexec, how many on a node; None: as it is found), and which cores they get."""
+    """How ranks are started (launcher, mpiexec, ranks per node; None: as found) and bound to cores."""
     link: str = ""
-    """What joins the hosts that ranks are spread over, as `ranks/links.py` reads it; empty: all are on one host."""
+    """The link between emulated hosts, as `ranks/links.py` reads it; empty: all ranks on one host."""
     ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
@@ -202,10 +202,10 @@ class Trial:
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, got {self.num_ranks}: use --strategy ddp")
         if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
-            what = "an exchange" if self.exchange is not None else "reading alone"
+            what = "timing collectives" if self.exchange is not None else "reading a dataset"
             raise UsageError(
-                f"{what} trains nothing: leave the workload empty, not {self.workload!r}, and use strategy"
-                f" {NO_STRATEGY!r}, not {self.strategy!r}"
+                f"{what} does not train: leave the workload empty, got {self.workload!r}, and use strategy"
+                f" {NO_STRATEGY!r}, got {self.strategy!r}"
             )
         self._check_shape()
 
@@ -228,27 +228,27 @@ class Trial:
 
     @property
     def num_processes(self) -> int:
-        """One per rank; the replicas of `dp` are threads of one process, and a forecast needs no ranks."""
+        """One per rank; `dp` replicas are threads of one process, and a memory estimate needs no ranks."""
         return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
 
     @property
     def trains_nothing(self) -> bool:
-        """Whether messages are exchanged, or a stored set is read, without a training around it."""
+        """Whether the trial only times collectives or reads a dataset."""
         return self.exchange is not None or (self.reading is not None and not self.workload)
 
     @property
     def num_hosts(self) -> int:
-        """One unless a link joins several."""
+        """1 unless a link connects several."""
         return -(-self.num_processes // self.ranks_per_host) if self.link else 1
 
     @property
     def is_forecast(self) -> bool:
-        """Whether nothing is trained: a step is gone through on tensors that have no memory."""
+        """Whether memory is estimated from a step on fake tensors, without training."""
         return "memory_forecast" in self.instruments
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the strategy exists for GPUs only and is played here by threads on cores."""
+        """Whether the strategy is GPU-only in torch and emulated here by threads on cores."""
         return self.strategy == "dp" and self.device == "cpu"
 
     @property
@@ -275,25 +275,25 @@ class TrialResult:
     trial: Trial
     status: Status
     cause: Cause | None = None
-    """Why it did not complete; None where it did, and in results of 0.1."""
+    """Why it did not complete; None if it did, and in results of 0.1."""
     reason: str = ""
-    """Why it is not `completed`, in one sentence."""
+    """Why it did not complete, in one sentence."""
     traceback: str = ""
-    """The user's own frames, where the user's code raised the error."""
+    """The frames in the user's file, if the error was raised there."""
     samples: tuple[StepSample, ...] = ()
     transfers: tuple[Transfer, ...] = ()
-    """The timings of an exchange, of every rank; empty for a training."""
+    """Timings of collectives on every rank; empty for training."""
     fetches: tuple[Fetch, ...] = ()
-    """Every batch that was read, where reading is measured alone."""
+    """Every batch that was read, if only reading is measured."""
     ranks: tuple[RankReport, ...] = ()
     batch: BatchNote | None = None
-    """Of the batch job that was to run it, where it had one of its own, or was refused one."""
+    """The batch job of this trial, if it had its own or was rejected."""
     curve: tuple[CurvePoint, ...] = ()
-    """The lines of a training run; empty for a measurement."""
+    """The log lines of a training run; empty for a measurement."""
     quantized: Quantized | None = None
-    """What taking the model to int8 left, as far as it came; None where that was not asked for."""
+    """The result of quantization, as far as it got; None if not requested."""
     loads: tuple[DeviceLoad, ...] = ()
-    """How busy cores and GPUs were over time, where that was looked at."""
+    """Utilization of cores and GPUs over time, if recorded."""
     started_at: str = ""
     """UTC, ISO 8601."""
     wall_seconds: float = 0.0
@@ -303,10 +303,10 @@ class TrialResult:
     load_before: float | None = None
     """The host's one-minute load average before the launch."""
     steal_ratio: float | None = None
-    """The share of the host's processor time that its hypervisor gave to others meanwhile."""
+    """The share of CPU time that the hypervisor gave to other guests (steal)."""
 
     def step_seconds(self, kind: StepKind) -> dict[int, float]:
-        """The time of each complete step of one kind: the maximum over ranks, by step number."""
+        """The time of each complete step of one kind, by step number: the maximum over ranks."""
         by_step: dict[int, list[float]] = {}
         for sample in self.samples:
             if sample.kind is kind:
@@ -315,7 +315,7 @@ class TrialResult:
         return {step: max(times) for step, times in sorted(by_step.items()) if len(times) == wanted}
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step: the mean over ranks, by step number; comm-free steps are no part of the training."""
+        """The loss of each step, by step number: the mean over ranks; comm-free steps do not count as training."""
         by_step: dict[int, list[float]] = {}
         for sample in self.samples:
             if sample.loss is not None and sample.kind is not StepKind.COMM_FREE:
@@ -323,7 +323,7 @@ class TrialResult:
         return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
 
     def first_non_finite_loss(self) -> StepSample | None:
-        """The first sample whose loss is NaN or infinite, if there is one."""
+        """The first sample whose loss is NaN or infinite, if any."""
         bad = (s for s in self.samples if s.kind is not StepKind.COMM_FREE and not math.isfinite(s.loss or 0.0))
         return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
 
@@ -334,7 +334,7 @@ def with_samples(
     transfers: Iterable[Transfer] = (),
     fetches: Iterable[Fetch] = (),
 ) -> TrialResult:
-    """The same result with other samples, transfers and fetches: they are kept in files of their own."""
+    """The same result with other samples, transfers and fetches: they are stored in separate files."""
     return replace(result, samples=tuple(samples), transfers=tuple(transfers), fetches=tuple(fetches))
 
 
@@ -344,7 +344,7 @@ def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause:
 
 
 def infer_cause(result: TrialResult) -> TrialResult:
-    """The same result with its cause, where 0.1 wrote only the sentence; what cannot be inferred stays unknown."""
+    """The same result with its cause, where 0.1 stored only the sentence; otherwise unknown."""
     known = {Status.OUT_OF_MEMORY: Cause.ALLOCATION, Status.TIMED_OUT: Cause.TIME_LIMIT}
     is_lacking = "lacks this operation" in result.reason
     return replace(result, cause=Cause.UNSUPPORTED if is_lacking else known.get(result.status))
@@ -354,12 +354,12 @@ T = TypeVar("T")
 
 
 def to_builtins(record: object) -> Any:
-    """A record as dicts, lists and scalars, ready for JSON."""
+    """A record as dicts, lists and scalars for JSON."""
     return msgspec.to_builtins(record, enc_hook=_encode_mapping)
 
 
 def from_builtins(data: object, kind: type[T]) -> T:
-    """The record that `to_builtins` gave; a wrong or missing field raises `ValueError` with its path."""
+    """The record from `to_builtins`; a wrong or missing field raises `ValueError` with its path."""
     return msgspec.convert(data, kind)
 
 

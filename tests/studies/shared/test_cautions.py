@@ -165,7 +165,7 @@ def fail(status: Status) -> Caution:
     [
         (Status.OUT_OF_MEMORY, "more memory"),
         (Status.TIMED_OUT, "--timeout"),
-        (Status.INVALID, "correct the workload"),
+        (Status.INVALID, "fix the workload"),
         (Status.CRASHED, "logs: trials/ddp-2-r1"),
     ],
 )
