@@ -272,7 +272,7 @@ def test_a_record_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("fields", [{"workload": "mlp"}, {"strategy": "ddp"}])
 def test_an_exchange_trains_nothing(fields: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="an exchange trains nothing: leave the workload empty"):
+    with pytest.raises(UsageError, match="timing collectives does not train: leave the workload empty"):
         make_exchange_trial("all_reduce", 2, (8,), **fields)
 
 
