@@ -16,7 +16,7 @@ from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Perturbation
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.delay.study import Delay
+from scalelab.studies.delay import Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
