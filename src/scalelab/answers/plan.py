@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.layouts import CATEGORIES, FREE_SHARE, Footprint
@@ -19,6 +19,7 @@ from scalelab.predict.planning import (
     sum_training,
 )
 from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.plot import plot_bars
 from scalelab.report.charts.scaling import PREDICTED
 from scalelab.report.document import Chart, Document, Section, Table
@@ -92,7 +93,7 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
     sections = [
         Section(paragraphs=(describe_model(plan),), tables=(make_layout_table(plan, num_tokens),)),
         Section(heading="Whole training run", tables=(make_totals_table(totals),)),
-        Section(heading="Step of the fastest layout", tables=(parts,), charts=(draw_times(parts),)),
+        Section(heading="Step of the fastest layout", tables=(parts,), charts=keep_charts(draw_times(parts))),
         Section(
             heading="Memory of the fastest layout",
             tables=(memory,),
@@ -253,13 +254,13 @@ def make_sweep_table(sweep: Sweep, num_tokens: float) -> Table:
     )
 
 
-def draw_times(table: Table) -> Chart:
-    return plot_bars(
+def draw_times(table: Table) -> Chart | None:
+    parts = replace(table, rows=table.rows[:-1])
+    return draw_columns(
+        parts,
+        [table.columns[1].key],
         title="Step breakdown",
-        x=Axis(field="seconds", title="time in a step", quantity="seconds"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=[{"bar": row[0].value, "seconds": row[1].value} for row in table.rows[:-1]],
-        is_stacked=False,
+        axis_title="time in a step",
         caption="The parts add up to the step of the fastest layout.",
     )
 
@@ -275,7 +276,6 @@ def draw_memory(table: Table, device_bytes: float) -> Chart:
         x=Axis(field="bytes", title="memory", quantity="bytes"),
         y=Axis(field="bar", title="", quantity="text"),
         rows=rows,
-        has_labels=True,
         caption="Free memory is needed for the device context and the allocator.",
     )
 

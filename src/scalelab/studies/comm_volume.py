@@ -387,7 +387,6 @@ def draw_kinds(table: Table) -> tuple[Chart, ...]:
         x=Axis(field="payload_bytes", title="payload", quantity="bytes"),
         y=Axis(field="name", title="", quantity="text"),
         rows=rows,
-        has_labels=True,
         extra={"phase": "in", "count": "messages"},
         caption="In the order of the legend; the same kind in two phases of a step is two pieces.",
     )

@@ -26,9 +26,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial
-from scalelab.report.charts.amounts import read_number
-from scalelab.report.charts.columns import draw_columns, keep_charts, make_value_axis, read_columns
-from scalelab.report.charts.plot import Axis, plot_bars
+from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, seconds_column, share_column
@@ -46,7 +44,6 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import count_images, name_images, put_on_images
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
-    CONTROL,
     FASTEST,
     Sweep,
     SweepStudy,
@@ -227,20 +224,11 @@ def make_epoch_table(arms: Iterable[Arm], steps_per_epoch: int | None) -> Table:
 
 
 def draw_split(table: Table) -> Chart | None:
-    """The two parts of a step on top of each other."""
-    every = read_columns(table, ["load_seconds", "train_seconds"], leaving_out=(CONTROL,))
-    rows = [row for row in every if read_number(row, "value") is not None]
-    known = {row["name"] for row in rows}
-    failed = {row["name"]: row for row in every if row["name"] not in known}
-    if len(known) < 2:
-        return None
-    return plot_bars(
+    return draw_stacks(
+        table,
+        ["load_seconds", "train_seconds"],
         title="A step in two parts",
-        x=make_value_axis(table, "load_seconds", "median of each part"),
-        y=Axis(field="name", title="", quantity="text"),
-        rows=rows,
-        failed=list(failed.values()),
-        has_labels=True,
+        axis_title="median of each part",
         caption="load: waiting for the batch; train: forward, backward and optimizer. Medians of steps whose phases are"
         " timed, so they need not add up to a clean step; intervals are in the table.",
     )

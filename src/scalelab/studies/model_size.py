@@ -25,10 +25,9 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.amounts import read_number
-from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts, make_value_axis, read_columns
+from scalelab.report.charts.columns import INTERVALS, draw_columns, draw_stacks, keep_charts
 from scalelab.report.charts.grid import plot_grid
-from scalelab.report.charts.plot import Axis, Row, plot_bars
+from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.strategies.catalogue import Spread
@@ -287,28 +286,16 @@ def draw_grid(answer: SizeAnswer) -> Chart | None:
 
 def draw_parts(table: Table) -> tuple[Chart, ...]:
     """The parts of a step, as shares of it."""
-    columns = {f"{part}_share": HEADERS.get(part, part) for part in PARTS}
-    every: list[Row] = [*read_columns(table, columns)]
-    rows = [row for row in every if read_number(row, "value") is not None]
-    names = list(dict.fromkeys(str(row["name"]) for row in rows))
-    if len(names) < 2:
-        return ()
-    for name in names:
-        own = [row for row in rows if row["name"] == name]
-        rest = 1.0 - sum(read_number(row, "value") or 0.0 for row in own)
-        rows.append({"name": name, "key": own[0]["key"], "series": "rest", "value": rest})
-    failed = {str(row["name"]): row for row in every if row["name"] not in names and row["status"]}
-    chart = plot_bars(
+    chart = draw_stacks(
+        table,
+        {f"{part}_share": HEADERS.get(part, part) for part in PARTS},
         title="What a step is made of",
-        x=make_value_axis(table, next(iter(columns)), "share of the step"),
-        y=Axis(field="name", title="", quantity="text"),
-        rows=rows,
-        failed=list(failed.values()),
-        has_labels=True,
+        axis_title="share of the step",
+        rest="rest",
         caption="Means over ranks, in the order of the legend. Each part is measured alone: a negative rest, to the"
         " left, is by how much they exceed the step.",
     )
-    return (chart,)
+    return keep_charts(chart)
 
 
 @dataclass(frozen=True, kw_only=True)

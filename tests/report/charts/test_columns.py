@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.cells import format_columns
-from scalelab.report.charts.columns import draw_columns, draw_lines, make_value_axis, read_columns
+from scalelab.report.charts.columns import draw_columns, draw_lines, draw_stacks, make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Column, Table, make_row
 from tests.report.charts.figures import draw, list_layers, list_values
@@ -91,3 +91,24 @@ def test_fewer_than_two_numbers_are_not_drawn() -> None:
     short = replace(SIZES, rows=SIZES.rows[1:])
     assert draw_lines(short, OVER, ["measured_seconds"], title="t") is None
     assert draw_columns(short, ["measured_seconds"], title="t") is None
+
+
+PARTS = Table(
+    columns=(
+        Column(key="ranks", header="ranks", quantity="count"),
+        Column(key="compute", header="compute", quantity="share"),
+        Column(key="comm", header="comm", quantity="share"),
+    ),
+    rows=(make_row(1, 0.7, None), make_row(2, 0.5, 0.3), make_row(4, "out of memory", None)),
+)
+
+
+def test_stacks_have_a_part_per_column_and_the_rest() -> None:
+    chart = draw_stacks(PARTS, ["compute", "comm"], title="t", rest="rest")
+    assert chart is not None
+    parts = {(one["name"], one["series"]): one["value"] for one in list_values(chart, "bar")}
+    assert parts == {
+        ("1", "compute"): 70, ("1", "rest"): 30, ("2", "compute"): 50, ("2", "comm"): 30, ("2", "rest"): 20,
+    }  # fmt: skip
+    assert "out of memory" in draw(chart)
+    assert draw_stacks(replace(PARTS, rows=PARTS.rows[2:]), ["compute"], title="t") is None

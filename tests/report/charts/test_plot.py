@@ -51,7 +51,7 @@ def test_one_series_has_no_legend_and_several_have_shapes_of_their_own() -> None
 
 def test_bars_without_series_are_drawn() -> None:
     rows = [{"name": name, "seconds": 0.1} for name in "ab"]
-    chart = plot_bars(title="", x=SECONDS, y=NAME, rows=rows, is_stacked=False)
+    chart = plot_bars(title="", x=SECONDS, y=NAME, rows=rows)
     assert draw(chart).count('aria-roledescription="bar"') == 2
 
 
@@ -68,7 +68,7 @@ def test_parts_are_named_inside_where_there_is_room() -> None:
         {"name": "rank 0", "series": "compute", "seconds": 0.09},
         {"name": "rank 0", "series": "exposed comm", "seconds": 0.001},
     ]
-    chart = plot_bars(title="", x=SECONDS, y=NAME, rows=rows, has_labels=True)
+    chart = plot_bars(title="", x=SECONDS, y=NAME, rows=rows)
     inside = draw(chart).split("role-legend")[0]
     assert ">compute</text>" in inside
     assert ">exposed comm</text>" not in inside

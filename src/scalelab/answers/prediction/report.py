@@ -10,8 +10,9 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.answers.prediction.job import MeasuredJob, ScalingRun
 from scalelab.predict.job import GROUP_WORDS, ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
+from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.plot import plot_bars
+from scalelab.report.charts.columns import draw_stacks, keep_charts
 from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -88,7 +89,7 @@ def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change:
                     draw_fan(table, {"speedup": PREDICTED}, "Speedup over 1 rank", ideal=1.0),
                 ),
             ),
-            Section(heading="Step breakdown", tables=(parts,), charts=(draw_parts(parts),)),
+            Section(heading="Step breakdown", tables=(parts,), charts=keep_charts(draw_parts(parts))),
         ),
         findings=tuple(summarise(found, steps, change)),
         cautions=tuple(find_cautions(found, steps, change)),
@@ -160,21 +161,16 @@ def draw_fan(
     )
 
 
-def draw_parts(table: Table) -> Chart:
+def draw_parts(table: Table) -> Chart | None:
     """A stacked bar per rank count; parts that are nowhere visible are left out."""
-    rows: list[dict[str, Any]] = []
-    for name, *cells in table.rows:
-        for column, cell in zip(table.columns[1:], cells, strict=True):
-            if column.key != "communication_seconds":
-                rows.append({"bar": str(name.value), "series": column.header, "seconds": cell.value or 0.0})
-    most = max(row["seconds"] for row in rows)
-    used = {row["series"] for row in rows if row["seconds"] > 0.002 * most}
-    return plot_bars(
+    columns = {column.key: [row[n].estimate for row in table.rows] for n, column in enumerate(table.columns) if n}
+    longest = {key: max((one.value for one in own if one), default=0.0) for key, own in columns.items()}
+    most = max(longest.values(), default=0.0)
+    return draw_stacks(
+        table,
+        [key for key, value in longest.items() if value > 0.002 * most and key != "communication_seconds"],
         title="Step breakdown by ranks",
-        x=Axis(field="seconds", title="time in a step", quantity="seconds"),
-        y=Axis(field="bar", title="ranks", quantity="text"),
-        rows=[row for row in rows if row["series"] in used],
-        has_labels=True,
+        axis_title="time in a step",
         caption="The parts add up to the predicted step.",
     )
 
@@ -290,29 +286,27 @@ def describe_best(
         title="Prediction",
         question=f"Which settings would be fastest on {format_count(best[0].step.num_ranks, 'rank')}?",
         setting=f"{source} · {found.job.strategy} · link {found.job.network.inside.words} ({found.link.source})",
-        sections=(Section(tables=(table,), charts=(draw_candidates(table),)),),
+        sections=(Section(tables=(table,), charts=keep_charts(draw_candidates(table))),),
         findings=tuple(summarise_best(best, num_left_out, measured)),
         cautions=tuple(find_best_cautions(best, found.batch)),
     )
 
 
-def draw_candidates(table: Table) -> Chart:
+def draw_candidates(table: Table) -> Chart | None:
     """Predicted throughput of the best settings, and measured throughput of those that were run."""
     keys = [column.key for column in table.columns]
     rows: list[dict[str, Any]] = []
     for row in table.rows[:MOST_CANDIDATES]:
         cells = dict(zip(keys, row, strict=True))
         bar = f"{cells['place'].value}. {cells['change'].value}"
-        rows.append({"bar": bar, "series": PREDICTED, "rate": cells["throughput"].estimate})
+        rows.append({"name": bar, "series": PREDICTED, "rate": cells["throughput"].estimate})
         if "measured" in cells and cells["measured"].estimate is not None:
-            rows.append({"bar": bar, "series": MEASURED, "rate": cells["measured"].estimate})
+            rows.append({"name": bar, "series": MEASURED, "rate": cells["measured"].estimate})
     more = f" {len(table.rows) - MOST_CANDIDATES} more are in the table." if len(table.rows) > MOST_CANDIDATES else ""
-    return plot_bars(
+    return plot_amounts(
         title="Throughput by settings",
         x=Axis(field="rate", title="samples per second", quantity="rate"),
-        y=Axis(field="bar", title="", quantity="text"),
         rows=rows,
-        is_stacked=False,
         caption=f"Thin lines are 80 % intervals of predictions and 95 % CIs of measurements.{more}",
     )
 

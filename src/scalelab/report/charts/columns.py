@@ -1,7 +1,7 @@
-"""Charts of what a table lists, so that both say the same: bars by the names of its rows, lines over a column.
+"""Charts of a table, so that both say the same: bars or stacks by the names of its rows, lines over a column.
 
-Numbers come from the cells of the table, with the units of their columns. A word in place of a number, such as `out of
-memory`, becomes the `status` of the row: what failed keeps its place in the chart. A row has
+Numbers and units come from the table. A word in place of a number, such as `out of memory`, becomes the `status` of the
+row: a failed row keeps its place in the chart. A row has
 
     name      the first cell of the row
     series    the header of the column
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scalelab.report.charts.amounts import plot_amounts
-from scalelab.report.charts.plot import Axis, Row, Rows, convert_rows, plot_lines
+from scalelab.report.charts.amounts import plot_amounts, read_number
+from scalelab.report.charts.plot import Axis, Row, Rows, convert_rows, plot_bars, plot_lines
 from scalelab.report.document import Cell, Chart, Table
 from scalelab.report.findings import Known
 from scalelab.units import UNKNOWN
@@ -41,14 +41,13 @@ def draw_columns(
     """Columns of a table as bars by the names of its rows; None where fewer than two numbers are known."""
     rows = read_columns(table, columns, leaving_out=(CONTROL,))
     has_control = any(cells[0].value == CONTROL for cells in table.rows)
-    name_title = table.columns[0].header
     return plot_amounts(
         title=title,
         x=make_value_axis(table, next(iter(columns)), axis_title, from_zero=from_zero),
         rows=rows,
         caption=_complete_caption(caption, rows) + (" The control is not drawn." if has_control else ""),
         reference=reference,
-        name_title="" if name_title == "run" else name_title,
+        name_title=_name_rows(table),
     )
 
 
@@ -84,6 +83,38 @@ def draw_lines(
         is_joined=is_joined,
         caption=_complete_caption(caption, failed),
     )
+
+
+def draw_stacks(
+    table: Table, columns: Columns, *, title: str, axis_title: str = "", rest: str = "", caption: str = ""
+) -> Chart | None:
+    """Columns of a table as parts of one bar per row; None where no number is known.
+
+    `rest` names a further part: what the columns, which are shares, leave of 1.
+    """
+    every = read_columns(table, columns, leaving_out=(CONTROL,))
+    rows: list[dict[str, Known]] = [row for row in every if row[VALUE] is not None]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    if not names:
+        return None
+    for name in names if rest else ():
+        parts = [read_number(row, VALUE) or 0.0 for row in rows if row["name"] == name]
+        rows.append({"name": name, "key": name, "series": rest, VALUE: 1.0 - sum(parts)})
+    failed = {row["name"]: row for row in every if row["name"] not in names and row["status"]}
+    return plot_bars(
+        title=title,
+        x=make_value_axis(table, next(iter(columns)), axis_title),
+        y=Axis(field="name", title=_name_rows(table), quantity="text"),
+        rows=rows,
+        failed=list(failed.values()),
+        caption=caption,
+    )
+
+
+def _name_rows(table: Table) -> str:
+    """What an axis calls the rows; that they are runs needs no saying."""
+    header = table.columns[0].header
+    return "" if header == "run" else header
 
 
 def _complete_caption(caption: str, rows: Rows) -> str:

@@ -93,7 +93,6 @@ def plot_parts(
         rows=rows,
         failed=failed,
         caption=caption,
-        has_labels=True,
     )
 
 

@@ -17,7 +17,7 @@ without colours. Width, fonts and colours are the renderer's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,16 +68,6 @@ def encode_tooltip(axes: Sequence[Axis], extra: Mapping[str, str]) -> list[dict[
 def list_series(*groups: Rows) -> list[str]:
     """The names of all series, each once, in their order."""
     return list(dict.fromkeys(str(row.get("series", "")) for rows in groups for row in rows))
-
-
-def is_drawable(rows: Rows, axis: Axis) -> bool:
-    """Whether any row has a number on the axis: without one there is nothing to draw."""
-    return any(value["value"] is not None for value in _read_numbers(rows, axis))
-
-
-def _read_numbers(rows: Rows, axis: Axis) -> Iterable[dict[str, Any]]:
-    plotted = convert_rows(rows, (axis,))
-    return ({"value": one.get(axis.field)} for one in plotted.values)
 
 
 def plot_lines(
@@ -181,29 +171,23 @@ def plot_bars(
     rows: Rows,
     caption: str = "",
     extra: Mapping[str, str] | None = None,
-    is_stacked: bool = True,
     failed: Rows = (),
-    has_labels: bool = False,
 ) -> Chart:
-    """Bars along x (numbers) at every name of y: the series of a name on top of each other, or below each other.
+    """A stacked bar along x (numbers) for every name of y; a part that is wide enough has the name of its series in it.
 
-    `failed` rows have a name on y and a `status`, which stands in place of their bar. `has_labels`: the name of the
-    series stands in every part of a stack that is wide enough.
+    `failed` rows have a name on y and a `status`, which stands in place of their bar.
     """
-    plotted = convert_rows(rows, (x, y), scaled_as=measure_stacks(rows, x, y).values() if is_stacked else ())
+    plotted = convert_rows(rows, (x, y), scaled_as=measure_stacks(rows, x, y).values())
     crossed = wrap_names(convert_rows(failed, (x, y), rows).values, y.field)
     plotted = replace(plotted, values=wrap_names(plotted.values, y.field))
     names = list_series(plotted.values)
     domain = list(dict.fromkeys(str(one[y.field]) for one in [*plotted.values, *crossed]))
-    across = encode_axis(x, plotted) | {"stack": "zero" if is_stacked else None}
+    across = encode_axis(x, plotted) | {"stack": "zero"}
     along = encode_axis(y, plotted) | {"axis": NAME_LABELS, "scale": {"domain": domain}}
     along |= {"title": y.title or None}
     places = {"x": across, "y": along}
-    if not is_stacked and len(names) > 1:
-        places |= {"yOffset": {"field": "series", "type": "nominal", "sort": names}}
     number = {str(name): index for index, name in enumerate(names)}
-    shown, cut = (plotted.values, "") if is_stacked else cut_intervals(plotted.values, x)
-    values = [one | {"order": number[str(one.get("series", ""))]} for one in shown]
+    values = [one | {"order": number[str(one.get("series", ""))]} for one in plotted.values]
     look = {
         "color": encode_series(names),
         "opacity": UNLESS_HIDDEN | {"value": 1},
@@ -212,23 +196,12 @@ def plot_bars(
     }
     edges = {"strokeWidth": stress(1, 2.5)}
     bar = _draw(values, "bar", places | look | edges, stroke={"expr": "config_edge"})
-    layers = [bar | {"params": [HIDDEN | {"bind": "legend"}]}]
-    known = [one for one in values if f"{x.field}_low" in one]
-    if not is_stacked and known:
-        ends = {"x": encode_axis(x, plotted, field=f"{x.field}_low"), "x2": {"field": f"{x.field}_high"}}
-        along_x = places | ends | {"opacity": look["opacity"]}
-        layers += [
-            _draw(known, "rule", along_x, strokeWidth=4, color={"expr": "config_edge"}),
-            _draw(known, "rule", along_x, strokeWidth=1.5),
-        ]
-    if has_labels and is_stacked:
-        layers += draw_labels(values, x, y, places)
+    layers = [bar | {"params": [HIDDEN | {"bind": "legend"}]}, *draw_labels(values, x, y, places)]
     if crossed:
         layers.append(draw_statuses(crossed, along))
     num_lines = max((name.count("\n") + 1 for name in domain), default=1)
-    row = max(BAR_HEIGHT * (1 if is_stacked else len(names)), LINE_HEIGHT * num_lines + 6)
-    height = max(60, row * len(domain))
-    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
+    height = max(60, max(BAR_HEIGHT, LINE_HEIGHT * num_lines + 6) * len(domain))
+    return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
 
 
 def draw_statuses(values: Sequence[Mapping[str, Any]], along: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +228,9 @@ def draw_labels(
     """The names of series inside their parts of a stack, on a halo of the background: they read on any colour."""
     widest = max(measure_stacks(values, x, y).values(), default=0.0) or 1.0
     labelled = [
-        dict(one) | {"share": round((one[x.field] or 0.0) / widest, 4)} for one in values if (one[x.field] or 0) > 0
+        dict(one) | {"share": round(one[x.field] / widest, 4)}
+        for one in values
+        if (one[x.field] or 0) > 0 and one.get("series")
     ]
     fits = f"datum.share * width > {LETTER_PIXELS} * (length(datum.series) + 1)"
     encoding = {

@@ -81,19 +81,14 @@ NOTICE = (
 )
 
 
-def check_charts_possible(flag: str) -> None:
-    """Refuse, before anything is measured, a format whose charts cannot be made."""
-    find_version(flag)
-
-
-def find_version(flag: str = "--html") -> str:
+def find_version() -> str:
     """The version of vl-convert that is installed."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
         raise UsageError(
-            f"{flag} draws charts, and what draws them is not installed: pip install 'scalelab[report]',"
-            " or --markdown and --json, which need nothing"
+            "--html draws charts with vl-convert, which is not installed: pip install 'scalelab[report]', or use"
+            " --markdown or --json, which need nothing"
         ) from None
 
 

@@ -351,7 +351,6 @@ def draw_categories(rows: Sequence[MemoryRow]) -> tuple[Chart, ...]:
         y=Axis(field="bar", title="", quantity="text"),
         rows=pieces,
         failed=[{"bar": bar, "status": missing} for bar, _, report, missing in bars if report is None],
-        has_labels=True,
         caption="The rank with the most, at the peak of a step. The same in every launch, so there are no intervals.",
     )
     return (chart,)

@@ -243,7 +243,6 @@ def plot_link_costs(answer: NetworkAnswer) -> tuple[Chart, ...]:
         y=Axis(field="bar", title="", quantity="text"),
         rows=rows,
         failed=failed,
-        has_labels=True,
         caption=join_words(
             "Exposed: what a step without the gradient all-reduce saves.",
             *describe_failures((row["bar"], row["status"]) for row in failed),
