@@ -22,7 +22,7 @@ from scalelab.records.quantized import Histogram, HistogramKind, Quantized
 from scalelab.report.document import Table
 from scalelab.report.tables import count_column, make_column, make_table, text_column
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
-from scalelab.studies.quantize.findings import say_change
+from scalelab.studies.quantize.findings import format_change
 from scalelab.studies.quantize.report import PAIRED_NOTE
 from scalelab.studies.quantize.study import Quantize
 from scalelab.studies.shared.job import Job
@@ -95,7 +95,7 @@ def measure_accuracy(answer: StageAnswer | None) -> Estimate | None:
 
 def describe(answer: StageAnswer) -> str:
     """`loses 0.10 points of accuracy (−0.42 to +0.22) and classifies 97.34 % of images as float does`."""
-    change = "cannot be judged" if answer.difference is None else say_change(answer.difference)
+    change = "cannot be judged" if answer.difference is None else format_change(answer.difference)
     same = None if answer.agreement is None else answer.agreement.value
     return f"{change} and classifies {say('accuracy', same)} of images as float does"
 

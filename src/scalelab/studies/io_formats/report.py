@@ -253,9 +253,14 @@ def make_pass_table(every: Sequence[FetchSeries], cache: str) -> Table | None:
     )
 
 
+def list_workers(every: Sequence[FetchSeries]) -> list[int]:
+    """The numbers of workers that were tried, ascending."""
+    return sorted({series.reading.workers for series in every})
+
+
 def make_worker_table(every: Sequence[FetchSeries]) -> Table | None:
     """Samples per second by the number of workers; None where there were none."""
-    counts = sorted({series.reading.workers for series in every})
+    counts = list_workers(every)
     rates: dict[str, dict[int, Estimate | None]] = {}
     for series in every:
         if series.main is not None and any(one.reading.workers for one in find_alike(every, series)):
@@ -323,18 +328,13 @@ def draw_batches(every: Sequence[FetchSeries]) -> tuple[Chart, ...]:
     return keep_charts(draw_columns(table, columns, title=title, axis_title="fetch", caption=caption))
 
 
-def draw_workers(table: Table) -> tuple[Chart, ...]:
+def draw_workers(table: Table, counts: Sequence[int]) -> tuple[Chart, ...]:
     """Samples per second against the number of workers."""
     shown, rest = table.rows[:MOST_WORKER_SERIES], table.rows[MOST_WORKER_SERIES:]
     rows: list[Row] = [
-        {
-            "workers": int(column.key.split("_")[1]),
-            "rate": cell.estimate,
-            "series": str(cells[0].value),
-            "key": str(cells[0].value),
-        }
+        {"workers": count, "rate": cell.estimate, "series": str(cells[0].value), "key": str(cells[0].value)}
         for cells in shown
-        for column, cell in zip(table.columns[1:], cells[1:], strict=True)
+        for count, cell in zip(counts, cells[1:], strict=True)
         if cell.estimate is not None
     ]
     if len(rows) < 2:

@@ -39,6 +39,7 @@ from scalelab.studies.io_formats.report import (
     draw_costs,
     draw_trainings,
     draw_workers,
+    list_workers,
     make_batch_table,
     make_cost_table,
     make_pass_table,
@@ -287,7 +288,7 @@ class IoFormats(Study):
         yield Section(heading="By order and access", tables=tuple(table for table in passes if table is not None))
         workers = make_worker_table(every)
         if workers is not None:
-            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(workers))
+            yield Section(heading="Workers", tables=(workers,), charts=draw_workers(workers, list_workers(every)))
         arms: dict[str, Arm] = group_arms([one for one in results if one.trial.workload], self.sampling.warmup)
         if arms:
             table = make_training_table(arms)

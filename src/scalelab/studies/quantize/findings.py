@@ -83,7 +83,7 @@ def _describe_cost(answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     balance = f"{counts.lost} lost and {counts.won} won, {verdict}" if counts.lost + counts.won else "none lost or won"
     yield ACCURACY(
         title,
-        f"{title} {say_change(difference)}: of {num_samples} samples, {balance}; {same}.",
+        f"{title} {format_change(difference)}: of {num_samples} samples, {balance}; {same}.",
         difference=difference,
         lost=counts.lost,
         won=counts.won,
@@ -92,7 +92,7 @@ def _describe_cost(answers: Sequence[StageAnswer]) -> Iterator[Finding]:
     )
 
 
-def say_change(difference: Estimate) -> str:
+def format_change(difference: Estimate) -> str:
     """`loses 0.12 points (−0.31 to 0.07)`."""
     points = 100 * difference.value
     verb = "loses" if points < 0 else "gains" if points > 0 else "keeps the accuracy"
@@ -219,8 +219,8 @@ def _describe_mixed(quantized: Quantized, answers: Sequence[StageAnswer]) -> Ite
         names = ", ".join(quantized.kept_float)
         yield KEPT_FLOAT(
             names,
-            f"Kept in float: {names}. All in int8 {say_change(before.difference)}; mixed"
-            f" {say_change(after.difference)}.",
+            f"Kept in float: {names}. All in int8 {format_change(before.difference)}; mixed"
+            f" {format_change(after.difference)}.",
             before=before.difference,
             after=after.difference,
         )
