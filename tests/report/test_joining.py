@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scalelab.report.charts.curves import plot_rates
+from scalelab.report.charts.lines import plot_rates, plot_speedup
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
-from scalelab.report.charts.scaling import plot_speedup
 from scalelab.report.charts.steps import plot_steps
 from scalelab.report.document import Chart, Document, Section
 from scalelab.report.findings import MAIN, REASON, Caution, Finding, as_findings

@@ -20,8 +20,8 @@ from scalelab.predict.planning import (
 )
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.lines import PREDICTED
 from scalelab.report.charts.plot import plot_bars
-from scalelab.report.charts.scaling import PREDICTED
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (

@@ -8,8 +8,17 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.charts.axes import CUT_NOTE, Axis
-from scalelab.report.charts.curves import MOST_SHOWN, plot_curves, plot_rates
-from scalelab.report.charts.scaling import MEASURED, PREDICTED, plot_efficiency, plot_fan, plot_speedup, trace_guides
+from scalelab.report.charts.lines import (
+    MEASURED,
+    MOST_SHOWN,
+    PREDICTED,
+    plot_curves,
+    plot_efficiency,
+    plot_fan,
+    plot_rates,
+    plot_speedup,
+    trace_guides,
+)
 from scalelab.report.charts.steps import (
     DRIFT,
     MEDIAN,

@@ -24,7 +24,7 @@ from scalelab.answers.trace.tables import (
     make_transfers_table,
 )
 from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operators, shorten_names
-from scalelab.report.charts.curves import plot_parts
+from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.trace.breakdown import Parts

@@ -204,6 +204,20 @@ def plot_bars(
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
 
 
+def plot_parts(
+    *, title: str, rows: Rows, name: str, caption: str, failed: Rows = (), x_title: str = "time in a step"
+) -> Chart:
+    """`seconds` of every part (`series`) of every bar (`name`: what the axis calls them)."""
+    return plot_bars(
+        title=title,
+        x=Axis(field="seconds", title=x_title, quantity="seconds"),
+        y=Axis(field="bar", title=name, quantity="text"),
+        rows=rows,
+        failed=failed,
+        caption=caption,
+    )
+
+
 def draw_statuses(values: Sequence[Mapping[str, Any]], along: Mapping[str, Any]) -> dict[str, Any]:
     """The words in place of a bar that is not there."""
     tooltip = [{"field": "status", "type": "nominal", "title": "status"}]

@@ -9,7 +9,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
 from scalelab.records.trial import PHASES
-from scalelab.report.charts.scaling import Law, plot_efficiency, plot_speedup
+from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.report.tables import (

@@ -9,7 +9,7 @@ from scalelab.analysis.breakdown import LARGEST_REST, PARTS, LaunchSteps, RankBr
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
-from scalelab.report.charts.curves import plot_parts
+from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, Caution, CautionKind, FindingKind, Known
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, seconds_column, share_column, text_column

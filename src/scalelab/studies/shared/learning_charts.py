@@ -9,7 +9,7 @@ from typing import Any
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.curves import plot_curves
+from scalelab.report.charts.lines import plot_curves
 from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import join_words
 

@@ -1,21 +1,33 @@
-"""Speedup and efficiency against ranks: the ideal, what was measured with its intervals and its rounds, the laws.
+"""Charts of lines: over ranks, over message sizes, over steps and epochs.
 
-Both axes of a speedup are logarithmic from eight ranks on, so that the ideal stays a straight line. Points whose ranks
-share cores, or that lie in another regime for another reason, are not joined to the others: a line would say that what
-lies between could be read off it.
+Over ranks: speedup and efficiency with the ideal, the laws and every round; both axes of a speedup are logarithmic from
+eight ranks on, so that the ideal stays straight. Rows in another regime, such as ranks that share cores, are not joined
+to the others. A prediction is a fan: measured points, the predicted median as a line, its interval as a band; nothing
+joins measured to predicted.
 
-Predictions as fans: what was measured as points, the predicted median as a line, its interval as a band.
-
-Nothing joins the two: what was measured is one thing, what is expected of sizes that were not run another.
+Over steps or epochs: losses and accuracies. A long curve marks only some of its points. Where a line stands for several
+training runs, their spread is a band and each of them a faint line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from scalelab.report.charts.axes import Axis, Rows
-from scalelab.report.charts.plot import plot_lines
+from scalelab.report.charts.axes import Axis, Rows, convert_rows, cut_intervals, encode_axis, name_axes
+from scalelab.report.charts.plot import (
+    HIDDEN,
+    UNLESS_HIDDEN,
+    choose_dashes,
+    choose_shapes,
+    encode_series,
+    encode_tooltip,
+    list_series,
+    make_spec,
+    plot_lines,
+    stress,
+)
 from scalelab.report.document import Chart
 
 FROM_LOG = 8
@@ -23,6 +35,11 @@ FROM_LOG = 8
 NUM_PLACES = 25
 """Of a guide, from the smallest to the largest number of ranks."""
 Law = Callable[[float], float]
+MEASURED, PREDICTED = "measured", "predicted"
+SIZE = Axis(field="payload_bytes", title="message size", quantity="bytes", is_log=True)
+CURVE_HEIGHT = 240
+MOST_SHOWN = 60
+"""Points of one series up to which each is marked."""
 
 
 def plot_speedup(
@@ -101,9 +118,6 @@ def trace_guides(ranks: Sequence[int], laws: Mapping[str, Law], field: str) -> l
     return [{"series": name, "ranks": place, field: law(place)} for name, law in laws.items() for place in places]
 
 
-MEASURED, PREDICTED = "measured", "predicted"
-
-
 def plot_fan(
     *,
     title: str,
@@ -133,3 +147,64 @@ def plot_fan(
         failed=failed,
         caption=caption,
     )
+
+
+def plot_times(*, title: str, rows: Rows, fits: Rows, caption: str = "", raw: Rows = (), failed: Rows = ()) -> Chart:
+    """`seconds` of one call by `payload_bytes`."""
+    y = Axis(field="seconds", title="time of a call", quantity="seconds", is_log=True)
+    return plot_lines(title=title, x=SIZE, y=y, rows=rows, raw=raw, guides=fits, failed=failed, caption=caption)
+
+
+def plot_rates(*, title: str, rows: Rows, caption: str = "", guides: Rows = ()) -> Chart:
+    """`bandwidth` in bytes per second by `payload_bytes`."""
+    y = Axis(field="bandwidth", title="bus bandwidth", quantity="bandwidth", is_log=True)
+    return plot_lines(title=title, x=SIZE, y=y, rows=rows, guides=guides, caption=caption)
+
+
+def plot_curves(*, title: str, x: Axis, y: Axis, rows: Rows, singles: Rows = (), caption: str = "") -> Chart:
+    """Rows have the fields of both axes and a `series`; y may be an estimate. `singles` also name their `training`."""
+    plotted = convert_rows(rows, (x, y))
+    values, cut = cut_intervals(plotted.values, y)
+    faint = convert_rows(singles, (x, y), rows).values
+    everything = name_axes(plotted, (x, y), [*values, *faint])
+    names = list_series(values)
+    places: dict[str, Any] = {"x": encode_axis(x, everything), "y": encode_axis(y, everything)}
+    look: dict[str, Any] = {"color": encode_series(names), "opacity": UNLESS_HIDDEN | {"value": 1}}
+    dashes = choose_dashes(names, names)
+    dash = encode_series(names) | {"scale": {"domain": names, "range": dashes}}
+    shape = encode_series(names) | {"scale": {"domain": names, "range": choose_shapes(names, names)}}
+    shown = [one for name in names for one in _choose_shown([one for one in values if one["series"] == name])]
+    ends = {"y": encode_axis(y, everything, field=f"{y.field}_low"), "y2": {"field": f"{y.field}_high"}}
+    faintly: dict[str, Any] = {"detail": [{"field": "training"}], "opacity": UNLESS_HIDDEN | {"value": 0.35}}
+    layers: list[tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = [
+        (
+            [one for one in values if f"{y.field}_low" in one],
+            {"type": "area"},
+            {"x": places["x"]} | ends | look | {"opacity": UNLESS_HIDDEN | {"value": 0.15}},
+        ),
+        (
+            faint,
+            {"type": "line", "strokeWidth": 0.8},
+            places | look | faintly,
+        ),
+        (values, {"type": "line", "strokeWidth": 1.8}, places | look | {"strokeDash": dash}),
+    ]
+    drawn: list[dict[str, Any]] = [
+        {"data": {"values": data}, "mark": mark, "encoding": encoding} for data, mark, encoding in layers if data
+    ]
+    pointed: dict[str, Any] = {"shape": shape, "size": stress(30, 90), "tooltip": encode_tooltip((x, y), {})}
+    drawn.append(
+        {
+            "data": {"values": shown},
+            "params": [HIDDEN | {"bind": "legend"}],
+            "mark": {"type": "point", "filled": True, "opacity": 1},
+            "encoding": places | look | pointed,
+        }
+    )
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(drawn, height=CURVE_HEIGHT))
+
+
+def _choose_shown(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points that are marked, for pointing at: of a long curve evenly some."""
+    every = -(-len(values) // MOST_SHOWN)
+    return values[:: max(every, 1)]
