@@ -41,7 +41,7 @@ FAILING: dict[str, set[Status]] = {
     "quantization": set(),
 }
 """What every recipe reproduces of published failures, for which it ends with exit code 3."""
-MOST_LINES = {"polaris": 490, "gpt2": 310, "scaling": 365, "resnet": 310, "quantization": 190}
+MOST_LINES = {"polaris": 490, "gpt2": 315, "scaling": 365, "resnet": 310, "quantization": 190}
 """Of a terminal of 80 columns."""
 GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
 

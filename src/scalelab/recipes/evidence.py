@@ -21,7 +21,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_quantity
+from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import make_options
 
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share", "accuracy")
@@ -183,8 +183,8 @@ def make_beside_table(
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in a sentence."""
-    return format_quantity(quantity, value)
+    """A number in a sentence; `unknown` where its interval is wider than the number."""
+    return format_known(quantity, value) if isinstance(value, Estimate) else format_quantity(quantity, value)
 
 
 def keep_tables(*tables: Table | None) -> tuple[Table, ...]:

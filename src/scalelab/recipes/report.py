@@ -10,16 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import divide_published, is_comparable, print_published, say
+from scalelab.recipes.evidence import divide_published, is_comparable, print_published
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.brief import replace_details
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
-from scalelab.report.tables import count_column, make_table, text_column
+from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
-from scalelab.units import format_count, is_known
+from scalelab.units import format_count, format_quantity, is_known
 
 ROWS = FindingKind(
     "reproduction",
@@ -34,6 +33,8 @@ ROW = FindingKind(
 
 MOST_TABLES = 2
 """Of a study, where the row has no tables of its own."""
+MOST_COLUMNS = 5
+"""Of a study's table, where the row has tables of its own."""
 MOST_WHOLE_PARTS = 2
 """With more parts, a row shows one table of each study."""
 MOST_CHARTS = 4
@@ -83,11 +84,12 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     if not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
         return OTHER_MACHINE
     ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
-    if ours.value == main.published or (
-        ours.low is not None and ours.high is not None and ours.low <= main.published <= ours.high
-    ):
+    if not is_known(ours):
+        return UNRESOLVED
+    low, high = (ours.value if end is None else end for end in (ours.low, ours.high))
+    if low <= main.published <= high:
         return AGREES
-    return f"{say('ratio', divide_published(ours.value, main.published))}×" if is_known(ours) else UNRESOLVED
+    return f"{format_quantity('ratio', divide_published(ours.value, main.published))}×"
 
 
 def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
@@ -102,7 +104,7 @@ def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
 
     def read_ours(one: Concluded) -> str | None:
         main = mains[one.row.id]
-        return None if main.ours is None else say(main.quantity, main.ours)
+        return None if main.ours is None else format_quantity(main.quantity, main.ours)
 
     return make_table(
         rows,
@@ -165,7 +167,7 @@ def make_section(one: Concluded) -> Section:
     if one.row.num_tables is not None and one.answer.sentences:
         most = one.row.num_tables
     tables = [
-        (key, replace_details(table) if one.answer.tables else table)
+        (key, shorten_table(table) if one.answer.tables else table)
         for key, outcome in outcomes.items()
         for table in list_tables(outcome)[:most]
     ]
@@ -187,29 +189,39 @@ def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:
 
 
 def list_tables(outcome: Outcome) -> list[Table]:
-    """The tables of a study, each with a title."""
+    """The tables of a study, each with a title; of a training run not its curve: on random data it shows nothing."""
     document = outcome.document
     found = []
     for section in document.sections if document else ():
         for number, table in enumerate(section.tables):
             found.append(replace(table, title=table.title or (section.heading if number == 0 else "")))
-    if found and document:
-        found[0] = replace(found[0], title=found[0].title or document.title)
-    return found
+    kept = found[1:] if any(result.trial.course for result in outcome.results) else found
+    title = document.title if document else ""
+    return [replace(table, title=table.title or title) for table in kept[:1]] + kept[1:]
+
+
+def shorten_table(table: Table) -> Table:
+    """Its main columns, without notes on the others."""
+    columns, rows = table.columns[:MOST_COLUMNS], tuple(row[:MOST_COLUMNS] for row in table.rows)
+    return replace(
+        table, columns=columns, rows=rows, notes=tuple(note for note in table.notes if note == INTERVAL_NOTE)
+    )
 
 
 def merge_tables(shown: Sequence[tuple[str, Table]], *, is_marked: bool) -> Iterator[Table]:
     """Tables that differ in their rows only become one, with the part of each row."""
     alike: dict[tuple[object, ...], list[tuple[str, Table]]] = {}
     for key, table in shown:
-        alike.setdefault((table.title, table.columns, table.notes), []).append((key, table))
+        alike.setdefault((table.title, table.columns), []).append((key, table))
     for group in alike.values():
         key, first = group[0]
         if len(group) == 1:
             yield replace(first, title=f"{first.title} ({key})") if is_marked and first.title else first
             continue
+        columns = (Column(key="part", header="part", align="left"), *first.columns)
         rows = tuple((make_cell(key), *row) for key, table in group for row in table.rows)
-        yield replace(first, columns=(Column(key="part", header="part", align="left"), *first.columns), rows=rows)
+        notes = tuple(dict.fromkeys(note for _, table in group for note in table.notes))
+        yield replace(first, columns=columns, rows=rows, notes=notes)
 
 
 def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:

@@ -49,10 +49,7 @@ STRAGGLER_DELAY = "20ms"
 def make_job(size: Size, **fields: Any) -> Job:
     return Job(
         workload="mlp",
-        options={
-            "dim": choose(size, small=SMALL_DIM, full=DIM),
-            "depth": choose(size, small=SMALL_DEPTH, full=DEPTH),
-        },
+        options={"dim": choose(size, small=SMALL_DIM, full=DIM), "depth": choose(size, small=SMALL_DEPTH, full=DEPTH)},
         threads_per_rank=choose(size, small=1, full=None),
         timeout=choose(size, small="5min", full="1h"),
         **fields,
@@ -130,27 +127,25 @@ def answer_s2(outcomes: Outcomes) -> Answer:
     if plain is None or not spread:
         return Answer(sentences=quote(outcome))
     return Answer(
-        main=find_speedup("", [plain, *spread]),
-        sentences=(*answer_linearity(plain, spread), *quote(outcome)),
+        main=find_speedup("", [plain, *spread]), sentences=(*answer_linearity(plain, spread), *quote(outcome))
     )
 
 
 def answer_linearity(plain: Arm, spread: list[Arm]) -> Iterator[str]:
     """Is it linear, and where does it drop: against the plain loop. The study says why."""
-    below = []
-    for arm in spread:
-        excess = scale(divide_steps(arm, plain), arm.trial.num_ranks)
-        if excess is not None and judge(excess) is Verdict.SLOWER:
-            below.append(arm)
+    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in spread}
+    verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
+    below = [ranks for ranks, verdict in verdicts.items() if verdict is Verdict.SLOWER]
     ranks = spread[-1].trial.num_ranks
     speedup = divide_steps(plain, spread[-1])
-    verdict = "No" if below else "Yes, within the error"
+    is_resolved = Verdict.UNRESOLVED not in verdicts.values()
+    verdict = "No" if below else "Yes, within the error" if is_resolved else "Unresolved"
     yield (
         f"Is it linear? {verdict}: {ranks} ranks are {say('ratio', speedup)} times as fast as the plain loop,"
         f" efficiency {say('share', scale(speedup, 1 / ranks))}."
     )
     if below:
-        yield f"Where does it drop? At {below[0].trial.num_ranks} ranks, the first that is significantly below ideal."
+        yield f"Where does it drop? At {below[0]} ranks, the first that is significantly below ideal."
 
 
 def make_s3(size: Size) -> Row:

@@ -85,13 +85,7 @@ def find_learning_rate(step: int) -> float:
 
 
 def make_checks() -> list[Check]:
-    return [
-        *_check_memory(),
-        _check_rate(),
-        _check_extrapolation(),
-        *_check_batches(),
-        *_check_training(),
-    ]
+    return [*_check_memory(), _check_rate(), _check_extrapolation(), *_check_batches(), *_check_training()]
 
 
 def _check_memory() -> Iterator[Check]:

@@ -94,7 +94,7 @@ def make_g5(size: Size) -> Row:
         device_memory=f"{CARD_BYTES:.0f}",
         job=make_training("full", "ddp").job,
     )
-    return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size), num_tables=0)
+    return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size))
 
 
 def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
@@ -325,9 +325,4 @@ def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
     return [f"Operators by name, against the baseline: {'; '.join(said)}."] if said else []
 
 
-GPT2 = Recipe(
-    name="gpt2",
-    title="Profiling on one GPU, DDP and FSDP",
-    make_rows=make_rows,
-    make_checks=make_checks,
-)
+GPT2 = Recipe(name="gpt2", title="Profiling on one GPU, DDP and FSDP", make_rows=make_rows, make_checks=make_checks)

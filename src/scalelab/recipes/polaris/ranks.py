@@ -199,10 +199,7 @@ def make_rank_table(outcomes: Outcomes) -> Table | None:
         count_column("local_rank", "local rank", read_local_rank),
         text_column("host", "host", lambda one: one.report.host or None),
         text_column(
-            "mask",
-            "CPU mask",
-            lambda one: format_mask(one.report.cores) if one.report.cores else None,
-            align="right",
+            "mask", "CPU mask", lambda one: format_mask(one.report.cores) if one.report.cores else None, align="right"
         ),
         text_column("published_mask", "published", read_published, align="right"),
         text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status),

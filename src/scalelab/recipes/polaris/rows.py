@@ -307,9 +307,4 @@ def make_epoch_table(models: Sequence[ScaledUp]) -> Table | None:
     return table if models else None
 
 
-POLARIS = Recipe(
-    name="polaris",
-    title="DDP on a supercomputer",
-    make_rows=make_rows,
-    make_checks=make_checks,
-)
+POLARIS = Recipe(name="polaris", title="DDP on a supercomputer", make_rows=make_rows, make_checks=make_checks)

@@ -321,9 +321,4 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-QUANTIZATION = Recipe(
-    name="quantization",
-    title="A small CNN in int8",
-    make_rows=make_rows,
-    make_checks=make_checks,
-)
+QUANTIZATION = Recipe(name="quantization", title="A small CNN in int8", make_rows=make_rows, make_checks=make_checks)

@@ -190,10 +190,7 @@ class PublishedOptimizers(Optimizers):
         if name not in ("sgd", "nesterov"):
             return super()._choose_optimizer(name)
         wanted = Optimization(
-            optimizer=name,
-            lr=published.BASE_RATE,
-            momentum=published.MOMENTUM,
-            weight_decay=published.WEIGHT_DECAY,
+            optimizer=name, lr=published.BASE_RATE, momentum=published.MOMENTUM, weight_decay=published.WEIGHT_DECAY
         )
         return replace(self.job, optimization=wanted)
 
@@ -231,9 +228,4 @@ def answer_r7(outcomes: Outcomes) -> Answer:
     return Answer(main=main, sentences=tuple(sentences))
 
 
-RESNET = Recipe(
-    name="resnet",
-    title="DDP on CIFAR-10",
-    make_rows=make_rows,
-    make_checks=make_checks,
-)
+RESNET = Recipe(name="resnet", title="DDP on CIFAR-10", make_rows=make_rows, make_checks=make_checks)
