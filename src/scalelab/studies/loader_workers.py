@@ -145,8 +145,9 @@ class LoaderWorkers(SweepStudy):
 
     def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
         yield step_column("total")
-        yield seconds_column("load_seconds", "load", lambda arm: estimate_part(arm, read_load))
-        yield seconds_column("train_seconds", "train", lambda arm: estimate_part(arm, read_train))
+        unit = {"unit_of": "step_seconds"}
+        yield seconds_column("load_seconds", "load", lambda arm: estimate_part(arm, read_load), **unit)
+        yield seconds_column("train_seconds", "train", lambda arm: estimate_part(arm, read_train), **unit)
         yield share_column("load_share", "load share", lambda arm: estimate_phase_share(arm, "input"))
         yield relative_column(sweep.reference, "× 0 workers")
         yield samples_column()

@@ -100,7 +100,7 @@ class Optimizers(SweepStudy):
     def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
         yield step_column()
         yield relative_column(sweep.reference, f"× {self.reference_name}")
-        yield seconds_column("optimizer_seconds", "update", lambda arm: arm.phase("optimizer"))
+        yield seconds_column("optimizer_seconds", "update", lambda arm: arm.phase("optimizer"), unit_of="step_seconds")
         yield samples_column()
 
     def list_notes(self, sweep: Sweep) -> Iterable[str]:
