@@ -15,6 +15,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import tyro
@@ -30,7 +31,20 @@ FEW_FLAGS = 22
 """A command with no more flags than this has them all in `--help`."""
 COMMON = frozenset(["workload", "device", "dtype", "rounds", "steps", "launcher", "dry_run", "html", "json", "full"])
 """Fields of groups that `--help` shows too."""
+COMMON_OF = {
+    "ChangeFlags": ("link", "cores", "batch"),
+    "BestFlags": ("best", "memory"),
+    "ModelFlags": ("model", "parameters", "layers"),
+}
+"""The same, of one group only."""
 TITLES = {
+    "ChangeFlags": "What if",
+    "BestFlags": "Fastest settings",
+    "TableFlags": "Columns of the table",
+    "ModelFlags": "Model",
+    "DeviceFlags": "Device",
+    "LayoutFlags": "Layout",
+    "Reading": "Traces",
     "Job": "Model and device",
     "StepShape": "Training step",
     "Optimization": "Optimizer",
@@ -85,7 +99,7 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if one.is_common]
     num_hidden = len(flags) - len(shown)
     if num_hidden:
-        shown = [dataclasses.replace(one, text=one.brief or one.text) if one.group else one for one in shown]
+        shown = [replace(one, text=one.brief or one.text) if one.group else one for one in shown]
     usage = " ".join(["usage: scalelab", verb, *(one.invocation for one in positional), "[OPTIONS]"])
     lines = [usage, "", *(line for part in description.split("\n\n") for line in wrap(part, width))]
     groups = dict.fromkeys(one.group for one in shown if not one.is_positional)
@@ -125,7 +139,8 @@ def list_flags(kind: type[Any], group: str = "", default: Any = None) -> list[Fl
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             some = list_flags(hint, read_title(hint, marks, group), None if value is MISSING else value)
             is_own = one.name == "options"  # the workload's, which is why it was chosen
-            nested += [dataclasses.replace(few, is_common=few.is_common or is_own) for few in some]
+            shown = COMMON_OF.get(hint.__name__, ())
+            nested += [replace(few, is_common=few.is_common or is_own or few.field in shown) for few in some]
         else:
             own.append(make_flag(one.name, hint, marks, value, texts.get(one.name, ""), group))
     return [*own, *nested]

@@ -122,7 +122,7 @@ class PlanFlags:
     sweep_devices: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N…")] = None
     """Also plan for these device counts and find where more stop paying; without numbers, 1/8 to 8 times --devices."""
     measured_rate: float = 32582.4
-    """Linear rule: tokens/s of a small model on one device (default: a published GPT-2 small)."""
+    """Linear rule: tokens/s of a small model on one device."""
     measured_parameters: Annotated[str, tyro.conf.arg(metavar="NUMBER")] = "124439808"
     """Linear rule: parameter count of the small model."""
     unfused_attention: bool = False
