@@ -84,7 +84,7 @@ def test_the_names_on_the_command_line_are_those_of_the_recipes() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_answered_with_numbers(documents: dict[str, Document], name: str) -> None:
     document = documents[name]
-    states = {str(row[0].value): row[-1].value for row in document.tables[0].rows}
+    states = {str(row[0].value): row[-1].value for row in document.tables[1].rows}
     for row in ROWS[name]:
         section = find_section(document, row)
         if row in NOT_RUN:
@@ -245,7 +245,7 @@ def test_waiting_and_transfer_are_told_apart_inside_a_node_and_between_two(docum
     assert "communication takes 5.00 ± 0.00 times as long as inside one" in words
     assert "A step inside one node: 3.00 ± 0.00 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
     assert "between two over 100mbit: 19.0 ± 0.0 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
-    assert "/s bus bandwidth over 12.5 MB/s" in words
+    assert "/s bus bandwidth on a 12.5 MB/s link" in words
 
 
 def test_without_root_two_nodes_are_not_run_with_the_reason_and_predicted(

@@ -48,7 +48,7 @@ def find_section(document: Document, row: str) -> Section:
 
 
 def read_states(document: Document) -> dict[object, object]:
-    return {row[0].value: row[-1].value for row in document.tables[0].rows}
+    return {row[0].value: row[-1].value for row in document.tables[1].rows}
 
 
 def test_trials_are_named_by_row_and_part_and_a_part_that_two_rows_read_is_run_once() -> None:

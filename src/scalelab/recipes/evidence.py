@@ -112,8 +112,8 @@ def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]
         verdict = "fits" if peak <= device_bytes else "does not fit"
         sentences.append(
             f"Prediction, not measured: {model} as published in {row.trial.dtype}, {row.label} per rank, peaks at"
-            f" {say('bytes', peak)} with CPU operators; it {verdict} into {say('bytes', device_bytes)}, without"
-            " fragmentation and the CUDA context."
+            f" {say('bytes', peak)} with CPU operators; it {verdict} into {say('bytes', device_bytes)}, not"
+            " counting fragmentation and the CUDA context."
         )
     return sentences
 

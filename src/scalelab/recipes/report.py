@@ -93,7 +93,7 @@ def judge_main(main: Main | None, size: Size) -> str | None:
 
 
 def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
-    """Every row with its main number here and as published, and what became of it."""
+    """Every row with its main number here and as published, and the verdict."""
     verdicts = {one.row.id: judge_main(one.answer.main, size) for one in rows}
     mains = {one.row.id: one.answer.main or Main("text", one.row.title, None) for one in rows}
     is_compared = any(main.published is not None for main in mains.values())
@@ -109,15 +109,24 @@ def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
     return make_table(
         rows,
         text_column("row", "row", lambda one: one.row.id),
-        text_column("title", "experiment", lambda one: one.row.title, is_detail=True),
         text_column("number", "main number", lambda one: mains[one.row.id].what),
         text_column("ours", "here", read_ours, align="right"),
         text_column("published", "published", read_published, align="right") if is_compared else None,
         text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or one.state),
-        count_column("completed", "completed", lambda one: one.num_completed, is_detail=True),
-        count_column("failed", "not completed", lambda one: len(one.results) - one.num_completed, is_detail=True),
-        text_column("state", "state", lambda one: one.state, is_detail=True),
         notes=VERDICT_NOTES if any(verdicts.values()) else (),
+    )
+
+
+def make_state_table(rows: Sequence[Concluded]) -> Table:
+    """Every row with its experiment and what became of its trials."""
+    return make_table(
+        rows,
+        text_column("row", "row", lambda one: one.row.id),
+        text_column("title", "experiment", lambda one: one.row.title),
+        count_column("completed", "completed", lambda one: one.num_completed),
+        count_column("failed", "not completed", lambda one: len(one.results) - one.num_completed),
+        text_column("state", "state", lambda one: one.state),
+        title="Trials",
     )
 
 

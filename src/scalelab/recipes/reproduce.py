@@ -29,6 +29,7 @@ from scalelab.recipes.report import (
     make_check_table,
     make_overview,
     make_section,
+    make_state_table,
 )
 from scalelab.recipes.resnet.rows import RESNET
 from scalelab.recipes.scaling import SCALING
@@ -153,11 +154,12 @@ class Reproduce(Study):
         last = (
             [Section(heading="Checks of the published numbers", tables=(make_check_table(checks),))] if checks else []
         )
+        first = Section(tables=(make_overview(rows, self.size), make_state_table(rows)))
         return Document(
             title=recipe.title,
             question=self.question,
             setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
-            sections=(Section(tables=(make_overview(rows, self.size),)), *map(make_section, rows), *last),
+            sections=(first, *map(make_section, rows), *last),
             findings=tuple(find_findings(rows, checks, self.size)),
             cautions=list_cautions(rows),
         )

@@ -89,11 +89,11 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     trial = make_trial("mpi")
     asked = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
     finding = conclude("mpi", asked)
-    assert [row[-1] for row in read_table(finding)] == 2 * ["agrees", "not_run"]
+    assert [row[-1] for row in read_table(finding)] == 2 * ["agrees", "not run"]
     assert finding.sentences[-1] == "Not run: Split_type(SHARED) under mpi: no mpi4py."
     missing = conclude("slurm", not_run(make_trial("slurm"), "no allocation"))
     (line,) = read_table(missing)
-    assert (line[0], line[-1]) == ("slurm", "not_run")
+    assert (line[0], line[-1]) == ("slurm", "not run")
     assert missing.sentences == ("Not run: slurm: no allocation.",)
 
 
@@ -106,7 +106,7 @@ def test_parts_of_launchers_that_are_not_here_are_planned_and_refused(monkeypatc
     assert set(LAUNCHERS) <= set(planned)
     reasons = {name: study.refuse(planned[name], ()) for name in LAUNCHERS}
     assert reasons["torchrun"] is None
-    assert "no mpiexec" in str(reasons["mpi"])
+    assert "mpiexec is not on PATH" in str(reasons["mpi"])
     assert "allocation" in str(reasons["slurm"])
     assert [("mpi" in planned[name].instruments) for name in LAUNCHERS] == [False, True, False, True]
     absent = study.measured_parts["p2", "slurm"].conclude([not_run(planned["slurm"], "no allocation")])

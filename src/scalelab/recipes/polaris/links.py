@@ -146,7 +146,7 @@ def _describe_parts(where: str, row: LinkRow) -> Iterator[str]:
     bandwidth = row.trained_bandwidth
     rate = f", {say('bytes', bandwidth)}/s bus bandwidth" if bandwidth else ""
     nominal = row.link.bytes_per_second
-    rate += f" over {say('bytes', nominal)}/s" if rate and nominal else ""
+    rate += f" on a {say('bytes', nominal)}/s link" if rate and nominal else ""
     yield (f"A step {where}: {say('seconds', transfer)} of transfer and {say('seconds', waiting)} of waiting{rate}.")
 
 

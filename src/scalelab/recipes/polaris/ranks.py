@@ -155,7 +155,7 @@ class Said(NamedTuple):
     @property
     def verdict(self) -> str | None:
         if self.result is None or self.said.reason:
-            return Status.NOT_RUN
+            return Status.NOT_RUN.words
         difference = find_difference(self.result, self.report, self.said)
         return None if self.is_own else f"differs: {difference}" if difference else "agrees"
 
@@ -202,7 +202,7 @@ def make_rank_table(outcomes: Outcomes) -> Table | None:
             "mask", "CPU mask", lambda one: format_mask(one.report.cores) if one.report.cores else None, align="right"
         ),
         text_column("published_mask", "published", read_published, align="right"),
-        text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status),
+        text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status.words),
         title="Who the ranks are",
     )
     return table if lines else None

@@ -104,7 +104,7 @@ def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("bytes", [memory, *others], title="Peak memory of a rank", size=size),
         ]
         grown = [
-            f"{arm.label} {say('ratio', ratio)}"
+            f"{say('ratio', ratio)} with {arm.label}"
             for arm in list_arms(matching)
             if arm is not base and (ratio := divide_steps(arm, base)) is not None
         ]
