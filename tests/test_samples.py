@@ -177,7 +177,7 @@ def test_transfers_whose_file_was_changed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match=r"transfers\.csv has 2 transfers, but its result lists 3"):
         read_transfers(path, sha256_of(text.encode()), 3)
     path.write_text(text[:-3])
-    with pytest.raises(DamagedRun, match=r"transfers\.csv is not the file its result was written with"):
+    with pytest.raises(DamagedRun, match=r"transfers\.csv does not match the checksum in its result"):
         read_transfers(path, sha256_of(text.encode()), 2)
 
 

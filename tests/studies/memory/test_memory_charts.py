@@ -7,8 +7,6 @@ import pytest
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Document
-from scalelab.studies.memory.answer import collect_rows
-from scalelab.studies.memory.report import draw_categories
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.job import Job
 from tests.report.charts.figures import draw, list_texts, list_values
@@ -38,14 +36,16 @@ def make_study() -> Memory:
     return Memory(strategies=("single", "ddp"), device_memory="12MB", job=job)
 
 
-def test_memory_is_in_pieces_with_the_forecast_above_the_measurement() -> None:
+def test_memory_is_in_pieces_and_the_forecast_stands_beside_the_measurement() -> None:
     study = make_study()
     charts = list_charts(study.conclude([play(trial) for trial in study.plan()]))
-    chart = charts["Memory by category"]
-    pieces = [piece for piece in list_values(chart, "bar") if piece["bar"] == "single, batch 4, measured"]
+    chart, peaks = charts["Memory by category"], charts["Peak memory"]
+    pieces = [piece for piece in list_values(chart, "bar") if piece["name"] == "single, batch 4"]
     assert [piece["series"] for piece in pieces] == ["parameters", "gradients", "activations"]
-    assert "out of memory" in list(list_texts(chart))
+    assert {value["series"] for value in list_values(peaks, "bar")} == {"forecast", "measured"}
+    assert "out of memory" in list(list_texts(peaks))
     draw(chart)
+    draw(peaks)
 
 
 def test_the_device_is_a_line_beside_the_forecasts() -> None:
@@ -56,4 +56,4 @@ def test_the_device_is_a_line_beside_the_forecasts() -> None:
 
 
 def test_nothing_known_of_memory_is_no_figure() -> None:
-    assert draw_categories(collect_rows([])) == ()
+    assert not [chart for section in make_study().conclude([]).sections for chart in section.charts]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
 from scalelab.records.trial import Status
-from scalelab.report.charts.columns import draw_columns, keep_charts
-from scalelab.report.charts.plot import MOST_SERIES, Axis, Row, plot_bars
+from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
+from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Cell, Chart, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
 from scalelab.report.tables import bytes_column, make_table, share_column, text_column
@@ -327,33 +327,21 @@ def _name_failures(rows: Sequence[MemoryRow]) -> Iterator[Caution]:
         )
 
 
-def draw_categories(rows: Sequence[MemoryRow]) -> tuple[Chart, ...]:
-    """Every configuration, its forecast above its measurement, in pieces; small categories share one."""
-    bars = [
-        (f"{row.label}, {side}", row.label, report, missing)
-        for row in rows
-        for side, report, missing in (("forecast", row.forecast, "none"), ("measured", row.measured, row.status))
-    ]
-    known = [report.by_category for _, _, report, _ in bars if report is not None]
-    if len(known) < 2:
-        return ()
-    largest = sorted(CATEGORIES, key=lambda name: -max(sizes.get(name, 0) for sizes in known))[: MOST_SERIES - 1]
-    pieces: list[Row] = []
-    for bar, label, report, _ in bars:
-        sizes = report.by_category if report else {}
-        parts = {name: sizes[name] for name in CATEGORIES if name in largest and sizes.get(name)}
-        others = sum(sizes.values()) - sum(parts.values())
-        named = parts | ({"all others": others} if others else {})
-        pieces += [{"bar": bar, "series": name, "memory_bytes": size, "key": label} for name, size in named.items()]
-    chart = plot_bars(
-        title="Memory by category",
-        x=Axis(field="memory_bytes", title="memory of one rank at the peak", quantity="bytes"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=pieces,
-        failed=[{"bar": bar, "status": missing} for bar, _, report, missing in bars if report is None],
-        caption="The rank with the most, at the peak of a step. The same in every launch, so there are no intervals.",
-    )
-    return (chart,)
+def draw_peaks(table: Table) -> tuple[Chart, ...]:
+    """The forecast of every configuration beside its measurement."""
+    columns = {"forecast_bytes": "forecast", "peak_bytes": "measured"}
+    caption = "The rank with the most. The same in every launch, so there are no intervals."
+    return keep_charts(draw_columns(table, columns, title="Peak memory", axis_title="peak", caption=caption))
+
+
+def draw_categories(table: Table) -> tuple[Chart, ...]:
+    """What every peak consists of: the largest categories."""
+    rows = [[known.value if (known := cell.estimate) else 0.0 for cell in cells] for cells in table.rows]
+    sizes = {column.key: max(row[index] for row in rows) for index, column in enumerate(table.columns) if index}
+    largest = sorted(sizes, key=lambda key: -sizes[key])[:MOST_SERIES]
+    shown = [key for key in sizes if key in largest]
+    caption = f"The {len(shown)} largest categories at the peak of a step, of the rank with the most."
+    return keep_charts(draw_stacks(table, shown, title="Memory by category", axis_title="memory", caption=caption))
 
 
 def draw_fit(table: Table, device_bytes: int) -> tuple[Chart, ...]:

@@ -26,6 +26,7 @@ from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
     draw_categories,
     draw_fit,
+    draw_peaks,
     find_memory_cautions,
     make_category_table,
     make_fit_table,
@@ -148,10 +149,12 @@ class Memory(Study):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         rows = collect_rows(results)
-        sections = [Section(tables=(make_peak_table(rows),), charts=draw_categories(rows))]
+        peaks = make_peak_table(rows)
+        sections = [Section(tables=(peaks,), charts=draw_peaks(peaks))]
         categories = make_category_table(rows)
         if categories.rows:
-            sections.append(Section(heading="Categories at the peak", tables=(categories,)))
+            charts = draw_categories(categories)
+            sections.append(Section(heading="Categories at the peak", tables=(categories,), charts=charts))
             sections.append(Section(heading="Other readings", tables=(make_reading_table(rows),)))
         if self.device_bytes is not None and rows:
             heading = f"Does it fit into {format_bytes(self.device_bytes)}?"

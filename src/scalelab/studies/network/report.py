@@ -7,9 +7,9 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import ExposedCommunication
-from scalelab.report.charts.axes import Axis
+from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.lines import plot_rates
-from scalelab.report.charts.plot import MOST_SERIES, plot_bars
+from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
 from scalelab.report.tables import (
@@ -32,7 +32,7 @@ from scalelab.studies.network.answer import (
     read_transfer,
     read_waiting,
 )
-from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
+from scalelab.studies.shared.arms import Arm, describe_failures, join_words
 from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.cautions import name_failure
 from scalelab.studies.shared.sweep import (
@@ -216,39 +216,10 @@ def warn_of_links(answer: NetworkAnswer) -> Iterator[Caution]:
             yield from name_failure(label, row.series.results, is_measured=row.series.is_measured)
 
 
-def plot_link_costs(answer: NetworkAnswer) -> tuple[Chart, ...]:
+def draw_costs(table: Table) -> tuple[Chart, ...]:
     """A step over every link, and what of it is exposed communication."""
-    rows: list[Made] = []
-    for row in answer.rows:
-        if row.arm is None or not row.is_measured:
-            continue
-        place = {"bar": row.link.name, "key": row.arm.label}
-        step, exposed = row.arm.step, row.exposed
-        if exposed is None:
-            rows.append(place | {"series": "step", "seconds": step})
-        else:
-            computing = step.value - max(exposed.seconds.value, 0.0)
-            rows.append(place | {"series": "computing", "seconds": computing})
-            rows.append(place | {"series": "exposed comm", "seconds": exposed.seconds})
-    if not rows:
-        return ()
-    failed = [
-        {"bar": row.link.name, "status": describe_status(row.arm) if row.arm else "not run yet"}
-        for row in answer.rows
-        if not row.is_measured
-    ]
-    chart = plot_bars(
-        title="Step time by link",
-        x=Axis(field="seconds", title="step time", quantity="seconds"),
-        y=Axis(field="bar", title="", quantity="text"),
-        rows=rows,
-        failed=failed,
-        caption=join_words(
-            "Exposed: what a step without the gradient all-reduce saves.",
-            *describe_failures((row["bar"], row["status"]) for row in failed),
-        ),
-    )
-    return (chart,)
+    columns = {"step_seconds": "step", "exposed_seconds": "exposed communication"}
+    return keep_charts(draw_columns(table, columns, title="Step time by link", axis_title="time"))
 
 
 def plot_link_rates(answer: NetworkAnswer) -> tuple[Chart, ...]:

@@ -25,10 +25,10 @@ from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.network.answer import BASE, name_exchange, read_answer
 from scalelab.studies.network.report import (
+    draw_costs,
     make_bandwidth_table,
     make_cost_table,
     make_profile_table,
-    plot_link_costs,
     plot_link_rates,
     summarise_links,
     warn_of_links,
@@ -134,7 +134,7 @@ class Network(Study):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         answer = read_answer(self.read_links(), results, self.sampling.warmup)
-        base = answer.arms.get(BASE)
+        base, costs = answer.arms.get(BASE), make_cost_table(answer)
         return Document(
             title=self.title,
             question=self.question,
@@ -146,7 +146,7 @@ class Network(Study):
                 f"{self.batch_per_rank} samples per rank",
             ),
             sections=(
-                Section(tables=(make_cost_table(answer),), charts=plot_link_costs(answer)),
+                Section(tables=(costs,), charts=draw_costs(costs)),
                 Section(heading="Profiled communication", tables=(make_profile_table(answer),)),
                 Section(heading="Bandwidth", tables=(make_bandwidth_table(answer),), charts=plot_link_rates(answer)),
             ),
