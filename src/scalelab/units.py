@@ -1,19 +1,17 @@
 """Seconds, bytes, rates and shares: the only place where a number becomes text.
 
-Everything inside scalelab is in base units: seconds, bytes, per second, ratios in [0, 1]. A column of a
-table gets one unit and one number of decimals, so that its numbers can be compared by eye:
+Everything inside scalelab is in base units: seconds, bytes, per second, ratios in [0, 1]. All numbers of a table's
+column share one unit and one number of decimals:
 
     unit       the largest in which the median magnitude is at least 1
-    decimals   with intervals, enough for ± to show one or two significant digits; without, three
-               significant digits of the median magnitude. The smallest entry may ask for one decimal more,
-               and the largest is never printed with more than six digits.
+    decimals   with intervals, enough for ± to show one or two significant digits; without, three significant digits of
+               the median. The smallest entry may add one decimal; no entry has more than six digits.
 
-Whether ± deserves a second digit follows the Particle Data Group (Review of Particle Physics, Introduction,
-section 5.3, "Rounding"): two digits up to 354, one from 355 on, since 1 for 1.4 would be wrong by almost
-half. It gets none where that would mean more than two decimals of a ratio, or a fraction of a percent. A ±
-that is not zero never prints as zero: it is rounded up.
+Whether ± gets a second digit follows the Particle Data Group (Review of Particle Physics, Introduction, section 5.3,
+"Rounding"): two digits up to 354, one from 355 on, since 1 for 1.4 would be wrong by almost half. It gets none beyond
+two decimals of a ratio or a whole percent. A nonzero ± never prints as zero: it is rounded up.
 
-Unknown is None and prints as "–"; so do nan and the infinities. A minus is U+2212, as wide as a digit; five
+Unknown is None and prints as "–", like nan and the infinities. A minus is U+2212, as wide as a digit; numbers of five
 digits and more are grouped with the narrow no-break space U+202F.
 """
 
@@ -34,14 +32,14 @@ Quantity = Literal[
     "text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "accuracy", "epochs", "latency",
     "bandwidth"
 ]  # fmt: skip
-"""What a number is. A rate is per second, a share a ratio that is read in percent, a number has no unit. Latency and
-bandwidth are seconds and bytes per second in the units that tables of communication have everywhere: µs and GB/s."""
+"""What a number is. A rate is per second, a share is a ratio printed in percent, a number has no unit. Latency and
+bandwidth are seconds and bytes per second in fixed units, µs and GB/s."""
 
 UNKNOWN = "–"
 PLUS_MINUS = " ± "
 GROUP_SEPARATOR = "\u202f"
 MAX_DIGITS = 6
-"""More digits than these are noise in any measurement of ours."""
+"""Further digits are noise."""
 MAX_DECIMALS = 12
 
 
@@ -75,7 +73,7 @@ class Unit:
 
     @property
     def suffix(self) -> str:
-        """What every number carries itself: percent is read as part of the number, other units are not."""
+        """What follows every number: percent is part of the number, other units stand in the header."""
         return " %" if self.symbol == "%" else ""
 
 
@@ -91,14 +89,14 @@ _SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
     "latency": (("µs", 1e-6, 0.0),),
     "bandwidth": (("GB/s", 1e9, 0.0),),
 }  # fmt: skip
-"""Symbol, factor and the magnitude from which on it is used, ascending."""
+"""Symbol, factor and the smallest magnitude it is used for, ascending."""
 
 _USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
-"""Beyond these, a second digit of ± is not worth the reading."""
+"""The most decimals that a second digit of ± may add."""
 
 
 _FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "accuracy": 2, "epochs": 2}
-"""Exact figures, read line by line against those of another run."""
+"""Figures compared digit by digit with those of another run."""
 
 
 def choose_unit(
@@ -106,9 +104,9 @@ def choose_unit(
     values: Iterable[float | Measured | None],
     scaled_as: Iterable[float | Measured | None] = (),
 ) -> Unit:
-    """One unit and one number of decimals for a whole column; what is unknown in it has no say.
+    """One unit and one number of decimals for a whole column; unknown values do not count.
 
-    `scaled_as`: the numbers that choose the unit in their place, as far as any of them is known.
+    `scaled_as`: numbers that choose the unit instead, where any of them is known.
     """
     pairs = [_split_measured(value) for value in values]
     others = sorted(abs(number) for number, _ in map(_split_measured, scaled_as) if number)
@@ -133,7 +131,7 @@ def _split_measured(entry: float | Measured | None) -> tuple[float | None, float
 
 
 def _convert(value: float | None, factor: float) -> float | None:
-    """A value in a unit; None if it is unknown, or leaves the range of a float on the way."""
+    """A value in a unit; None if it is unknown or overflows."""
     try:
         converted = math.nan if value is None else value / factor
     except OverflowError:
@@ -142,13 +140,13 @@ def _convert(value: float | None, factor: float) -> float | None:
 
 
 def _scale_all(values: Iterable[float], factor: float) -> list[float]:
-    """The values in a unit, as far as they are not zero there."""
+    """The values in a unit, without zeros."""
     converted = (_convert(value, factor) for value in values)
     return [value for value in converted if value]
 
 
 def _choose_scale(quantity: Quantity, magnitude: float) -> tuple[str, float]:
-    """The symbol and the factor for a magnitude; it counts as rounded, for 999.9 ms prints as 1 s."""
+    """The symbol and the factor for a magnitude, rounded first: 999.9 ms prints as 1 s."""
     scales = _SCALES.get(quantity, (("", 1.0, 0.0),))
     rounded = float(f"{magnitude:.2e}")
     symbol, factor, _ = [scale for scale in scales if scale[2] <= rounded][-1]
@@ -186,7 +184,7 @@ def _split_digits(value: float) -> tuple[float, int]:
 
 
 def format_value(value: float | None, unit: Unit) -> str:
-    """A number in a unit, without the unit's symbol unless that is %: "413.0", "96 %"."""
+    """A number in a unit, without its symbol except %: "413.0", "96 %"."""
     number = _convert(value, unit.factor)
     return UNKNOWN if number is None else _format_number(number, unit.decimals) + unit.suffix
 
@@ -222,7 +220,7 @@ def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
 
 
 def is_known(estimate: Measured) -> bool:
-    """Whether the interval leaves a number to speak of: it is not wider than the value itself."""
+    """Whether the interval is no wider than the value itself."""
     return estimate.half_width is None or estimate.half_width <= abs(estimate.value)
 
 
@@ -232,11 +230,11 @@ def format_known(quantity: Quantity, estimate: Measured) -> str:
 
 
 def format_interval(quantity: Quantity, estimate: Bounded) -> str:
-    """An estimate for a sentence whose point is where the interval ends: "1.07 (1.01 to 1.19)"."""
+    """An estimate for a sentence about the ends of its interval: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:
         return format_quantity(quantity, estimate)
     chosen = choose_unit(quantity, [estimate])
-    unit = replace(chosen, decimals=chosen.decimals + 1)  # an end that rounds to the limit it is judged by says nothing
+    unit = replace(chosen, decimals=chosen.decimals + 1)  # an end must not round to the limit it is compared with
     low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
     return f"{value} ({low} to {high})"
 
@@ -273,12 +271,12 @@ def format_learning_rate(rate: float | None) -> str:
 
 
 def format_loss(loss: float | None) -> str:
-    """Four decimals, as losses are compared; a training whose loss is no number has failed."""
+    """Four decimals; a training run without a loss has diverged."""
     return "nan" if loss is None else f"{loss:.4f}"
 
 
 def format_duration(seconds: float | None) -> str:
-    """A time to wait, in its two largest units: "1 min 20 s", "2 h", "3 d 4 h"; a negative one is unknown."""
+    """A duration in its two largest units: "1 min 20 s", "2 h", "3 d 4 h"; a negative one is unknown."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     if seconds < 1:
@@ -308,7 +306,7 @@ def parse_bytes(text: str) -> int:
     match = _BYTES.fullmatch(text.replace(GROUP_SEPARATOR, "").strip())
     factors = _BINARY if match and match[3] else _DECIMAL
     if match is None or match[2].lower() not in factors:
-        raise UsageError(f"{text!r} is no number of bytes: use a form such as 512MB, 2GiB, 1.5G or 4096")
+        raise UsageError(f"{text!r} is not a valid size: use a form such as 512MB, 2GiB, 1.5G or 4096")
     return round(Fraction(match[1]) * factors[match[2].lower()])
 
 
@@ -319,7 +317,9 @@ def parse_seconds(text: str) -> float:
         stripped += "s"
     parts = _SECONDS.findall(stripped)
     if not parts or _SECONDS.sub("", stripped):
-        raise UsageError(f"{text!r} is no time: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)")
+        raise UsageError(
+            f"{text!r} is not a valid duration: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)"
+        )
     return float(sum(Fraction(number) * _SECONDS_PER[symbol] for number, symbol in parts))
 
 
@@ -328,5 +328,5 @@ def parse_bit_rate(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,24})?) ?([kmgt]?)bit(?:/s)?", text.strip().lower())
     rate = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0.0
     if rate < 1:
-        raise UsageError(f"{text!r} is no rate: use a form such as 1gbit, 100mbit or 64kbit")
+        raise UsageError(f"{text!r} is not a valid rate: use a form such as 1gbit, 100mbit or 64kbit")
     return rate

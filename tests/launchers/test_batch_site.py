@@ -64,7 +64,7 @@ def test_an_unknown_key_is_refused_with_the_known_ones(tmp_path: Path) -> None:
         ('setup = "module load x"', "must be a list of strings"),
         ('setup = ["a\\nb"]', "line break"),
         ('scheduler = "sge"', "unknown scheduler 'sge': use one of slurm, pbs, lsf"),
-        ('wall_time = "soon"', "--wall-time 'soon' is no time"),
+        ('wall_time = "soon"', "--wall-time 'soon' is not a valid duration"),
         ('wall_time = "00:99:00"', "not a valid wall time"),
         ('poll = "0s"', "--poll must be a finite number > 0, got 0"),
         ('account = "my project"', "'my project' cannot be used in a job script"),
@@ -89,7 +89,7 @@ def test_a_file_that_is_missing_is_refused_only_where_it_was_named(tmp_path: Pat
 
 def test_a_file_for_another_batch_system_is_refused(tmp_path: Path) -> None:
     file = write_site(tmp_path, 'scheduler = "pbs"')
-    with pytest.raises(UsageError, match="is for pbs, --launcher slurm was given"):
+    with pytest.raises(UsageError, match="is for pbs, but --launcher is slurm"):
         load_site(Site(), str(file), "slurm")
 
 

@@ -401,5 +401,5 @@ def test_without_scripts_words_and_tables_are_there(browser: Seen, tmp_path: Pat
     page = context.new_page()
     page.goto(file.as_uri())
     assert "1.92 ± 0.02" in page.inner_text("table")
-    assert "scripts" in page.inner_text(".note")
+    assert "JavaScript" in page.inner_text(".note")
     context.close()

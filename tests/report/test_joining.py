@@ -62,7 +62,7 @@ def test_figures_with_other_axes_or_of_bars_are_not_laid_over_each_other() -> No
     parts = replace(draw(), spec={**draw().spec, "layer": [*draw().spec["layer"], sized]})
     assert overlay_charts({"A": parts, "B": parts}) is None
     steps = [{"series": "step", "place": n, "seconds": 0.1, "launch": 1, "step": n, "key": "a"} for n in range(3)]
-    one = plot_steps(title="t", points=steps, medians=[{**row, "series": "median of a launch"} for row in steps])
+    one = plot_steps(title="t", points=steps, medians=[{**row, "series": "launch median"} for row in steps])
     assert overlay_charts({"A": one, "B": one}) is None
     assert overlay_charts({"A": draw()}) is None
 

@@ -109,7 +109,7 @@ def test_rows_that_failed_leave_the_others(tmp_path: Path) -> None:
     [
         ({"delays": ()}, "--delays"),
         ({"delays": ("10ms", "0.01s")}, "each once"),
-        ({"delays": ("soon",)}, "'soon' is no time"),
+        ({"delays": ("soon",)}, "'soon' is not a valid duration"),
         ({"job": Job(workload="mlp", perturbation=Perturbation(delay="5ms"))}, "--delays 0ms 5ms"),
         ({"job": Job(workload="mlp", perturbation=Perturbation(delay_rank=0))}, "scalelab run straggler"),
         ({"ranks": (3,)}, "3"),

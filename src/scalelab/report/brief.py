@@ -1,7 +1,7 @@
 """The one screen of an answer: what failed, the main table, the weightiest findings, the worst warnings.
 
-Everything else is one flag away (`--full`), in the HTML, and in the JSON. The parts are chosen here and set by the
-terminal's renderer; what is left out is counted, so that nobody takes the screen for the whole.
+Everything else is one flag away (`--full`), in the HTML, and in the JSON. The parts are chosen here and printed by the
+terminal renderer, which counts what was left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_LINES = 38
 MOST_FINDINGS = 5
 MOST_WARNINGS = 4
 FEWEST_ROWS = 6
-"""A table is not cut below this, whatever else there is."""
+"""A table always shows this many."""
 
 
 @dataclass(frozen=True, kw_only=True)

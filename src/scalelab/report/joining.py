@@ -1,12 +1,10 @@
-"""Several runs in one report: how they compare first, then what they share in one figure, then each for itself.
+"""Several runs in one report: first how they compare, then shared charts, then each run on its own.
 
-Every run gets a letter, in the order in which they were named; each is compared with the first.
+Runs get letters in the order named; each is compared with the first.
 
-The same figure of several runs in one: their lines over each other, in the same axes.
-
-Specifications are joined, not measurements: what two figures have in common is their axes, so they must agree on
-titles and units. Rows that have a key are measurements, and their series get the name of their run. Of lines without
-one only the ideal is kept: a fit belongs to the run that it was made for. Bars are not laid over each other.
+Charts of lines that all runs have are overlaid. Their specifications are merged, so the axes must agree in titles and
+units. Rows with a key are measurements, and their series are named after their run. Of lines without a key only the
+ideal is kept: a fit belongs to its run. Bars are not overlaid.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from scalelab.report.findings import Caution, Finding, order_findings
 IDEAL = "ideal"
 KINDS = ("line", "point", "circle", "rule", "area")
 """Marks that can lie over each other."""
-CAPTION = "All runs in the same axes, intervals as in each run's own figure below; fits are only there."
+CAPTION = "All runs on the same axes, with the intervals of their own charts below. Fits are shown only there."
 Spec = Mapping[str, Any]
 
 
@@ -55,11 +53,11 @@ def is_of_lines(spec: Spec) -> bool:
     if not isinstance(layers, Sequence) or not any(kind_of(layer) == "line" for layer in layers):
         return False
     return all(
-        kind_of(layer) in KINDS and "values" in layer.get("data", {}) and tells_series_apart(layer) for layer in layers
+        kind_of(layer) in KINDS and "values" in layer.get("data", {}) and has_plain_series(layer) for layer in layers
     )
 
 
-def tells_series_apart(layer: Spec) -> bool:
+def has_plain_series(layer: Spec) -> bool:
     """Whether series differ only in what can be given anew; where it asks for names, they are parts of one run."""
     encoded = [(name, place) for name, place in layer.get("encoding", {}).items() if isinstance(place, Mapping)]
     by_series = {name for name, place in encoded if place.get("field") == "series"}
@@ -128,7 +126,7 @@ def rename_layers(spec: Spec, run: str, *, is_first: bool) -> Iterator[dict[str,
 
 
 def dress_layer(layer: Spec, places: Mapping[str, Spec], names: Sequence[str]) -> dict[str, Any]:
-    """A layer in the common axes, its series told apart from those of all runs."""
+    """A layer in the common axes, its series distinct from those of other runs."""
     encoding = {}
     for channel, place in layer["encoding"].items():
         made = dict(place) if isinstance(place, Mapping) else place

@@ -185,11 +185,11 @@ def test_a_file_that_is_gone_can_still_be_named() -> None:
         (lambda: Sampling(profile_steps=-1), "--profile-steps must be at least 0, got -1"),
         (lambda: Job(seed=-1), "--seed must be at least 0, got -1"),
         (lambda: Job(threads_per_rank=0), "--threads-per-rank must be at least 1, got 0"),
-        (lambda: Job(timeout="soon"), "--timeout 'soon' is no time: use a form such as 30s"),
-        (lambda: Job(timeout=""), "--timeout '' is no time"),
-        (lambda: Job(timeout="-5s"), "--timeout '-5s' is no time"),
+        (lambda: Job(timeout="soon"), "--timeout 'soon' is not a valid duration: use a form such as 30s"),
+        (lambda: Job(timeout=""), "--timeout '' is not a valid duration"),
+        (lambda: Job(timeout="-5s"), "--timeout '-5s' is not a valid duration"),
         (lambda: Job(timeout="0s"), "--timeout must be a finite number > 0, got 0"),
-        (lambda: Job(memory_limit="lots"), "--memory-limit 'lots' is no number of bytes: use a form such as 512MB"),
+        (lambda: Job(memory_limit="lots"), "--memory-limit 'lots' is not a valid size: use a form such as 512MB"),
         (lambda: Job(memory_limit="0"), "--memory-limit must be at least 1, got 0"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, me
         (Job(workload="mlp", options={"dim": 0}), "--dim must be at least"),
         (Job(workload="gpt2", options={"size": "huge"}), "--workload gpt2: .*'huge'"),
         (Job(workload="gpt2", options={"dropout": float("nan")}), "--dropout must be at least 0"),
-        (Job(workload="mlp", port=70000), "--port 70000 is no port"),
+        (Job(workload="mlp", port=70000), "--port must be 1 to 65535, or 0 for any free one, got 70000"),
     ],
 )
 def test_a_job_that_cannot_work_is_refused_before_anything_is_launched(job: Job, message: str) -> None:

@@ -113,8 +113,8 @@
   // Vega-Lite takes what is selected for what is shown, and would fade all entries of a legend but the hidden ones.
   const isHidden = "isArray(hidden.series) && indexof(hidden.series, datum.value) >= 0";
   function fadeHidden(made) {
-    const isTold = (made.signals ?? []).some((one) => one.name === "hidden");
-    for (const legend of isTold ? made.legends ?? [] : []) {
+    const hasHidden = (made.signals ?? []).some((one) => one.name === "hidden");
+    for (const legend of hasHidden ? made.legends ?? [] : []) {
       for (const part of [legend.encode?.symbols, legend.encode?.labels]) {
         if (part?.update) {
           part.update.opacity = [{ test: isHidden, value: 0.3 }, { value: 1 }];

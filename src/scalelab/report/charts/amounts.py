@@ -1,8 +1,7 @@
-"""Amounts by name: bars from zero, or points where zero is not on the axis, each with its interval.
+"""Numbers by name: bars where the axis starts at zero, points elsewhere, each with its interval.
 
-A bar is as long as its number, so it needs an axis that begins at zero. Where the numbers span decades the axis is
-logarithmic, and where a ratio is held against 1 the distance from 1 is what matters: there every number is a point with
-its interval. What failed keeps its place, with its status in words where its bar would be.
+Where numbers span decades the axis is logarithmic, and where a ratio is compared with 1 the distance from 1 matters:
+both draw points. A failed row keeps its place and shows its status.
 
 A row has `name` and the field of its number; `series` where a name has several, which are drawn below each other;
 `status` where there is no number.
@@ -180,7 +179,7 @@ def _mark_intervals(known: list[dict[str, Any]], places: dict[str, Any], x: Axis
 def _name_bars(
     known: list[dict[str, Any]], places: dict[str, Any], series: Sequence[str], x: Axis
 ) -> list[dict[str, Any]]:
-    """The series beside its bar, so that bars can be told apart without colours."""
+    """The series beside its bar, so that bars can be distinguished without colour."""
     if len(series) < 2:
         return []
     values = [value | {"label": value["series"]} for value in known]

@@ -1,10 +1,9 @@
-"""The axes of figures: rows in one unit per axis, ticks where something was measured, labels that can be read.
+"""The axes of charts: one unit per axis, ticks where something was measured, labels that do not collide.
 
-A row is a mapping with raw numbers in base units, or estimates, as tables have them. Beside every number of an axis a
-figure holds its text, made by the same functions as the cells of tables. Logarithmic axes get ticks of their own: the
-places that were measured where they are told, else 1, 2 and 5 or powers of ten, few enough that no label meets another.
-Where such an axis spans more than a thousandfold of seconds or bytes, every label and every text has its own unit, and
-the title none.
+A row is a mapping of raw numbers in base units, or estimates, as in tables. Beside every number a chart holds its text,
+formatted like the cells of tables. Logarithmic axes have ticks at the measured places where these are given, else at 1,
+2 and 5 or at powers of ten. If such an axis of seconds or bytes spans more than a factor of 1000, every label has its
+own unit and the title has none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MOST_TICKS = 9
 FEWEST_TICKS = 3
 REACH = 2.5
 """How far intervals are drawn, over the largest number."""
-CUT_NOTE = "Intervals that reach far beyond all numbers, or below what can be, are cut; the tables have them whole."
+CUT_NOTE = "Intervals much wider than the data are clipped; the tables have them in full."
 LABEL_LIMIT = 200
 LINE_LETTERS = 26
 MOST_LINES = 3
@@ -113,7 +112,7 @@ def name_axes(plotted: Plotted, axes: Iterable[Axis], values: Sequence[dict[str,
 
 
 def _write_alone(axis: Axis, row: Row) -> dict[str, str]:
-    """The text of a number in the unit that suits it, whatever the others have."""
+    """The text of a number in its own best unit."""
     value, (base, per) = row.get(axis.field), OWN_UNITS[axis.quantity]
     if value is None or isinstance(value, str):
         return {}
@@ -223,11 +222,11 @@ def _list_numbers(axis: Axis, values: Iterable[Mapping[str, Any]]) -> Iterator[f
 def cut_intervals(
     values: Sequence[Mapping[str, Any]], axis: Axis, kept: Iterable[float] = ()
 ) -> tuple[list[dict[str, Any]], str]:
-    """Intervals as far as they can be drawn beside the numbers, and a sentence where one goes on.
+    """Intervals clipped to the range of the numbers, and a note where one was.
 
-    Two launches that differ have intervals many times as wide as what they are of; they would leave no room for it.
-    None is cut before the numbers in `kept`, in the axis's unit: what it is held against, or it would seem to decide
-    what it does not. For the same reason those of changes are never cut, which are wide beside numbers near zero.
+    Two launches that differ have intervals many times as wide as the value, which would squeeze everything else. None
+    is clipped before the numbers in `kept` (in the axis's unit), which it is compared with: it would seem to exclude
+    them. For the same reason intervals of signed changes are never clipped.
     """
     low, high = f"{axis.field}_low", f"{axis.field}_high"
     found = [one[axis.field] for one in values if one.get(axis.field) is not None] + list(kept)
@@ -263,13 +262,13 @@ def encode_log_ticks(axis: Axis, unit: Unit, low: float, high: float) -> dict[st
     ticks = [tick / unit.factor for tick in axis.ticks] or choose_log_ticks(low, high, axis.quantity == "count")
     while len(ticks) > MOST_TICKS:
         ticks = ticks[::2]
-    told: dict[str, str] = {}
+    described: dict[str, str] = {}
     if _labels_alone(axis, low, high):
         labels = [format_tick(axis.quantity, tick * unit.factor) for tick in ticks]
-        told = {"description": f"{axis.title} [{unit.symbol}]"}  # the title has no unit, but the numbers have
+        described = {"description": f"{axis.title} [{unit.symbol}]"}  # the title has no unit, but the numbers have
     else:
         labels = [f"{tick:,.12f}".rstrip("0").rstrip(".").replace(",", GROUP_SEPARATOR) for tick in ticks]
-    return {"values": ticks, "labelExpr": write_labels(ticks, labels), "labelOverlap": True} | told
+    return {"values": ticks, "labelExpr": write_labels(ticks, labels), "labelOverlap": True} | described
 
 
 def choose_log_ticks(low: float, high: float, is_count: bool = False) -> list[float]:

@@ -119,7 +119,7 @@ def _name_rows(table: Table) -> str:
 
 def _complete_caption(caption: str, rows: Rows) -> str:
     statuses = dict.fromkeys(f"{row['name']} ({row['status']})" for row in rows if row["status"] not in ("", UNKNOWN))
-    return f"{caption} Without a number: {', '.join(statuses)}." if statuses else caption
+    return f"{caption} Not measured: {', '.join(statuses)}." if statuses else caption
 
 
 def keep_charts(*charts: Chart | None) -> tuple[Chart, ...]:
@@ -132,7 +132,7 @@ def read_columns(
 ) -> list[dict[str, Known]]:
     """The rows of some columns, by their keys, one after the other within every row of the table.
 
-    Rows named in `leaving_out` are not drawn, but have their say in the units. `over`: a column that rows have too, by
+    Rows named in `leaving_out` are not drawn, but count in the choice of units. `over`: a column that rows have too, by
     its key.
     """
     position = {column.key: index for index, column in enumerate(table.columns)}

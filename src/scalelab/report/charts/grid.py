@@ -1,12 +1,11 @@
-"""A heat map: two dimensions that were combined, with the number written into every cell.
+"""A heat map of two dimensions, with the number in every cell.
 
-The colours only help to find the pattern; the number is there to be read, in black or in white, whichever contrasts
-more with the cell. For that the colours cannot be the renderer's: they run from a light blue to a dark one, on light
-pages and on dark ones. Between two colours luminance L falls, and the ink changes where black and white contrast alike,
-(L + 0.05) / 0.05 = 1.05 / (L + 0.05), L = 0.179: both then have 4.6 : 1, more than the 4.5 : 1 that WCAG 2.2 asks for
-(success criterion 1.4.3; its definition of relative luminance is used).
+The number is black or white, whichever contrasts more with its cell, so the colours are fixed: light to dark blue, on
+light and dark pages alike. The ink changes where black and white contrast equally, (L + 0.05) / 0.05 = 1.05 / (L +
+0.05), at luminance L = 0.179: both then have 4.6 : 1, above the 4.5 : 1 of WCAG 2.2 (success criterion 1.4.3; relative
+luminance as defined there).
 
-What failed, or was never combined, is a cell without colour that says so.
+A cell that failed or was not run has no colour and says so.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from scalelab.units import Unit, format_value
 LIGHT, DARK = (222, 235, 247), (8, 48, 107)
 TURNING_LUMINANCE = 0.179
 CELL_HEIGHT = 38
-MISSING = "not combined"
+MISSING = "not run"
 
 
 def plot_grid(
@@ -39,7 +38,7 @@ def plot_grid(
 ) -> Chart | None:
     """One cell for every combination of an x and a y; None unless both have two values and two cells a number.
 
-    `extra`: further fields that pointing at a failed cell tells, by title.
+    `extra`: further fields in the tooltip of a failed cell, by title.
     """
     columns, lines = _list_names(rows, x), _list_names(rows, y)
     known = [row for row in rows if read_number(row, value.field) is not None]
@@ -49,15 +48,15 @@ def plot_grid(
     plotted = convert_rows(fill_grid(rows, x, y, value), (x, y, value))
     values = shade_cells(plotted, value.field, is_log=is_log)
     across, down = (_encode_names(plotted, axis) for axis in (x, y))
-    told = encode_tooltip((x, y, value), {})[1:]
+    tooltip = encode_tooltip((x, y, value), {})[1:]
     failed = encode_tooltip((x, y), {"status": "status", **(extra or {})})[1:]
-    layers = _list_layers(values, {"x": across, "y": down}, value, plotted, (told, failed), is_log=is_log)
+    layers = _list_layers(values, {"x": across, "y": down}, value, plotted, (tooltip, failed), is_log=is_log)
     spec = make_spec(layers, height=max(80, CELL_HEIGHT * len(lines)))
     return Chart(title=title, caption=caption, spec=spec)
 
 
 def fill_grid(rows: Rows, x: Axis, y: Axis, value: Axis) -> list[Row]:
-    """All combinations in their order, those that there are no rows of with a status instead of a number."""
+    """All combinations in order; those without a row have a status instead of a number."""
     found = {(str(row[x.field]), str(row[y.field])): row for row in rows}
     return [
         found.get((column, line), {x.field: column, y.field: line, value.field: None, "status": MISSING, "reason": ""})
@@ -141,19 +140,19 @@ def _list_layers(
     scale = {key: one for key, one in scale.items() if not (is_log and key == "zero")}
     colour = {"field": value.field, "type": "quantitative", "title": plotted.titles[value.field], "scale": scale}
     ink = {"condition": {"test": "datum.is_white", "value": "white"}, "value": "black"}
-    told, why = tooltips
+    tooltip, why = tooltips
     label = {"field": "label", "type": "nominal"}
     cell = {"type": "rect", "stroke": {"expr": "config_edge"}}
     layers: list[dict[str, Any]] = [
         {
             "data": {"values": measured},
             "mark": cell,
-            "encoding": places | {"color": colour, "strokeWidth": stress(1, 4), "tooltip": told},
+            "encoding": places | {"color": colour, "strokeWidth": stress(1, 4), "tooltip": tooltip},
         },
         {
             "data": {"values": measured},
             "mark": {"type": "text"},
-            "encoding": places | {"text": label, "tooltip": told, "color": ink},
+            "encoding": places | {"text": label, "tooltip": tooltip, "color": ink},
         },
     ]
     if failed:

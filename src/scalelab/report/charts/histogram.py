@@ -1,7 +1,7 @@
-"""Histograms with the range that was chosen for their numbers.
+"""Histograms with the chosen quantization range.
 
-Counts are on a logarithmic axis that has a zero (symlog: sign(n) · log(1 + |n|)): what a range clips is in the tails,
-where a linear axis shows nothing. Bins are joined until there are few enough to be seen.
+Counts are on a symlog axis, sign(n) · log(1 + |n|): what a range clips is in the tails, where a linear axis shows
+nothing. Bins are merged until they are wide enough to see.
 
     bins      the counts between two ends, by series
     marks     `at` (a number on the axis), `label`, `kind`: lines from bottom to top, alike where their kind is
@@ -51,13 +51,13 @@ def plot_histogram(
     ticks = [0, *(10**power for power in range(len(str(most))))]
     across = {"field": "from", "type": "quantitative", "title": axis_title, "bin": "binned", "scale": {"zero": False}}
     up = {
-        "field": "count", "type": "quantitative", "title": "how many", "stack": None,
+        "field": "count", "type": "quantitative", "title": "count", "stack": None,
         "scale": {"type": "symlog", "domainMin": 0},
         "axis": {"values": ticks, "labelExpr": "format(datum.value, '~s')"},
     }  # fmt: skip
     tooltip = [
         {"field": field, "type": "nominal", "title": name}
-        for field, name in (("series", "series"), ("range", "from … to"), ("count_text", "how many"))
+        for field, name in (("series", "series"), ("range", "from … to"), ("count_text", "count"))
     ]
     look = {"color": encode_series(list(known)), "opacity": UNLESS_HIDDEN | {"value": 1 if len(known) == 1 else 0.6}}
     bar = {

@@ -151,7 +151,7 @@ def plot_fan(
 
 def plot_times(*, title: str, rows: Rows, fits: Rows, caption: str = "", raw: Rows = (), failed: Rows = ()) -> Chart:
     """`seconds` of one call by `payload_bytes`."""
-    y = Axis(field="seconds", title="time of a call", quantity="seconds", is_log=True)
+    y = Axis(field="seconds", title="time per call", quantity="seconds", is_log=True)
     return plot_lines(title=title, x=SIZE, y=y, rows=rows, raw=raw, guides=fits, failed=failed, caption=caption)
 
 

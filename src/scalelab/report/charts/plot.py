@@ -1,18 +1,16 @@
-"""From rows to a Vega-Lite figure: axes with one unit each, lines with intervals, bars.
+"""From rows to Vega-Lite charts: lines with intervals, and stacked bars.
 
-A row is a mapping with raw numbers in base units, or estimates, as tables have them (see `axes.py`). Every axis gets
-one unit, and every number that can be pointed at its text with unit and interval, made by the same functions as the
-cells of tables: a tooltip says what the table says. What all figures have in common:
+A row is a mapping of raw numbers in base units, or estimates, as in tables (see `axes.py`). A tooltip shows numbers as
+the table prints them, with unit and interval. All charts share:
 
-    series    the field that a legend names; a click on its entry puts the series away (parameter `hidden`)
-    key       the field that figures of one report share, such as a configuration; whoever shows the report sets the
-              parameter `focus` to the key that is pointed at, and all figures stress it
+    series    the field that the legend names; clicking an entry hides the series (parameter `hidden`)
+    key       the field that the charts of a report share, such as a configuration; the page sets the parameter `focus`
+              to the key under the mouse, and every chart highlights it
     x_text …  the fields that a tooltip shows
-    status    of what was not measured: why, in words; it is drawn as a cross at the foot of a figure with lines, and
-              as these words in place of a bar
+    status    why something was not measured; a cross at the foot of a chart of lines, the words in place of a bar
 
-Series differ in colour, in the shape of their points and in the dashes of their lines, so that they can be told apart
-without colours. Width, fonts and colours are the renderer's.
+Series differ in colour, point shape and dashes, so they can be distinguished without colour. Width, fonts and colours
+are the renderer's.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HEIGHT = 260
 BAR_HEIGHT = 26
 MOST_SERIES = 8
-"""More cannot be told apart in one figure."""
+"""More cannot be distinguished in one chart."""
 FOCUS: dict[str, Any] = {"name": "focus", "value": None}
 IS_FOCUSED = "focus !== null && isValid(datum.key) && datum.key === focus"
 HIDDEN: dict[str, Any] = {"name": "hidden", "select": {"type": "point", "fields": ["series"], "toggle": "true"}}
@@ -60,7 +58,7 @@ def encode_series(names: Sequence[str], *, title: str | None = None) -> dict[str
 
 
 def encode_tooltip(axes: Sequence[Axis], extra: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What pointing at a mark tells: its series, its numbers as tables print them, and further fields by title."""
+    """The tooltip of a mark: its series, its numbers as tables print them, and further fields by title."""
     entries = [("series", "series"), *((f"{axis.field}_text", axis.title) for axis in axes), *extra.items()]
     return [{"field": field, "type": "nominal", "title": title} for field, title in entries]
 
@@ -155,7 +153,7 @@ def draw_failed(
     extra: Mapping[str, str],
     height: int,
 ) -> dict[str, Any]:
-    """A cross at the foot of the figure for everything that was not measured; pointing at it tells why."""
+    """A cross at the foot of the chart for everything that was not measured; its tooltip says why."""
     entries = [("series", "series"), (f"{x.field}_text", x.title), ("status", "status"), *extra.items()]
     tooltip = [{"field": field, "type": "nominal", "title": title} for field, title in entries]
     encoding = {"x": dict(place), "y": {"value": height - 8}} | dict(look) | {"tooltip": tooltip}
@@ -260,7 +258,7 @@ def draw_labels(
 
 
 def stress(usual: float, focused: float) -> dict[str, Any]:
-    """A number that grows for what is pointed at, in this figure or in another one."""
+    """A number that grows for the focused key, in this chart or another."""
     return {"condition": {"test": IS_FOCUSED, "value": focused}, "value": usual}
 
 

@@ -1,15 +1,14 @@
-"""Step after step: the times of one configuration in the order in which they were measured, launch after launch.
+"""Charts of single steps.
 
-Steps of the warm-up and outliers have a shape of their own. The median of every launch is a line as long as the launch,
-so that drift from launch to launch shows as stairs; where a trend was found it is a dashed line over all of them.
+`plot_steps`: the step times of one configuration in the order measured. Warm-up steps and outliers have their own
+shapes. The median of every launch is a line as long as the launch, so drift shows as stairs; a detected trend is a
+dashed line.
 
-How step times are spread: every step as a faint point, the middle half as a box, the median with its interval.
+`plot_distribution`: one row per configuration with every step as a faint point, the middle half as a box, and the
+median with its interval. The points of a launch lie on one line, the first launch on top, so launches that differ are
+visibly shifted.
 
-Every configuration has a row of its own. Within it the points of one launch lie on one line, the first launch on top,
-so that launches that differ show as lines that are shifted. Rows are places on an axis of numbers whose labels are the
-names: so that points can lie above each other within a row.
-
-What ranks did over time: a lane of communication above a lane of compute for every rank, to be zoomed into.
+`plot_timeline`: a zoomable lane of communication above a lane of compute for every rank.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from scalelab.report.document import Chart
 HEIGHT = 170
 WIDE = 8.0
 """The longest over the median time from which on the axis is logarithmic."""
-STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT = "step", "warm-up", "outlier", "median of a launch", "trend over launches"
+STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT = "step", "warm-up", "outlier", "launch median", "trend over launches"
 LOOKS = {STEP: ("circle", 14), WARM_UP: ("triangle-up", 26), OUTLIER: ("diamond", 70)}
 
 
@@ -52,7 +51,7 @@ def plot_steps(*, title: str, points: Rows, medians: Rows, trend: Rows = (), cap
     """
     times = sorted(value for row in points if isinstance(value := row.get("seconds"), int | float) and value > 0)
     is_log = bool(times) and times[-1] > WIDE * times[len(times) // 2]
-    x = Axis(field="place", title="step, launch after launch", quantity="count", from_zero=False)
+    x = Axis(field="place", title="step, over all launches", quantity="count", from_zero=False)
     y = Axis(field="seconds", title="step time", quantity="seconds", is_log=is_log)
     plotted = convert_rows(points, (x, y))
     lines = convert_rows([*medians, *trend], (x, y), points).values
@@ -103,8 +102,8 @@ STEP_TOOLTIP = {"name": "configuration", "seconds_text": "step time", "launch": 
 SUMMARY_TOOLTIP = {
     "name": "configuration",
     "seconds_text": "median",
-    "quarter_text": "a quarter below",
-    "three_quarters_text": "three quarters below",
+    "quarter_text": "lower quartile",
+    "three_quarters_text": "upper quartile",
 }
 
 

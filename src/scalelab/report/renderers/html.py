@@ -51,12 +51,12 @@ LONG_PROSE = 40
 MOST_VECTORS = 4000
 """A figure of more data than this is drawn as pixels, which browsers handle faster than as many elements."""
 
-ZOOM_HINT = "Zoom with Ctrl or Shift and the wheel, drag to move, double-click for all of it."
-"""Only a page can be zoomed: paper is not told of it."""
+ZOOM_HINT = "Ctrl or Shift + wheel to zoom, drag to pan, double-click to reset."
+"""Only in HTML."""
 
 
 def set_text(text: str) -> str:
-    """A text as it is, on one line, whatever is in it."""
+    """A text on one line, escaped."""
     return escape(clean_text(text), quote=True)
 
 
@@ -204,10 +204,10 @@ def set_page(document: Document, archive: Archive | None) -> str:
         '<div class="page">\n<div class="bar"><div class="brand">scalelab <span>report</span></div>'
         '<button type="button" id="mode">Dark</button></div>\n'
         f"<header class='hero'>{set_hero(document)}</header>\n"
-        '<noscript><p class="note">Charts and downloads need scripts, which are switched off here. The words and the'
-        " tables below are complete.</p></noscript>\n"
+        '<noscript><p class="note">Charts and downloads need JavaScript, which is disabled here. Text and tables'
+        " are complete.</p></noscript>\n"
         f'<div class="columns"><main>\n{body}{set_downloads(document, archive)}'
-        f"<footer><p>Made by scalelab {__version__}. This file is complete: it loads nothing.</p></footer></main>\n"
+        f"<footer><p>Made by scalelab {__version__}. Self-contained: this file loads nothing.</p></footer></main>\n"
         f"{nav}</div>\n</div>\n"
     )
 

@@ -1,14 +1,12 @@
-"""What a page carries to be downloaded: the raw files of a run in one archive.
+"""What an HTML page embeds: the raw files of its runs, and the JavaScript that draws its charts.
 
-A report that convinces can be checked. So the page holds what it was derived from: plan, environment, and of every
-trial its samples and its result. Traces, logs and checkpoints are left out, and so is whatever would make the page
-heavier than a mail takes: what is missing is named.
+The archive holds the plan, the environment, and the samples and result of every trial, so that a reader can check the
+report. Traces, logs and checkpoints are left out, and so are files that would make the page too large to mail; the page
+names them.
 
-The program that draws charts in a page: Vega, Vega-Lite and vega-embed in one text, from vl-convert.
-
-vl-convert bundles them anew whenever it is asked, which takes longer than everything else about a report. So the text
-is kept in the user's cache directory (`$XDG_CACHE_HOME/scalelab`, or `~/.cache/scalelab`), named by the version of
-vl-convert and checked by its hash when it is read. Where nothing can be kept, it is made every time.
+The JavaScript is Vega, Vega-Lite and vega-embed, bundled by vl-convert. Bundling takes longer than the rest of the
+report, so the bundle is cached in `$XDG_CACHE_HOME/scalelab` or `~/.cache/scalelab`, named by the version of vl-convert
+and checked by its hash.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ def load_script() -> str:
 def find_cache_directory() -> Path:
     """Where a user's programs keep what they can make again (XDG Base Directory Specification)."""
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    with contextlib.suppress(RuntimeError):  # nobody's home
+    with contextlib.suppress(RuntimeError):  # no home directory
         chosen = chosen.expanduser()
     return chosen / "scalelab"
 

@@ -75,7 +75,7 @@ def _set_picture(chart: Chart, file: str) -> str:
 
 
 def _set_strong(text: str) -> str:
-    """A title that stands over a picture: what the picture itself is called, nobody sees."""
+    """A title above a picture; its alternative text is not visible."""
     escaped = escape_markdown(text)
     return f"**{escaped}**" if escaped else ""
 

@@ -1,12 +1,8 @@
-"""The charts of a document as pictures: SVG for a page, PDF for a typeset report; both are vectors.
+"""The charts of a document as vector pictures: SVG beside Markdown, PDF for a typeset report.
 
-vl-convert draws Vega-Lite without a browser. Every text is reduced to characters that the picture's font has.
-
-Which characters a typeset page can show.
-
-A PDF carries its fonts, and those that come with typst and vl-convert have Latin, Greek and Cyrillic letters and the
-usual signs. A letter that they lack would be taken from a font of the machine, or be an empty box on the next one. So
-it is spelled out by its number, as <U+6D4B>: whoever reads the page knows that something stood there, and what.
+vl-convert draws Vega-Lite without a browser. The fonts that come with typst and vl-convert have Latin, Greek and
+Cyrillic letters and the usual signs. Any other character would come from a font of this machine, or be an empty box on
+the next one, so it is spelled out by its number: <U+6D4B>.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A document in a terminal, as wide as that is; without colours it is the same words.
+"""A document in a terminal of any width; without colours it has the same words.
 
-Fit the columns of a table into a width.
-
-A table that is too wide first breaks its headers at blanks and its prose into lines, then moves its columns
-closer together, and is at last split into tables below each other which repeat the first column. No entry is
-ever cut off: where even two columns do not fit, entries are broken into lines.
+A table that is too wide wraps its headers and prose, then moves its columns closer together, and is finally split into
+tables below each other that repeat the first column. No entry is ever truncated: where two columns do not fit, entries
+wrap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What charts look like: fonts, sizes, colours and widths, which specifications leave open.
 
 A specification says what is drawn, this file how, so that a page, a typeset report and a picture beside Markdown show
-the same figure. Two themes, light and dark. Series are told apart without colours first (points, dashes, edges); the
+the same figure. Two themes, light and dark. Series differ without colour first (points, dashes, edges); the
 colours of a theme help, and neighbours in the list differ in lightness by at least 18 steps of CIE L*, so that they
 stay apart in grey and for readers who cannot tell hues. Every colour has 3:1 against its background and every text
 4.5:1, which is level AA of the Web Content Accessibility Guidelines 2.2 (1.4.3 and 1.4.11).
