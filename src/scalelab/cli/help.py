@@ -27,6 +27,8 @@ INDENT = 30
 """Columns before the text of a flag."""
 LONGEST_CHOICES = 34
 """Letters of a list of choices that still stands beside its flag."""
+FEW_OPTIONS = 4
+"""Options of a workload that stand with their texts in `--help`; more are only named."""
 FEW_FLAGS = 22
 """A command with no more flags than this has them all in `--help`."""
 COMMON = frozenset(["workload", "device", "dtype", "rounds", "steps", "launcher", "dry_run", "html", "json", "full"])
@@ -82,6 +84,7 @@ class Flag:
     is_positional: bool = False
     is_common: bool = True
     """Whether `--help` shows it."""
+    is_of_workload: bool = False
     brief: str = ""
     """The first sentence of the text, for `--help` of a command with many flags; empty: the whole text."""
 
@@ -106,10 +109,19 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     listed = [("Arguments", positional)] if positional else []
     listed += [(group or "Options", [o for o in shown if o.group == group and not o.is_positional]) for group in groups]
     for title, some in listed:
-        lines += ["", f"{title}:", *(line for one in some for line in render_flag(one, width))]
+        is_long = num_hidden > 0 and len(some) > FEW_OPTIONS and all(one.is_of_workload for one in some)
+        listed_flags = render_names(some, width) if is_long else [line for o in some for line in render_flag(o, width)]
+        lines += ["", f"{title}:", *listed_flags]
     if num_hidden:
         lines += ["", f"{num_hidden} more options: scalelab {verb} --help-all"]
     return "\n".join(lines)
+
+
+def render_names(flags: Sequence[Flag], width: int) -> list[str]:
+    """The flags of a workload without their texts, on as few lines as they need."""
+    words = ", ".join(one.invocation.replace(" ", "\xa0") for one in flags)
+    lines = textwrap.wrap(words, width - 2, break_on_hyphens=False, break_long_words=False)
+    return [f"  {line}".replace("\xa0", " ") for line in lines]
 
 
 def render_flag(one: Flag, width: int) -> list[str]:
@@ -140,7 +152,9 @@ def list_flags(kind: type[Any], group: str = "", default: Any = None) -> list[Fl
             some = list_flags(hint, read_title(hint, marks, group), None if value is MISSING else value)
             is_own = one.name == "options"  # the workload's, which is why it was chosen
             shown = COMMON_OF.get(hint.__name__, ())
-            nested += [replace(few, is_common=few.is_common or is_own or few.field in shown) for few in some]
+            nested += [
+                replace(o, is_common=o.is_common or is_own or o.field in shown, is_of_workload=is_own) for o in some
+            ]
         else:
             own.append(make_flag(one.name, hint, marks, value, texts.get(one.name, ""), group))
     return [*own, *nested]

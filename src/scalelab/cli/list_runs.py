@@ -12,6 +12,9 @@ from scalelab.records.store import RUNS_DIR, find_runs
 from scalelab.report.text import clean_text, measure_text, pad_text
 from scalelab.serve.listing import RunLine, describe_run
 
+MOST_LETTERS = 14
+"""Of a workload's name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListRuns:
@@ -41,10 +44,15 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
+def shorten(workload: str) -> str:
+    """The name of a workload in its column; a long one is cut."""
+    return workload if len(workload) <= MOST_LETTERS else f"{workload[: MOST_LETTERS - 1]}…"
+
+
 def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
     """One line per run, never cut: names are there to be copied."""
     rows = [("run", "study", "workload", "trials", "state")]
-    rows += [(x.name, x.study, x.workload, f"{x.num_done}/{x.num_trials}", x.state) for x in lines]
+    rows += [(x.name, x.study, shorten(x.workload), f"{x.num_done}/{x.num_trials}", x.state) for x in lines]
     cleaned = [[clean_text(cell) for cell in row] for row in rows]
     widths = [max(measure_text(row[i]) for row in cleaned) for i in range(len(rows[0]))]
     for row in cleaned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -32,8 +33,10 @@ def main(args: Sequence[str]) -> int:
     show.output.check()
     store = open_run(show.run, show.runs_dir)
     write_outputs(read_answer(store, refresh=show.refresh), show.output, [store.path])
-    if not show.output.takes_stdout:
-        print(f"\n{store.path}  ·  scalelab report {show.run} --html report.html")  # noqa: T201
+    is_by_path = Path(show.run).exists()
+    if not show.output.takes_stdout and not is_by_path:
+        name = show.run if show.runs_dir == RUNS_DIR else store.path
+        print(f"\n{store.path}  ·  scalelab report {name} --html report.html")  # noqa: T201
     return 0
 
 

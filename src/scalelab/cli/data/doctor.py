@@ -34,6 +34,8 @@ CHUNK_CACHE = FindingKind(
 GOOD_LAYOUT = FindingKind("good-layout", "The layout of the file needs no change", REASON)
 IGNORED = FindingKind("ignored-columns", "Parts of the file that are not arrays of numbers", ASIDE, ("num_ignored",))
 
+WIDEST = 100
+"""Columns of a command on one line."""
 HOW = "estimated from {seconds:g} s of CPU time measured on this file in memory; conversions from the first samples"
 
 
@@ -242,7 +244,8 @@ def format_command(found: Diagnosis, way: Way) -> str:
     out = found.path.with_name(f"{found.path.stem}-{way.format}{suffix}")
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in way.options]
     words = ["scalelab data convert", shlex.quote(str(found.path)), "--out", shlex.quote(str(out))]
-    return " ".join([*words, "--format", way.format, *flags])
+    command = " ".join([*words, "--format", way.format, *flags])
+    return command if len(command) <= WIDEST else command.replace(" --", " \\\n  --")
 
 
 def format_shape(shape: Sequence[int]) -> str:
