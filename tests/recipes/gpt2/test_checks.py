@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.gpt2.checks import (
+from scalelab.recipes.gpt2.published import (
     bound_peak_megabytes,
     estimate_states,
     extrapolate_from,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.checks import (
+from scalelab.recipes.polaris.published import (
     count_sample_bytes,
     count_static_bytes,
     find_bus_bandwidth,

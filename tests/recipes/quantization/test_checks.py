@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes.quantization.checks import (
+from scalelab.recipes.quantization.published import (
     find_largest_error,
     find_points_lost,
     find_saturated_share,

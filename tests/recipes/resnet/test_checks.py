@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes.resnet.checks import (
+from scalelab.recipes.resnet.published import (
     count_epoch_steps,
     find_effective_bandwidth,
     find_speedup,

@@ -1,11 +1,24 @@
 """What one assignment published: GPT-2 on one GPU, then on two with DDP and FSDP, on shards of tokens.
 
 Its megabytes are 2²⁰ bytes.
+
+The checks recompute its claims from its own numbers and its model's sizes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.growth import Extrapolation, extrapolate_training, from_rounded, infer_throughput
+from scalelab.recipes.recipe import Check
+from scalelab.records.settings import Optimization
+from scalelab.workloads.gpt2_options import Gpt2Options
+from scalelab.workloads.schedule import learning_rate_factor
 
 MEGABYTE = 2**20
 SEQUENCE = 1024
@@ -56,3 +69,174 @@ FIRST_LOSS, LAST_LOSS = 11.0901, 7.9705
 """G5: equal with DDP and both forms of FSDP."""
 LEARNING_RATES = {0: 2.98e-4, 10: 1.44e-4}
 """G5: by step."""
+
+
+SCHEDULE = Optimization(
+    optimizer="adamw",
+    lr=LEARNING_RATE,
+    weight_decay=WEIGHT_DECAY,
+    schedule="cosine",
+    schedule_steps=TRAIN_STEPS,
+    lr_min=LEARNING_RATE_MIN,
+)
+"""G5: AdamW, cosine to a tenth."""
+
+
+def estimate_states() -> dict[str, float]:
+    """G1: parameters, gradients and AdamW's two moments in float32, in MiB: 4P, 4P and 8P."""
+    one = 4 * Gpt2Options(size="small").count_parameters() / MEGABYTE
+    return {"parameters": one, "gradients": one, "optimizer": 2 * one, "together": 4 * one}
+
+
+def count_logits_bytes(batch: int) -> int:
+    """One number of 4 bytes per token and word."""
+    return batch * SEQUENCE * Gpt2Options(size="small").shape.vocabulary * 4
+
+
+def bound_peak_megabytes() -> float:
+    """G1: the least that is allocated when backward starts: parameters, moments, the logits and their gradient."""
+    states = estimate_states()
+    logits = count_logits_bytes(MEMORY_BATCH) / MEGABYTE
+    return states["parameters"] + states["optimizer"] + 2 * logits
+
+
+def fit_batch_memory() -> tuple[float, float]:
+    """G4: fixed megabytes and megabytes per sample, from the rows whose memory was their own: least squares."""
+    fresh = [row for row in BATCH_ROWS if row.batch >= 8]
+    slope, intercept = np.polyfit([row.batch for row in fresh], [row.megabytes for row in fresh], 1)
+    return float(intercept), float(slope)
+
+
+def extrapolate_from(tokens_per_second: Estimate) -> Extrapolation:
+    """G3: a model of 1T parameters and 10T tokens, from GPT-2 small's throughput."""
+    return extrapolate_training(
+        tokens_per_second,
+        SMALL_PARAMETERS,
+        target_parameters=TARGET_PARAMETERS,
+        target_tokens=TARGET_TOKENS,
+    )
+
+
+def find_nearby_rate() -> float:
+    """G3: the tokens/s, to three decimals, that the published days come from."""
+    days = float(TARGET_DAYS.replace(",", ""))
+    rate = infer_throughput(
+        days,
+        SMALL_PARAMETERS,
+        target_parameters=TARGET_PARAMETERS,
+        target_tokens=TARGET_TOKENS,
+    )
+    return round(rate, 3)
+
+
+def extrapolate_published() -> Extrapolation:
+    """G3, from the printed throughput, within its rounding."""
+    return extrapolate_from(from_rounded(TOKENS_PER_SECOND, 1))
+
+
+def find_learning_rate(step: int) -> float:
+    """G5: by our own schedule."""
+    factor = learning_rate_factor(step, SCHEDULE, TRAIN_STEPS, None, LEARNING_RATE)
+    return LEARNING_RATE * factor
+
+
+def make_checks() -> list[Check]:
+    return [*_check_memory(), _check_rate(), _check_extrapolation(), *_check_batches(), *_check_training()]
+
+
+def _check_memory() -> Iterator[Check]:
+    states = [f"{megabytes:.2f}" for megabytes in estimate_states().values()]
+    printed = [f"{megabytes:.2f}" for megabytes in ESTIMATED_MEGABYTES.values()]
+    yield Check(
+        id="G1",
+        claim=f"estimate: {' / '.join(printed)} MB",
+        computed=f"{' / '.join(states)}, of 2²⁰ bytes: 4P, 4P, 8P and their sum",
+        holds=states == printed,
+    )
+    least = bound_peak_megabytes()
+    logits = count_logits_bytes(MEMORY_BATCH) / MEGABYTE
+    yield Check(
+        id="G1",
+        claim=f"the peak is {ALLOCATED_MEGABYTES} MB",
+        computed=f"when backward starts, parameters, moments, logits ({logits:.1f}) and their gradient alone are"
+        f" {least:.1f}: it was read after zero_grad, when most was freed",
+        holds=least <= ALLOCATED_MEGABYTES,
+    )
+
+
+def _check_rate() -> Check:
+    steps = TOKENS_PER_SECOND / (MEMORY_BATCH * SEQUENCE)
+    return Check(
+        id="G2",
+        claim=f"{TOKENS_PER_SECOND:,} tokens/s, {STEPS_PER_SECOND} steps/s",
+        computed=f"{steps:.2f} steps/s of {MEMORY_BATCH} × {SEQUENCE} tokens",
+        holds=f"{steps:.2f}" == str(STEPS_PER_SECOND),
+    )
+
+
+def _check_extrapolation() -> Check:
+    found = extrapolate_published()
+    rate, years = f"{found.tokens_per_second.value:.3f}", f"{found.years.value:,.1f}"
+    low, high = found.days.low or math.nan, found.days.high or math.nan
+    days = float(TARGET_DAYS.replace(",", ""))
+    nearby_rate = find_nearby_rate()
+    nearby = extrapolate_from(Estimate(value=nearby_rate)).days.value
+    return Check(
+        id="G3",
+        claim=f"{TARGET_TOKENS_PER_SECOND} tokens/s, {TARGET_DAYS} days, {TARGET_YEARS}"
+        " years for 1T parameters and 10T tokens",
+        computed=f"from the printed {TOKENS_PER_SECOND:,} tokens/s: {rate} tokens/s, {found.days.value:,.0f}"
+        f" days ({low:,.0f} to {high:,.0f} within its rounding), {years} years; {nearby_rate:,} tokens/s, which"
+        f" rounds to the same, gives {nearby:,.0f} days",
+        holds=(rate, years) == (TARGET_TOKENS_PER_SECOND, TARGET_YEARS) and low <= days <= high,
+    )
+
+
+def _check_batches() -> Iterator[Check]:
+    fixed, per_sample = fit_batch_memory()
+    stale = [row for row in BATCH_ROWS if row.batch < 8]
+    expected = [fixed + per_sample * row.batch for row in stale]
+    yield Check(
+        id="G4",
+        claim="batch {} and {}: {:,} and {:,} MB".format(
+            *(row.batch for row in stale), *(row.megabytes for row in stale)
+        ),
+        computed=f"batch 8 to 32 lie on {fixed:,.0f} + {per_sample:,.0f} × batch, which gives"
+        f" {expected[0]:,.0f} and {expected[1]:,.0f} MB: the equal rows are an earlier peak that was never reset",
+        holds=all(abs(row.megabytes / megabytes - 1) < 0.05 for row, megabytes in zip(stale, expected, strict=True)),
+    )
+    largest = BATCH_ROWS[-1]
+    needed = fixed + per_sample * OUT_OF_MEMORY_BATCH
+    yield Check(
+        id="G4",
+        claim=f"batch {OUT_OF_MEMORY_BATCH} runs out of memory",
+        computed=f"the same line gives {needed:,.0f} MB, {needed / largest.megabytes:.1f} times batch {largest.batch}",
+        holds=needed > largest.megabytes,
+    )
+
+
+def _check_training() -> Iterator[Check]:
+    rates = {step: f"{find_learning_rate(step):.2e}" for step in LEARNING_RATES}
+    yield Check(
+        id="G5",
+        claim=", ".join(f"{rate:.2e} at step {step}" for step, rate in LEARNING_RATES.items()),
+        computed=", ".join(f"{rate} at step {step}" for step, rate in rates.items()) + " by the cosine schedule",
+        holds=all(rates[step] == f"{rate:.2e}" for step, rate in LEARNING_RATES.items()),
+    )
+    chance = math.log(Gpt2Options(size="large").shape.vocabulary)
+    yield Check(
+        id="G5",
+        claim=f"the loss starts at {FIRST_LOSS}",
+        computed=f"a uniform guess costs ln(50257) = {chance:.4f}; the start is {FIRST_LOSS / chance - 1:.1%}"
+        " above it, as expected of random weights",
+        holds=chance < FIRST_LOSS < 1.05 * chance,
+    )
+    one = TRAIN_SECONDS["single"]
+    speedups = [f"{one / seconds:.2f}×" for seconds in TRAIN_SECONDS.values()][1:]
+    slowest = max(seconds for name, seconds in TRAIN_SECONDS.items() if name != "single")
+    yield Check(
+        id="G5",
+        claim="DDP and both forms of FSDP take the same time on two GPUs",
+        computed=f"{', '.join(speedups)}: within {slowest / TRAIN_SECONDS['ddp'] - 1:.1%} of each other, one run each",
+        holds=slowest / TRAIN_SECONDS["ddp"] < 1.01,
+    )

@@ -26,8 +26,8 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.gpt2 import published
-from scalelab.recipes.gpt2.checks import SCHEDULE, make_checks
 from scalelab.recipes.gpt2.one_device import make_g1, make_g4, make_job, make_throughput_rows
+from scalelab.recipes.gpt2.published import SCHEDULE, make_checks
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.observations import Message, RankReport
 from scalelab.records.settings import Course, StepShape

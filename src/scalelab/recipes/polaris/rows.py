@@ -26,7 +26,6 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.checks import make_checks
 from scalelab.recipes.polaris.formats import make_p6
 from scalelab.recipes.polaris.jobs import (
     SHALLOW,
@@ -37,6 +36,7 @@ from scalelab.recipes.polaris.jobs import (
     print_seconds,
 )
 from scalelab.recipes.polaris.links import make_p1, make_p4, make_p5, make_p10
+from scalelab.recipes.polaris.published import make_checks
 from scalelab.recipes.polaris.ranks import make_p2
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Dtype

@@ -15,8 +15,7 @@ from scalelab.analysis.paired import estimate_share
 from scalelab.recipes.evidence import Compared, find_completed, keep_tables, make_beside_table, say
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.quantization import published
-from scalelab.recipes.quantization.checks import make_checks
-from scalelab.recipes.quantization.published import read_percent
+from scalelab.recipes.quantization.published import make_checks, read_percent
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
 from scalelab.records.quantized import Histogram, HistogramKind, Quantized
 from scalelab.report.document import Table

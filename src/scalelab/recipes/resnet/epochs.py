@@ -30,7 +30,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.checks import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
+from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling

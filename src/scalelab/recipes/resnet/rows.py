@@ -25,8 +25,8 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.checks import count_epoch_steps, make_checks
 from scalelab.recipes.resnet.epochs import make_epoch_rows, make_job, make_main
+from scalelab.recipes.resnet.published import count_epoch_steps, make_checks
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, StepKind
 from scalelab.studies.batch_size import BatchSize
