@@ -25,7 +25,7 @@ from scalelab.studies.shared.expectation import Expectation, render_plan
 from scalelab.studies.shared.job import Job
 from tests.records import make_result
 from tests.studies.answers import find_caution, find_finding, find_row, list_kinds, set_machine
-from tests.studies.trainings import LearningLauncher
+from tests.studies.large_batch.trainings import LearningLauncher
 
 ROOT = Path(__file__).parents[3]
 JOB = Job(workload="lenet", device="cpu", threads_per_rank=1)

@@ -1,8 +1,8 @@
-"""Whether an emulated link is the link that it is said to be, and whether a training feels it.
+"""Whether an emulated link reaches its rate, and whether training feels it.
 
-The study `links` is run over unshaped, 1gbit and 100mbit cables between two emulated hosts. The bar: the bus bandwidth
-of the largest all-reduce alone lies within 10 % of the shaped rate, and the share of a step that communication takes
-rises from every link to the next slower one. It needs root, and says so where it is not.
+Runs the study `network` over unshaped, 1gbit and 100mbit links between two emulated hosts. The bar: the bus bandwidth
+of the largest all-reduce alone is within 10 % of the shaped rate, and communication takes a larger share of the step on
+every slower link. Needs root; without it the benchmark is skipped and says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_ERROR = 0.10
 
 
 def list_shares(answer: NetworkAnswer) -> list[float | None]:
-    """Of communication in a step, link by link: as profiled, by leaving the exchange out where nothing was."""
+    """Share of communication in a step, link by link: profiled, or by ablation where nothing was profiled."""
     profiled = [row.estimate(read_share) for row in answer.rows]
     left_out = [row.exposed.share if row.exposed else None for row in answer.rows]
     found = profiled if all(profiled) else left_out
@@ -45,7 +45,7 @@ def list_shares(answer: NetworkAnswer) -> list[float | None]:
 def main() -> int:
     obstacle = find_host_obstacle()
     if obstacle:
-        print(f"links: skipped: {obstacle}")
+        print(f"network: skipped: {obstacle}")
         return 0
     with tempfile.TemporaryDirectory() as directory:
         store, document = run_study(STUDY, runs_dir=Path(directory), launcher=HostsLauncher())
@@ -58,7 +58,7 @@ def main() -> int:
     told = [f"{row.link.name} {format_quantity('share', s)}" for row, s in zip(answer.rows, shares, strict=True)]
     verdict = "rising" if is_rising else "NOT rising"
     print(f"\nload {read_load_average():.1f}; communication share of a step: {', '.join(told)} ({verdict})")
-    print(f"links: worst |bus/nominal − 1| {worst:.3f} (bar {MOST_ERROR:.2f})")
+    print(f"network: worst |bus/nominal − 1| {worst:.3f} (bar {MOST_ERROR:.2f})")
     return 0 if worst <= MOST_ERROR and is_rising else 1
 
 
