@@ -142,7 +142,7 @@ def test_a_killed_script_loses_only_what_was_not_written(tmp_path: Path) -> None
     assert "interrupted" in listed.stdout
     shown = scalelab("show", cwd=tmp_path)
     assert "512 steps" in shown.stdout
-    assert "rank 0 did not come to the end of the Meter" in shown.stdout
+    assert "rank 0 did not reach the end of the Meter" in shown.stdout
     assert "complete, 1 failed" in scalelab("list", cwd=tmp_path).stdout
 
 
@@ -182,7 +182,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert run_ddp(tmp_path, victim=1).returncode != 0
     document = show(tmp_path, "last")
     # torchrun may end rank 0 before it has noticed
-    assert re.search(r"ranks? (0, )?1 did not come to the end of the Meter", json.dumps(document["cautions"]))
+    assert re.search(r"ranks? (0, )?1 did not reach the end of the Meter", json.dumps(document["cautions"]))
     store = RunStore.open(find_runs(tmp_path / "runs")[-1])
     result = store.result(store.record.trials[0])
     assert result.status is Status.CRASHED

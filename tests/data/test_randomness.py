@@ -92,6 +92,6 @@ def test_too_few_samples_say_nothing() -> None:
 def test_the_numbers_have_words() -> None:
     words = measure(BlockShuffle(chunk_samples=CHUNK, window_chunks=4)).words
     assert words == (
-        "stored neighbours come 2.9 % as far apart as in a full shuffle; 25 % of the pairs in a batch share a chunk"
+        "stored neighbours end up 2.9 % as far apart as in a full shuffle; 25 % of the pairs in a batch share a chunk"
         " (0.5 % in a full shuffle)"
     )

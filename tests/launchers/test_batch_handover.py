@@ -269,7 +269,7 @@ def test_answers_that_nobody_can_read_are_given_up_after_several(programs: Path,
     )
     assert (state.phase, state.is_readable) == (Phase.UNKNOWN, False)
     assert len(asked) == MOST_UNREADABLE
-    assert said == ["job 7.host (pbs) is unknown (its answer cannot be read)"]
+    assert said == ["job 7.host (pbs) is unknown (its output cannot be read)"]
 
 
 def test_a_run_whose_job_nobody_can_tell_of_says_how_to_go_on(tmp_path: Path, programs: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_cancellation_that_is_not_confirmed_is_not_said_to_be_one(programs: Pa
     system = BatchSystem("pbs", tmp_path)
     ask, answers = system.ask, iter([JobState(phase=Phase.QUEUED)])
     system.ask = lambda ids: {"7.host": next(answers, JobState(phase=Phase.UNKNOWN))}  # type: ignore[method-assign]
-    with pytest.raises(TimeoutError, match=r"was told to end, which pbs has not confirmed \(scalelab list tells\)$"):
+    with pytest.raises(TimeoutError, match=r"was cancelled, not yet confirmed by pbs \(check with `scalelab list`\)$"):
         follow_job(system, JOB, poll_seconds=0.0, queue_seconds=-1.0, say=lambda _: None)
     assert ask(["7.host"])["7.host"].phase is Phase.QUEUED
 

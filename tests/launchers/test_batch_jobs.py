@@ -210,10 +210,10 @@ def test_a_trial_whose_job_leaves_no_result_has_crashed_or_run_out_of_time(tmp_p
     job = BatchJob(id="7", submitted_at="", log=str(log))
     late = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, TimeLimit"), NOTE)
     assert late.status is Status.TIMED_OUT
-    assert "--wall-time allows more" in late.reason
+    assert "raise --wall-time" in late.reason
     lost = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="failed, NodeFail"), NOTE)
     assert lost.status is Status.CRASHED
-    assert lost.reason == f"job 7 ended (failed, NodeFail) without a result; its log is {log}"
+    assert lost.reason == f"job 7 ended (failed, NodeFail) without a result; see {log}"
     assert lost.batch == BatchNote(scheduler="slurm", job="7")
     unknown = describe_loss(make_trial(), job, JobState(phase=Phase.UNKNOWN, is_readable=False), NOTE)
     assert unknown.status is Status.CRASHED
@@ -246,7 +246,7 @@ def test_a_job_that_failed_and_left_no_log_may_not_have_found_its_directory(tmp_
     state = JobState(phase=Phase.ENDED, words="failed, NonZeroExitCode", has_failed=True)
     lost = describe_loss(make_trial(), job, state, NOTE)
     assert lost.status is Status.NOT_RUN
-    assert lost.reason.endswith(f"before it began; it has left no log, as where nodes do not see {tmp_path}")
+    assert lost.reason.endswith(f"before it started; it left no log; do the nodes share {tmp_path}?")
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def train_unrecorded(capsys: pytest.CaptureFixture[str], runs_dir: Path) -> str:
         assert list(meter.steps([1, 2])) == [1, 2]
     assert not runs_dir.exists()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: Meter 'my-run' records nothing more")
-    assert line.endswith("; the training goes on")
+    assert line.startswith("warning: Meter 'my-run' stopped recording")
+    assert line.endswith("; training continues")
     return line
 
 

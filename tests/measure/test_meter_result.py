@@ -89,8 +89,8 @@ def test_a_rank_without_a_meter_is_named(tmp_path: Path) -> None:
     result = assemble_result(store.trials()[0], directory)
     assert result.status is Status.CRASHED
     assert result.reason == (
-        "rank 3 did not come to the end of the Meter: killed, or still at work; rank 1 left nothing: no Meter was"
-        " made there"
+        "rank 3 did not reach the end of the Meter: killed, or still running; rank 1 recorded nothing: no Meter was"
+        " created there"
     )
 
 
@@ -116,7 +116,7 @@ def test_a_rank_that_died_is_to_blame_before_one_that_lost_it(tmp_path: Path) ->
     store = make_metered(tmp_path)
     leave_outcome(find_directory(store), make_outcome(0, fail("lost", cause=Cause.LOST_PEER)))
     announce_dead(find_directory(store), 1)
-    assert assemble_result(store.trials()[0], find_directory(store)).reason.startswith("rank 1 did not come")
+    assert assemble_result(store.trials()[0], find_directory(store)).reason.startswith("rank 1 did not reach")
 
 
 def test_nobody_waits_for_the_dead_or_longer_than_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_killed_run_is_put_together_by_its_first_reader(tmp_path: Path) -> Non
     announce_dead(directory, 0)
     write_steps(directory, 0, 12, tail="0,12,clean,23.0,1.")
     document = derive_document(store)
-    assert "rank 0 did not come to the end of the Meter" in document.cautions[0].message
+    assert "rank 0 did not reach the end of the Meter" in document.cautions[0].message
     result = store.result("my-run-r1")
     assert (result.status, len(result.samples)) == (Status.CRASHED, 12)
     assert (result.wall_seconds, result.started_at) == (13.0, STAY.started_at)

@@ -28,8 +28,8 @@ def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pyt
     occupied.write_text("")
     assert train(Meter("my-run", runs_dir=occupied)) == [0, 1, 2]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: Meter 'my-run' records nothing more (File exists: ")
-    assert line.endswith("; the training goes on")
+    assert line.startswith("warning: Meter 'my-run' stopped recording (File exists: ")
+    assert line.endswith("; training continues")
 
 
 def test_a_file_system_that_takes_no_files_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written_before(
     store = RunStore.open(find_runs(disk)[0])
     result = store.result(store.record.trials[0])
     assert result.status is Status.CRASHED
-    assert result.reason == f"rank 0 could not record more than {2 * MOST_WAITING} steps: No space left on device"
+    assert result.reason == f"rank 0 could record only {2 * MOST_WAITING} steps: No space left on device"
     assert len(result.samples) >= 2 * MOST_WAITING
 
 

@@ -80,7 +80,7 @@ def test_without_test_batches_training_samples_tell_agreement(run: Run) -> None:
     assert result.quantized is not None
     assert result.quantized.labels == ()
     assert result.quantized.tested_on == (
-        "512 training samples after those of the calibration, 64 of which it has seen too"
+        "512 training samples following the calibration samples, 64 of them also used for calibration"
     ), "batches of a short list come again"
 
 

@@ -46,7 +46,7 @@ def make_short(**fields: Any) -> Trial:
 def test_a_command_that_starts_nothing_is_not_run_in_its_own_words(play: Any) -> None:
     result = play(make_short(), says="error: no such partition", code=3)
     assert result.status is Status.NOT_RUN
-    assert result.reason.startswith("mpiexec ended with 3: error: no such partition; its log is ")
+    assert result.reason.startswith("mpiexec exited with code 3: error: no such partition; see ")
 
 
 def test_a_command_that_waits_for_ever_is_not_run_and_no_stacks_are_promised(
@@ -56,7 +56,7 @@ def test_a_command_that_waits_for_ever_is_not_run_and_no_stacks_are_promised(
     result = play(make_short(timeout_seconds=0.5), says="srun: Requested nodes are busy")
     assert result.status is Status.NOT_RUN
     assert result.reason.startswith(
-        "no rank had begun after 0.5 s: mpiexec ended with -15: srun: Requested nodes are busy"
+        "no rank had started after 0.5 s: mpiexec exited with code -15: srun: Requested nodes are busy"
     )
 
 
@@ -85,8 +85,8 @@ def test_a_rank_of_another_launch_is_not_run(play: Any, monkeypatch: pytest.Monk
 def test_a_node_that_dies_is_a_crash_with_its_name(play: Any) -> None:
     result = play(make_short(), dies=1)
     assert result.status is Status.CRASHED
-    assert f"rank 1 on {NODE} ended without a word, as on a node that dies" in result.reason
-    assert "mpiexec ended with 9: lost the node of rank 1" in result.reason
+    assert f"rank 1 on {NODE} exited without a message, as when a node dies" in result.reason
+    assert "mpiexec exited with code 9: lost the node of rank 1" in result.reason
 
 
 def test_a_rank_that_is_told_to_end_from_outside_is_a_crash(play: Any) -> None:

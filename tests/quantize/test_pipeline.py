@@ -145,7 +145,7 @@ def test_mixed_keeps_a_bad_layer_in_float_and_wins_its_samples_back(tmp_path: Pa
 def test_a_bound_that_holds_by_itself_keeps_nothing_in_float(tmp_path: Path) -> None:
     record, _ = run(make_task(tmp_path, replace(QUICK, mixed_points=50.0)))
     assert record.kept_float == ()
-    assert "--mixed 50 holds with all layers in int8." in record.remarks
+    assert "--mixed 50 is met with all layers in int8." in record.remarks
 
 
 def test_without_classes_agreement_is_all_there_is(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_channel_without_weights_is_remarked(tmp_path: Path) -> None:
     with torch.no_grad():
         model.conv2.weight[3] = 0
     record, _ = run(make_task(tmp_path, model=model))
-    assert "conv2: channel 3 has no weight but zero." in record.remarks
+    assert "conv2: channel 3 has only zero weights." in record.remarks
 
 
 def test_logits_that_are_rounded_to_a_byte_tie_now_and_then(tmp_path: Path) -> None:

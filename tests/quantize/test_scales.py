@@ -164,7 +164,7 @@ def test_dead_channels_and_constant_results_are_remarked_and_work() -> None:
     with torch.no_grad():
         model.conv2.weight[3] = 0
     network, calibration, quantized = quantize(model)
-    assert list_remarks(network, calibration)[0] == "conv2: channel 3 has no weight but zero"
-    assert "conv3 gives 0 for every sample of the calibration" in list_remarks(network, calibration)
+    assert list_remarks(network, calibration)[0] == "conv2: channel 3 has only zero weights"
+    assert "conv3 outputs 0 for every calibration sample" in list_remarks(network, calibration)
     scales = [layer.weight_scale for layer in quantized.layers if layer.weight_scale is not None]
     assert all(bool(torch.isfinite(scale).all()) and bool((scale > 0).all()) for scale in scales)

@@ -59,7 +59,7 @@ def test_layers_that_fall_back_to_float_are_told(exported: Path) -> None:
     assert [kernel.layer for kernel in kernels if kernel.is_fallback] == list(WEIGHTED)
     remarks = list_fallbacks(kernels)
     assert len(remarks) == len(WEIGHTED)
-    assert remarks[0].startswith("layer stem is stored in int8 and runs in float (Conv)")
+    assert remarks[0].startswith("layer stem is stored in int8 but runs in float (Conv)")
 
 
 def test_one_layer_that_onnxruntime_does_not_merge_is_told_apart_from_the_others(exported: Path) -> None:
@@ -71,13 +71,13 @@ def test_one_layer_that_onnxruntime_does_not_merge_is_told_apart_from_the_others
     kernels = profile_layers(model.SerializeToString(), make_images(0), num_runs=1)
     assert [kernel.layer for kernel in kernels if kernel.is_fallback] == ["hidden"]
     (remark,) = list_fallbacks(kernels)
-    assert "layer hidden is stored in int8 and runs in float" in remark
+    assert "layer hidden is stored in int8 but runs in float" in remark
 
 
 def test_a_float_layer_that_onnxruntime_quantizes_is_told() -> None:
     kernel = LayerKernel(layer="conv2", kernel="QLinearConv", seconds=1.0, is_weighted=True, is_requantized=True)
     (remark,) = list_fallbacks((kernel,))
-    assert remark.startswith("layer conv2 is kept in float and runs in int8 (QLinearConv)")
+    assert remark.startswith("layer conv2 is kept in float but runs in int8 (QLinearConv)")
 
 
 def test_a_float_model_has_float_kernels_and_no_fall_back(tmp_path: Path) -> None:

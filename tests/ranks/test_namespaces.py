@@ -182,13 +182,13 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.shutil, "which", lambda tool: f"/bin/{tool}")
     monkeypatch.setattr(namespaces.sys, "platform", "linux")
     monkeypatch.setattr(namespaces, "_has_capabilities", lambda: False)
-    assert "needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it as root" in (find_host_obstacle() or "")
+    assert "(CAP_NET_ADMIN and CAP_SYS_ADMIN): run as root" in (find_host_obstacle() or "")
 
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.sys, "platform", "linux")
     monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
-    assert find_host_obstacle() == "hosts are emulated with ip and tc, and tc cannot be found: install iproute2"
+    assert find_host_obstacle() == "emulated hosts need ip and tc, but tc cannot be found: install iproute2"
 
 
 def test_other_systems_have_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_a_device_on_the_far_socket_is_named() -> None:
     device = Device(index=0, name="A100", pci="0000:07:00.0", numa_node=3, near_cores=tuple(range(24, 32)))
     far = Placement(rank=0, host="n1", cores=(0, 1), numa_nodes=(0,), device=device, distance=32)
     (mistake,) = find_mistakes([far])
-    assert "NUMA node 0 and its device 0 on 3, at distance 32" in mistake.message
+    assert "NUMA node 0, but its device 0 is on 3, at distance 32" in mistake.message
     assert "24-31" in mistake.next_step
 
 

@@ -97,7 +97,7 @@ def test_a_crash_is_tried_again_in_every_round(tmp_path: Path) -> None:
 def test_what_could_not_be_run_gives_its_reason_to_the_later_rounds(tmp_path: Path) -> None:
     store = start(tmp_path)
     results = run_trials(store, WatchedLauncher(store, failures={"control": Status.NOT_RUN}), ignore_event)
-    assert {result.reason for result in results[1::2]} == {"the fake launcher was told to"}
+    assert {result.reason for result in results[1::2]} == {"simulated by the fake launcher"}
 
 
 def test_a_failure_found_on_disk_still_saves_the_later_rounds(tmp_path: Path) -> None:

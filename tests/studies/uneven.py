@@ -34,7 +34,7 @@ class UnevenLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         status = self.failures.get(trial.configuration)
         if status is not None:
-            return TrialResult(trial=trial, status=status, reason="the fake launcher was told to")
+            return TrialResult(trial=trial, status=status, reason="simulated by the fake launcher")
         rng = np.random.default_rng([trial.round, *map(ord, trial.configuration)])
         clocks = [0.0] * trial.num_ranks
         samples: list[StepSample] = []

@@ -122,7 +122,7 @@ def explain_download(place: Path, layout: Layout) -> str:
     """How to get the files to where they are looked for."""
     target = place.parent if place.name == layout.folder else place
     return (
-        f"run 'scalelab data fetch cifar10 --out {target}', or get {ADDRESS}/{layout.archive} and unpack it with"
+        f"run 'scalelab data fetch cifar10 --out {target}', or download {ADDRESS}/{layout.archive} and unpack it with"
         f" 'tar -xzf {layout.archive} -C {target}'"
     )
 

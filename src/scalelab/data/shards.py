@@ -199,7 +199,7 @@ def _check_fit(path: Path, tokens: Tokens, kind: ShardKind) -> None:
     least, most = int(tokens.min()), int(tokens.max())
     if least < 0 or most > form.most_token:
         wrong = least if least < 0 else most
-        advice = "use v7, which has uint32" if 0 <= wrong < 2**32 else "tokens lie between 0 and 2³² − 1"
+        advice = "use v7, which has uint32" if 0 <= wrong < 2**32 else "tokens must be between 0 and 2³² − 1"
         raise UsageError(f"shard {path}: token {wrong} does not fit {form.dtype.name} of format {kind}: {advice}")
 
 

@@ -59,7 +59,7 @@ class Randomness:
     @property
     def words(self) -> str:
         return (
-            f"stored neighbours come {format_share(self.separation)} as far apart as in a full shuffle;"
+            f"stored neighbours end up {format_share(self.separation)} as far apart as in a full shuffle;"
             f" {format_share(self.same_chunk_share)} of the pairs in a batch share a chunk"
             f" ({format_share(self.shuffled_same_chunk_share)} in a full shuffle)"
         )
@@ -136,8 +136,8 @@ class StoredOrder:
         randomness = measure_randomness(drawn, chunk_samples=length, batch_size=batch_size)
         times = format_quantity("number", self.amplification)
         return (
-            f"shuffled by blocks of {window} chunk{'s'[: window != 1]} of {length} samples, since one that is read"
-            f" alone inflates {times} times its bytes; {randomness.words}"
+            f"shuffled by blocks of {window} chunk{'s'[: window != 1]} of {length} samples, because reading one"
+            f" sample decompresses {times} times its bytes; {randomness.words}"
         )
 
 

@@ -110,7 +110,7 @@ class BatchStream:
 
     def _start_again(self) -> Any:
         if self._epoch == 0 and self._last is not None and not self._keeps_position:
-            self._check_size(self._last, "the last of an epoch is smaller, use drop_last=True")
+            self._check_size(self._last, "the last batch of the epoch is smaller, use drop_last=True")
         self._begin_epoch(self._epoch + 1)
         try:
             return next(self._iterator)

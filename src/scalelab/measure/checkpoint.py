@@ -115,7 +115,7 @@ def find_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
         problem = find_damage(path)
         if problem is None:
             return path, damaged
-        damaged.append(f"{path} is not whole: {problem}")
+        damaged.append(f"{path} is incomplete: {problem}")
     return None, damaged
 
 
@@ -135,7 +135,7 @@ def find_damage(path: Path) -> str | None:
     for name, size in sizes.items():
         found = (path / name).stat().st_size if (path / name).is_file() else None
         if found != size:
-            return f"{name} has {found} bytes of {size}" if found is not None else f"{name} is missing"
+            return f"{name} has {found} of {size} bytes" if found is not None else f"{name} is missing"
     return None
 
 

@@ -62,7 +62,7 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
         reason = f"rank {rank} lost another rank: {words}"
         return Failure(status=Status.CRASHED, cause=Cause.LOST_PEER, reason=reason)
     if UNUSED_WORDS in str(error):
-        words = "some parameters get no gradient, which ddp cannot train: use them, or freeze them"
+        words = "some parameters get no gradient, which DDP does not support: use them, or freeze them"
         reason = f"{words} (requires_grad_(False))"
         return Failure(status=Status.INVALID, cause=Cause.UNUSED_PARAMETERS, reason=reason)
     if isinstance(error, NotSupported):
@@ -78,7 +78,7 @@ def _say_request(error: BaseException) -> str:
     """How much was asked for in vain, where the allocator says so."""
     asked = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if asked:
-        return f" when it asked for {format_bytes(int(asked[1]))} more"
+        return f" while allocating {format_bytes(int(asked[1]))}"
     return f": {describe(error)}"
 
 

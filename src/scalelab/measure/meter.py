@@ -305,7 +305,7 @@ class Meter:
         if not self._has_warned:
             self._has_warned = True
             where = f" on rank {self._place.rank}" if self._place.num_ranks > 1 else ""
-            text = f"warning: Meter {self.name!r} records nothing more{where} ({words}); the training goes on"
+            text = f"warning: Meter {self.name!r} stopped recording{where} ({words}); training continues"
             print(text, file=sys.stderr)  # noqa: T201
 
 

@@ -125,8 +125,8 @@ def find_blame(directory: Path, outcomes: Sequence[Outcome | None]) -> MeterFail
         return next(iter(own or failures), None)
     absent = [rank for rank in silent if not outcome_file(directory, rank).exists()]
     died = [rank for rank in silent if rank not in absent]
-    parts = [f"{name_ranks(died)} did not come to the end of the Meter: killed, or still at work"] if died else []
-    parts += [f"{name_ranks(absent)} left nothing: no Meter was made there"] if absent else []
+    parts = [f"{name_ranks(died)} did not reach the end of the Meter: killed, or still running"] if died else []
+    parts += [f"{name_ranks(absent)} recorded nothing: no Meter was created there"] if absent else []
     return MeterFailure(status=Status.CRASHED, cause=Cause.ENDED, reason="; ".join(parts))
 
 

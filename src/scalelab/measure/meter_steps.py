@@ -226,7 +226,7 @@ def describe_end(error: BaseException | None, rank: int, log: StepLog) -> MeterF
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         if log.failure is None:
             return None
-        reason = f"rank {rank} could not record more than {num_steps} steps: {log.failure.strerror}"
+        reason = f"rank {rank} could record only {num_steps} steps: {log.failure.strerror}"
         return MeterFailure(status=Status.CRASHED, reason=reason)
     words = type(error).__name__ + (f": {text}" if (text := str(error).strip().partition("\n")[0]) else "")
     reason = f"rank {rank} raised an error after {num_steps} steps: {words}"

@@ -38,7 +38,7 @@ def try_backend(backend: str, num_processes: int) -> dict[str, Any]:
         if not failed and None not in codes:
             return {"works": True, "reason": ""}
         if not failed:
-            return {"works": False, "reason": f"no answer within {WAIT_SECONDS:.0f} s"}
+            return {"works": False, "reason": f"no response within {WAIT_SECONDS:.0f} s"}
         lines = [line.strip() for line in logs[failed[0]].read_text(errors="replace").splitlines() if line.strip()]
         return {"works": False, "reason": lines[-1] if lines else f"exit code {codes[failed[0]]}"}
 

@@ -121,8 +121,8 @@ def find_test(training: Training, calibration: Iterable[torch.Tensor]) -> HeldOu
     # Training batches have no end: a short list begins again.
     seen = set(list_contents(calibration))
     num_seen = sum(content in seen for content in list_contents(images))
-    told = f"{sum(map(len, images))} training samples after those of the calibration"
-    return HeldOut(images, told=told + (f", {num_seen} of which it has seen too" if num_seen else ""))
+    told = f"{sum(map(len, images))} training samples following the calibration samples"
+    return HeldOut(images, told=told + (f", {num_seen} of them also used for calibration" if num_seen else ""))
 
 
 def list_contents(batches: Iterable[torch.Tensor]) -> Iterator[bytes]:

@@ -162,7 +162,9 @@ class Reader:
         try:
             forget_files(files)
         except OSError as error:
-            self.report = replace(self.report, cold_obstacle=f"the kernel would not forget the file: {error.strerror}")
+            self.report = replace(
+                self.report, cold_obstacle=f"could not drop the file from the page cache: {error.strerror}"
+            )
             return
         share = measure_resident(files)
         if share is not None:

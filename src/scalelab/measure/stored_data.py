@@ -128,7 +128,7 @@ class Place:
             return report
         columns = describe_chunks(self.path, self.format)
         worst = max(columns, key=lambda one: (one.inflated_bytes, one.amplification))
-        chunks = f"{worst.name} in chunks of {worst.chunk}, {' and '.join(worst.filters) or 'stored as they are'}"
+        chunks = f"{worst.name} in chunks of {worst.chunk}, {' and '.join(worst.filters) or 'uncompressed'}"
         return replace(
             report,
             file_bytes=count_bytes(self.path),

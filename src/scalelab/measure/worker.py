@@ -87,7 +87,7 @@ def load_weights(model: nn.Module, settings: Quantization) -> None:
     """Put trained weights from a file into the model; one that does not fit is refused with what differs."""
     if not settings.weights:
         return
-    advice = "give what torch.save(model.state_dict(), …) writes"
+    advice = "save it with torch.save(model.state_dict(), …)"
     try:
         found: Any = torch.load(settings.weights, map_location="cpu", weights_only=True)
     except Exception as error:

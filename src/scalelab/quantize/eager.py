@@ -199,4 +199,4 @@ def remark_on_float(quantized: QuantizedNetwork) -> tuple[str, ...]:
     names = [layer.name for layer in quantized.layers if layer.is_float]
     if not names:
         return ()
-    return (f"in float32, with the way there and back: {', '.join(names)}",)
+    return (f"in float32, including the conversions: {', '.join(names)}",)

@@ -115,7 +115,7 @@ def round_with_zero_point(steps: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 ONEDNN = Profile(
     name="onednn",
-    sentence="torch's own int8 kernels, which are oneDNN's",
+    sentence="torch's int8 kernels (oneDNN)",
     rounding="half to even, after the zero point was added in float32",
     multiplier="(s_x·s_w)/s_y in float32, times float32 of the sum",
     bias="float32 of bias·multiplier, added in float32 behind the multiplication",

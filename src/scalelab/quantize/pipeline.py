@@ -185,7 +185,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - whatever it is, what was found before it is kept
             traceback.print_exc()
             words = str(error).splitlines()[0] if str(error) else "no word"
-            self._remark(f"{stage} is missing, because it failed ({type(error).__name__}: {words}); see the rank's log")
+            self._remark(f"{stage} is missing: it failed ({type(error).__name__}: {words}); see the rank's log")
 
     def _try(self, stage: str, find: Callable[[], Diagnosis]) -> Diagnosis | None:
         found: list[Diagnosis] = []
@@ -199,7 +199,7 @@ class Pipeline:
             raise UsageError("--calibration lab has its own stages: use run_lab")
         calibration = calibrate(network, self._task.calibration, RangeSettings(method=settings.method))
         scales = "layer" if settings.is_per_tensor else "output channel"
-        told = f"{settings.method} over {calibration.num_samples} training samples, one scale of weights per {scales}"
+        told = f"{settings.method} over {calibration.num_samples} training samples, one weight scale per {scales}"
         self._add(calibration=told, num_calibrated=calibration.num_samples)
         for remark in list_remarks(network, calibration):
             self._remark(f"{remark}.")
@@ -243,13 +243,15 @@ class Pipeline:
         dead = [f"{layer.name} {layer.dead_outputs}" for layer in self.record.layers if layer.dead_outputs]
         if dead:
             self._remark(
-                f"Output channels that are the same for every sample: {', '.join(dead)}. They are dead in float too, or"
+                f"Output channels constant over all samples: {', '.join(dead)}. They are dead in float too, or"
                 " too small for their layer's grid."
             )
         tied = next((layer.tied_outputs for layer in self.record.layers if layer.tied_outputs), None)
         if tied:
             num_checked = min(NUM_CHECKED_FOR_TIES, self._task.test.num_samples)
-            self._remark(f"In {tied} of {num_checked} samples two classes share the largest logit; the first is taken.")
+            self._remark(
+                f"In {tied} of {num_checked} samples two classes share the largest logit; the first one counts."
+            )
 
     def _mix(self, network: Network, calibration: Calibration, diagnosis: Diagnosis) -> QuantizedNetwork:
         """Keep layers in float until the bound holds on the samples that layers were tried on."""
@@ -282,12 +284,12 @@ class Pipeline:
         self._add(kept_float=choice.names, layers=layers)
         if not choice.is_within:
             self._remark(
-                f"--mixed {self._task.settings.mixed_points:g} cannot be held: with {len(choice.names)} layers in float"
-                f" {choice.num_lost} samples are still lost. What is left is the rounding of results: try another"
+                f"--mixed {self._task.settings.mixed_points:g} cannot be met: with {len(choice.names)} layers in float"
+                f" {choice.num_lost} samples are still lost to the rounding of outputs: try another"
                 " --calibration."
             )
         elif not choice.names:
-            self._remark(f"--mixed {self._task.settings.mixed_points:g} holds with all layers in int8.")
+            self._remark(f"--mixed {self._task.settings.mixed_points:g} is met with all layers in int8.")
         if choice.names:
             note = f"{', '.join(choice.names)} in float"
             self._predict("mixed", "int8, mixed", partial(self._simulate, quantized), note)

@@ -91,10 +91,10 @@ def list_remarks(network: Network, calibration: Calibration) -> tuple[str, ...]:
         if dead:
             few = ", ".join(map(str, dead[:5])) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
             which = f"channel {few} has" if len(dead) == 1 else f"channels {few} have"
-            remarks.append(f"{layer.name}: {which} no weight but zero")
+            remarks.append(f"{layer.name}: {which} only zero weights")
         histogram = calibration.histograms.get(layer.name)
         if histogram is not None and histogram.is_constant:
-            remarks.append(f"{layer.name} gives {histogram.least:g} for every sample of the calibration")
+            remarks.append(f"{layer.name} outputs {histogram.least:g} for every calibration sample")
     return tuple(remarks)
 
 

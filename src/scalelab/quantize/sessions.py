@@ -143,13 +143,13 @@ def make_kernel(name: str, kernel: str, seconds: float, has_integer_weight: bool
 def list_fallbacks(kernels: tuple[LayerKernel, ...]) -> tuple[str, ...]:
     """A remark for every layer that has integer weights and was computed in float, or the other way round."""
     requantized = tuple(
-        f"layer {kernel.layer} is kept in float and runs in int8 ({kernel.kernel}): onnxruntime has quantized it itself"
+        f"layer {kernel.layer} is kept in float but runs in int8 ({kernel.kernel}): onnxruntime quantized it"
         for kernel in kernels
         if kernel.is_requantized
     )
     return requantized + tuple(
-        f"layer {kernel.layer} is stored in int8 and runs in float ({kernel.kernel or 'no kernel of its own'}): "
-        f"onnxruntime has not merged it with its Quantize and Dequantize nodes"
+        f"layer {kernel.layer} is stored in int8 but runs in float ({kernel.kernel or 'no kernel'}): "
+        f"onnxruntime did not fuse it with its Quantize and Dequantize nodes"
         for kernel in kernels
         if kernel.is_fallback
     )

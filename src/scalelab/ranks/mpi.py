@@ -66,10 +66,10 @@ def ask_mpi_aside() -> RankSource:
         )  # fmt: skip
         said = json.loads(done.stdout.strip().rpartition("\n")[2] or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return RankSource(source=BY_MPI, reason=f"mpi4py did not answer: {error}")
+        return RankSource(source=BY_MPI, reason=f"mpi4py did not respond: {error}")
     if "rank" not in said:
         words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return RankSource(source=BY_MPI, reason=said.get("error") or (words or ["mpi4py said nothing"])[-1])
+        return RankSource(source=BY_MPI, reason=said.get("error") or (words or ["mpi4py printed nothing"])[-1])
     fields = {name: said[name] for name in ("rank", "num_ranks", "local_rank")}
     return RankSource(source=BY_MPI, **fields)
 

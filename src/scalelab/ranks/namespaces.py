@@ -81,13 +81,13 @@ class EmulatedHost:
 def find_host_obstacle() -> str | None:
     """Why hosts cannot be emulated here, and what to do; None: they can."""
     if sys.platform != "linux":
-        return f"hosts are emulated by network namespaces, which only Linux has: {ON_ONE_HOST}"
+        return f"emulated hosts need network namespaces, which only Linux has: {ON_ONE_HOST}"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
-        return f"hosts are emulated with ip and tc, and {' and '.join(missing)} cannot be found: install iproute2"
+        return f"emulated hosts need ip and tc, but {' and '.join(missing)} cannot be found: install iproute2"
     if not _has_capabilities():
         return (
-            "hosts are emulated by network namespaces, which needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it as"
+            "emulated hosts need root for network namespaces (CAP_NET_ADMIN and CAP_SYS_ADMIN): run as"
             f" root, or {ON_ONE_HOST}"
         )
     return None

@@ -114,13 +114,13 @@ def _find_sharing(host: str, placements: Sequence[Placement]) -> Iterator[Mistak
     if num_host_cores is not None and len(placements) > num_host_cores:
         yield Mistake(
             f"{len(placements)} ranks share the {num_host_cores} core{'s'[: num_host_cores > 1]} of {host}",
-            f"start at most {num_host_cores} there: no binding gives more ranks cores of their own",
+            f"start at most {num_host_cores} there: no binding can give more ranks their own cores",
         )
         return
     if len(cores) == 1:
         yield Mistake(
             f"all {len(placements)} ranks of {host} are on core {min(cores)}",
-            "have the launcher give every rank cores of its own (srun --cpus-per-task, mpiexec --bind-to core)",
+            "let the launcher give every rank its own cores (srun --cpus-per-task, mpiexec --bind-to core)",
         )
         return
     first, second = shared[0]
@@ -129,7 +129,7 @@ def _find_sharing(host: str, placements: Sequence[Placement]) -> Iterator[Mistak
     how = f"{len(shared)} pairs of masks overlap" if is_bound else "none of them is bound"
     yield Mistake(
         f"ranks {first.rank} and {second.rank} of {host} share cores {both}: {how}",
-        "have the launcher bind ranks to cores of their own, or leave all to --bind cores",
+        "let the launcher bind each rank to its own cores, or use --bind cores",
     )
 
 
@@ -139,7 +139,7 @@ def _find_far_devices(host: str, placements: Sequence[Placement]) -> Iterator[Mi
         if device is not None and distance is not None and distance > NEAR:
             nodes = ", ".join(map(str, placement.numa_nodes))
             yield Mistake(
-                f"rank {placement.rank} of {host} is on NUMA node {nodes} and its device {device.index} on"
+                f"rank {placement.rank} of {host} is on NUMA node {nodes}, but its device {device.index} is on"
                 f" {device.numa_node}, at distance {distance} instead of {NEAR}",
                 f"bind it to cores {format_cores(device.near_cores) or 'next to the device'}, or use --bind numa",
             )

@@ -57,7 +57,7 @@ def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(_existing_parent(path)).free
             again = (
-                "'scalelab resume' goes on from here"
+                "'scalelab resume' continues from here"
                 if flag == "--runs-dir"
                 else f"try again, or choose another {flag}"
             )

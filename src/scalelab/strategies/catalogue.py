@@ -18,11 +18,11 @@ Spread = Literal["dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
 STRATEGIES: dict[str, str] = {
     "single": "the plain loop with no process group, on one rank",
     "dp": "nn.DataParallel: one process, a replica per GPU; on CPU its algorithm is emulated by threads",
-    "ddp": "DistributedDataParallel: every rank holds the model, gradients are averaged during backward",
-    "fsdp-full": "FullyShardedDataParallel, FULL_SHARD: parameters, gradients and optimizer are sharded",
+    "ddp": "DistributedDataParallel: every rank has the whole model, gradients are all-reduced during backward",
+    "fsdp-full": "FullyShardedDataParallel, FULL_SHARD: parameters, gradients and optimizer state are sharded",
     "fsdp-grad-op": "FullyShardedDataParallel, SHARD_GRAD_OP: parameters stay gathered between forward and backward",
-    "fsdp-none": "FullyShardedDataParallel, NO_SHARD: its machinery with nothing sharded",
-    "fsdp2": "fully_shard: parameters are sharded one by one, as DTensors",
+    "fsdp-none": "FullyShardedDataParallel, NO_SHARD: nothing is sharded",
+    "fsdp2": "fully_shard (FSDP2): each parameter is sharded as a DTensor",
 }
 
 FSDP = (*SHARDED, "fsdp-none")

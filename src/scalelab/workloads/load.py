@@ -30,7 +30,7 @@ BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {
     "transformer": build_transformer,
 }
 
-EXPECTED = "return model, batches and loss (a fourth may make the optimizer from the parameters)"
+EXPECTED = "return model, batches and loss (and optionally a function that creates the optimizer from the parameters)"
 
 
 def load_workload(trial: Trial, rank: int) -> Workload:

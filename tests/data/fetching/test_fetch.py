@@ -126,7 +126,7 @@ def test_a_damaged_file_that_is_there_is_replaced_and_nothing_else_is_touched(tm
     (tmp_path / "toy.tgz").write_bytes(pack(FILES))
     fetch_set(make_toy(), tmp_path / "data", carrier=tmp_path / "toy.tgz", listener=listener)
     assert read_folder(folder) == {**FILES, "notes.txt": b"mine"}
-    assert listener.said[0] == f"{folder} is there and not as published: one.bin has 4 bytes, not 3000"
+    assert listener.said[0] == f"{folder} exists but differs from the published files: one.bin has 4 bytes, not 3000"
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_tree_that_leads_back_or_outside_is_refused(tmp_path: Path) -> None:
     root = find_root(whole) * PAGE
     first_node = root + struct.unpack_from("<H", whole, root + 16)[0]
     second_node = root + struct.unpack_from("<H", whole, root + 18)[0]
-    for page, words in ((root // PAGE, "twice"), (2**31, "truncated"), (0, "page 0 of its tree is not what it should")):
+    for page, words in ((root // PAGE, "twice"), (2**31, "truncated"), (0, "page 0 of its tree is invalid")):
         data = bytearray(whole)
         struct.pack_into("<I", data, first_node, page)
         path.write_bytes(data)

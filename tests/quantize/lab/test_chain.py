@@ -131,7 +131,7 @@ class Twice(nn.Module):
 )
 def test_what_the_lab_does_not_know_is_named(model: nn.Module, words: str) -> None:
     model.eval()
-    with pytest.raises(UsageError, match=f"{words}.*use another --calibration than lab"):
+    with pytest.raises(UsageError, match=f"{words}.*use a --calibration other than lab"):
         check_chain(model, capture_network(model, make_images(2)))
 
 

@@ -267,7 +267,7 @@ def test_a_failure_is_told_once_for_all_that_share_it(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, fetch_seconds=take, failures={"npy-eager": Status.CRASHED})
     store, document = measure(tmp_path, launcher)
     assert read_row(document.tables[0], "npy eager")["file_bytes"] == "crashed"
-    assert "npy eager crashed: the fake launcher was told to" in find_caution(document, "failed").message
+    assert "npy eager crashed: simulated by the fake launcher" in find_caution(document, "failed").message
     assert len(find_failed(store, read_study(store))) == 6
 
 

@@ -185,9 +185,9 @@ def test_without_classes_there_is_agreement_and_a_warning() -> None:
 
 def test_training_samples_that_stand_in_for_test_samples_are_told() -> None:
     stages = tuple(replace(stage, predictions=(1, 2, 3)) for stage in make_record().stages)
-    record = make_record(labels=(), stages=stages, tested_on="3 training samples after those of the calibration")
+    record = make_record(labels=(), stages=stages, tested_on="3 training samples following the calibration samples")
     cautions = conclude(record).cautions
-    assert any("on 3 training samples after those of the calibration" in caution.message for caution in cautions)
+    assert any("on 3 training samples following the calibration samples" in caution.message for caution in cautions)
 
 
 def test_a_file_that_is_not_smaller_is_not_called_smaller() -> None:

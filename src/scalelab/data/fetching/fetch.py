@@ -151,7 +151,7 @@ def find_present(known: KnownSet, out: Path, listener: Listener) -> Form | None:
         try:
             check_files(out / form.folder, form.files)
         except DataUnreadable as error:
-            listener.say(f"{out / form.folder} is there and not as published: {error}")
+            listener.say(f"{out / form.folder} exists but differs from the published files: {error}")
         else:
             return form
     return None

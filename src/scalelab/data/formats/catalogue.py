@@ -29,22 +29,22 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {
-    "npy": Entry(sentence="NumPy's own, read by memory map", suffix=".npy", module="npy"),
-    "npz": Entry(sentence="several .npy in a zip, stored: read by memory map", suffix=".npz", module="npz"),
+    "npy": Entry(sentence="NumPy's format, memory-mapped", suffix=".npy", module="npy"),
+    "npz": Entry(sentence="several .npy in an uncompressed zip, memory-mapped", suffix=".npz", module="npz"),
     "npz-compressed": Entry(sentence="the same, deflated", suffix=".npz", module="npz"),
-    "pt": Entry(sentence="torch.save, read by memory map", suffix=".pt", module="pt", extra="torch"),
-    "hdf5": Entry(sentence="HDF5, contiguous: read by memory map", suffix=".h5", module="hdf5", extra="data"),
-    "hdf5-gzip": Entry(sentence="HDF5 in chunks, deflated", suffix=".h5", module="hdf5", extra="data"),
+    "pt": Entry(sentence="torch.save, memory-mapped", suffix=".pt", module="pt", extra="torch"),
+    "hdf5": Entry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module="hdf5", extra="data"),
+    "hdf5-gzip": Entry(sentence="chunked HDF5, gzip", suffix=".h5", module="hdf5", extra="data"),
     "hdf5-lzf": Entry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module="hdf5", extra="data"),
-    "hdf5-blosc2": Entry(sentence="HDF5 in chunks, by Blosc2", suffix=".h5", module="hdf5", extra="formats"),
-    "files": Entry(sentence="a file for every sample", suffix="", module="files", marker="samples.json"),
-    "tokens": Entry(sentence="a shard of tokens, read by memory map", suffix=".bin", module="tokens"),
-    "safetensors": Entry(sentence="safetensors, read by memory map", suffix=".safetensors", module="safetensors"),
+    "hdf5-blosc2": Entry(sentence="chunked HDF5, Blosc2", suffix=".h5", module="hdf5", extra="formats"),
+    "files": Entry(sentence="one file per sample", suffix="", module="files", marker="samples.json"),
+    "tokens": Entry(sentence="a token shard, memory-mapped", suffix=".bin", module="tokens"),
+    "safetensors": Entry(sentence="safetensors, memory-mapped", suffix=".safetensors", module="safetensors"),
     "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module="zarr", extra="formats"),
-    "arrow": Entry(sentence="Arrow IPC, read by memory map", suffix=".arrow", module="arrow", extra="formats"),
+    "arrow": Entry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module="arrow", extra="formats"),
     "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module="parquet", extra="formats"),
-    "lmdb": Entry(sentence="LMDB, a record for every sample", suffix=".lmdb", module="lmdb", extra="formats"),
-    "webdataset": Entry(sentence="a tar of samples, as WebDataset reads", suffix=".tar", module="webdataset"),
+    "lmdb": Entry(sentence="LMDB, one record per sample", suffix=".lmdb", module="lmdb", extra="formats"),
+    "webdataset": Entry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module="webdataset"),
 }
 
 

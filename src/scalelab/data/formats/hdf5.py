@@ -340,7 +340,7 @@ def check_readable(path: Path, name: str, dataset: Any) -> None:
         raise DataUnreadable(f"{path} stores {name} in external files, which are not supported")
     for number in list_filters(dataset):
         if not h5py.h5z.filter_avail(number):
-            load_plugin(f"{path} is compressed by filter {number}, which")
+            load_plugin(f"{path} is compressed with filter {number}, which")
         if not h5py.h5z.filter_avail(number):
             raise DataUnreadable(f"{path} is compressed with filter {number}, which this HDF5 does not have")
     if dataset.chunks:

@@ -129,7 +129,7 @@ class Tree:
         return Leaf(begin + keys, key_sizes, offsets, sizes)
 
     def _damaged(self, number: int) -> DataUnreadable:
-        return DataUnreadable(f"{self.path} is damaged: page {number} of its tree is not what it should be")
+        return DataUnreadable(f"{self.path} is damaged: page {number} of its tree is invalid")
 
 
 def read_tree(path: Path, data: Array) -> Tree:

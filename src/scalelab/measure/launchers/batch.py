@@ -173,7 +173,7 @@ class BatchSystem:
 
     def _guess(self, ids: Collection[str], *, is_readable: bool = True) -> dict[str, JobState]:
         """What is known without the batch system: whether the job's script has come to its last line."""
-        words = "" if is_readable else "its answer cannot be read"
+        words = "" if is_readable else "its output cannot be read"
         unknown = JobState(phase=Phase.UNKNOWN, words=words, is_readable=is_readable)
         ended = JobState(phase=Phase.ENDED)
         return {number: ended if self.has_ended(number) else unknown for number in ids}
@@ -255,7 +255,7 @@ def cancel_job(system: BatchSystem, job: BatchJob) -> str:
     """End a job, and say what is known of that."""
     if system.cancel([job.id]):
         return "was cancelled"
-    return f"was told to end, which {system.scheduler} has not confirmed (scalelab list tells)"
+    return f"was cancelled, not yet confirmed by {system.scheduler} (check with `scalelab list`)"
 
 
 def find_own_job(variables: Mapping[str, str]) -> str:

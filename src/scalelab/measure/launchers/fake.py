@@ -49,9 +49,9 @@ class FakeLauncher:
         self.launched.append(trial.name)
         status = self._failures.get(trial.configuration, Status.COMPLETED)
         if status is Status.NOT_RUN:
-            return not_run(trial, "the fake launcher was told to")
+            return not_run(trial, "simulated by the fake launcher")
         if status is not Status.COMPLETED:
-            return TrialResult(trial=trial, status=status, reason=f"the fake launcher was told to: {status}")
+            return TrialResult(trial=trial, status=status, reason=f"simulated by the fake launcher: {status}")
         if trial.exchange is not None:
             return TrialResult(trial=trial, status=status, transfers=tuple(self._play_exchange(trial)))
         if trial.trains_nothing:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from psij import Job
     from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor
 
-NO_PSIJ = "jobs are written and submitted by PSI/J, which is not installed: pip install 'scalelab[cluster]'"
+NO_PSIJ = "submitting jobs needs PSI/J, which is not installed: pip install 'scalelab[cluster]'"
 
 
 @dataclass(frozen=True, kw_only=True)

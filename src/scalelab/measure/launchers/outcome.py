@@ -190,7 +190,7 @@ def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
     if not curve:
         return None
     samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
-    reason = f"it was interrupted after step {curve[-1].step}, or is still running"
+    reason = f"interrupted after step {curve[-1].step}, or still running"
     return TrialResult(
         trial=trial,
         status=Status.CRASHED,
@@ -221,7 +221,7 @@ def find_cause(
             status=Status.TIMED_OUT,
             cause=Cause.TIME_LIMIT,
             reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {name_ranks(stuck)} are in"
-            f" {directory}/rank*.log; --timeout allows more",
+            f" {directory}/rank*.log; raise --timeout for more time",
         )
     blames = [
         _blame_rank(rank, end, file, directory, has_oom_kill=has_oom_kill)
@@ -247,7 +247,7 @@ def _blame_rank(
     if end.code == 0 and file:
         return None
     if end.was_killed:
-        reason = f"rank {rank} was ended because another rank failed"
+        reason = f"rank {rank} was stopped because another rank failed"
         return Blame(weight=0, status=Status.CRASHED, cause=Cause.LOST_PEER, reason=reason)
     if end.code is None:
         return Blame(weight=2, status=Status.CRASHED, cause=Cause.ENDED, reason=_describe_silence(rank, end))
@@ -257,8 +257,8 @@ def _blame_rank(
     if end.code < 0 and "std::bad_alloc" in _read_tail(log):
         reason = f"rank {rank} ran out of memory (bad_alloc)"
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
-    how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"ended with exit code {end.code}"
-    reason = f"rank {rank}{end.where} {how}; its log is {log}"
+    how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"exited with code {end.code}"
+    reason = f"rank {rank}{end.where} {how}; see {log}"
     return Blame(weight=5, status=Status.CRASHED, cause=Cause.ENDED, reason=reason)
 
 

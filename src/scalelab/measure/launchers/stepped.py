@@ -145,7 +145,7 @@ class StepLauncher:
         measured = conditions.compare()
         ends = watch.read_ends(describe_end(command, process, directory))
         if ends is None:
-            waited = f"no rank had begun after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
+            waited = f"no rank had started after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
             return not_run(trial, waited + describe_end(command, process, directory), cause=Cause.LAUNCHER)
         if any(end.code == EXIT_STORAGE for end in ends):
             raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
@@ -228,8 +228,8 @@ class StepWatch:
     def _describe_silent(self, nodes: Sequence[str]) -> str:
         """Which ranks have ended and left no word: on a node that died, or killed together with their parents."""
         silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
-        named = [f"rank {rank} {'on ' + nodes[rank] if nodes[rank] else '(never begun)'}" for rank in silent]
-        return f"{' and '.join(named)} ended without a word, as on a node that dies"
+        named = [f"rank {rank} {'on ' + nodes[rank] if nodes[rank] else '(never started)'}" for rank in silent]
+        return f"{' and '.join(named)} exited without a message, as when a node dies"
 
     def _conclude(self, rank: int, node: str, words: str) -> RankEnd:
         end = self._read_end(rank)
@@ -290,7 +290,7 @@ def describe_end(command: StepCommand, process: subprocess.Popen[bytes], directo
     lines = [line.strip() for line in text.splitlines() if any(character.isalpha() for character in line)]
     errors = [line for line in lines if "error: " in line.lower()]
     words = errors[0] if errors else lines[-1] if lines else "no word"
-    return f"{name_words(command.words)} ended with {process.returncode}: {words}; its log is {step_log(directory)}"
+    return f"{name_words(command.words)} exited with code {process.returncode}: {words}; see {step_log(directory)}"
 
 
 def end_step(process: subprocess.Popen[bytes]) -> None:

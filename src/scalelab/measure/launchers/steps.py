@@ -253,7 +253,7 @@ def find_program(name: str, flag: str = "", given: str | None = None) -> str:
     if found is None and given:
         raise LaunchFailed(f"{flag} {given} is not executable: give the path of {name}")
     if found is None:
-        otherwise = f", or give its path by {flag}" if flag else ""
+        otherwise = f", or give its path with {flag}" if flag else ""
         raise LaunchFailed(f"{name} is not on PATH: load the module that provides it{otherwise}")
     return found
 

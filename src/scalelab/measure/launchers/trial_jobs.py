@@ -132,11 +132,11 @@ def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote)
     """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
     if state.phase is Phase.ENDED and not Path(job.log).exists():
         hint = f"; {describe_log(job)}" if state.has_failed else ""
-        return not_run(trial, f"job {job.id} {describe_end(state)} before it began{hint}", note, cause=Cause.JOB)
+        return not_run(trial, f"job {job.id} {describe_end(state)} before it started{hint}", note, cause=Cause.JOB)
     is_over = dataclasses.replace(note, may_come=False)
     reason = f"job {job.id} {describe_end(state)} without a result; {describe_log(job)}"
     if is_out_of_time(state):
-        reason += "; --wall-time allows more"
+        reason += "; raise --wall-time"
         return TrialResult(trial=trial, status=Status.TIMED_OUT, cause=Cause.TIME_LIMIT, reason=reason, batch=is_over)
     return TrialResult(trial=trial, status=Status.CRASHED, cause=Cause.JOB, reason=reason, batch=is_over)
 
@@ -144,11 +144,11 @@ def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote)
 def describe_log(job: BatchJob) -> str:
     """Where to read what a job said; one that has left no log may not have found its own script."""
     log = Path(job.log)
-    return f"its log is {log}" if log.exists() else f"it has left no log, as where nodes do not see {log.parent}"
+    return f"see {log}" if log.exists() else f"it left no log; do the nodes share {log.parent}?"
 
 
 def describe_end(state: JobState) -> str:
     """How a job ended, as far as the batch system tells."""
     if state.phase is Phase.UNKNOWN:
-        return f"was given up, whose state the batch system does not tell ({state.words}),"
+        return f"was given up, because the batch system does not report its state ({state.words}),"
     return f"ended ({state.words})" if state.words else "ended"

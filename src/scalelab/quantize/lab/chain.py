@@ -37,7 +37,7 @@ from scalelab.quantize.lab.observe import Observed, Seen
 from scalelab.quantize.lab.settings import DEVIATIONS, HIGH, LOW, LabSettings, WeightRange
 from scalelab.quantize.network import PASSING, Layer, Network, compute_layer, compute_sum
 
-ELSEWHERE = "use another --calibration than lab"
+ELSEWHERE = "use a --calibration other than lab"
 EXACT_LIMIT = 2**24
 """Every integer below it is a float32."""
 INT32_LIMIT = 2**31

@@ -193,7 +193,7 @@ def list_ways(model: nn.Module, network: Network, observed: Observed, settings: 
             name="dequantized",
             title="weights, dequantized",
             run=partial(run_dequantized, network, lab),
-            note="integer weights divided by their scale again",
+            note="integer weights, dequantized",
         ),
         Way(
             name=f"weights-{other_range}",
@@ -212,7 +212,7 @@ def list_bias_ways(network: Network, lab: LabNetwork) -> list[Way]:
             name="weights-raw-bias",
             title="integer weights, bias unscaled",
             run=partial(run_weights, network, lab, "raw"),
-            note="the bias as it was beside sums that are scaled",
+            note="unscaled bias added to scaled sums",
         ),
         Way(
             name="weights-no-bias",
@@ -275,21 +275,21 @@ def run_dequantized(network: Network, lab: LabNetwork, images: torch.Tensor) -> 
 def make_remarks(lab: LabNetwork, found: Findings) -> Iterator[str]:
     yield (
         f"{found.tallies.num_tied:,} of {len(found.labels):,} test images have their largest int8 logit in two classes"
-        " or more; the first of them is taken."
+        " or more; the first one counts."
     )
     if found.num_logits:
         yield (
-            f"{INT8_FILE}, run by onnxruntime, gives {found.num_different or 'no'} other logits than the simulation, of"
+            f"{INT8_FILE} in onnxruntime: {found.num_different or 'no'} logits differ from the simulation, of"
             f" {found.num_logits:,}."
         )
     for one in lab.layers:
         tally = found.tallies.by_layer.get(one.name)
         if tally is not None and tally.num_dead:
-            yield f"{tally.num_dead} outputs of {one.name} are the same integer for every test image."
+            yield f"{tally.num_dead} outputs of {one.name} are constant over all test images."
 
 
 def describe_lacks(settings: LabSettings, num_images: int, missing: str) -> Iterator[str]:
     if num_images < settings.samples:
-        yield f"There were only {num_images} of the {settings.samples} calibration images that were asked for."
+        yield f"Only {num_images} of the {settings.samples} requested calibration images were available."
     if missing:
         yield missing
