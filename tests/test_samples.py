@@ -20,8 +20,7 @@ from scalelab.records.samples import (
     parse_transfers,
     read_partial_fetches,
     read_partial_transfers,
-    read_samples,
-    read_transfers,
+    read_raw,
     render_raw,
     render_samples,
     render_transfers,
@@ -100,7 +99,7 @@ def write_file(directory: Path, text: str) -> tuple[Path, str]:
 
 def test_a_file_with_its_checksum_and_count_is_read(tmp_path: Path) -> None:
     path, checksum = write_file(tmp_path, render_samples([SAMPLE, SAMPLE]))
-    assert read_samples(path, checksum, 2) == [SAMPLE, SAMPLE]
+    assert read_raw(path, checksum, 2) == [SAMPLE, SAMPLE]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 50, -1])
@@ -108,37 +107,37 @@ def test_a_file_that_was_cut_anywhere_is_refused(tmp_path: Path, num_bytes: int)
     path, checksum = write_file(tmp_path, render_samples([SAMPLE, SAMPLE]))
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(DamagedRun, match=r"samples\.csv does not match the checksum in its result"):
-        read_samples(path, checksum, 2)
+        read_raw(path, checksum, 2)
 
 
 def test_a_digit_changed_by_hand_is_noticed(tmp_path: Path) -> None:
     path, checksum = write_file(tmp_path, render_samples([SAMPLE]))
     path.write_text(path.read_text().replace("12.5", "12.6"))
     with pytest.raises(DamagedRun, match=r"samples\.csv"):
-        read_samples(path, checksum, 1)
+        read_raw(path, checksum, 1)
 
 
 def test_a_result_without_checksum_vouches_for_no_file(tmp_path: Path) -> None:
     path, _ = write_file(tmp_path, render_samples([SAMPLE]))
     with pytest.raises(DamagedRun, match=r"samples\.csv"):
-        read_samples(path, None, 1)
+        read_raw(path, None, 1)
 
 
 def test_a_wrong_number_of_samples_is_named(tmp_path: Path) -> None:
     path, checksum = write_file(tmp_path, render_samples([SAMPLE]))
     with pytest.raises(DamagedRun, match=r"samples\.csv has 1 samples, but its result lists 2"):
-        read_samples(path, checksum, 2)
+        read_raw(path, checksum, 2)
 
 
 def test_a_file_that_was_written_damaged_is_named(tmp_path: Path) -> None:
     path, checksum = write_file(tmp_path, "nothing of the sort\n")
     with pytest.raises(DamagedRun, match=r"samples\.csv is damaged: the header is"):
-        read_samples(path, checksum, 0)
+        read_raw(path, checksum, 0)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match=r"samples\.csv cannot be read: No such file"):
-        read_samples(tmp_path / "samples.csv", "0" * 64, 0)
+        read_raw(tmp_path / "samples.csv", "0" * 64, 0)
 
 
 def test_a_file_from_before_the_last_gradient_was_timed_is_read() -> None:
@@ -173,12 +172,12 @@ def test_a_line_that_is_no_timing_is_refused(text: str, message: str) -> None:
 def test_transfers_whose_file_was_changed_are_refused(tmp_path: Path) -> None:
     path, text = tmp_path / "transfers.csv", render_transfers(TRANSFERS)
     path.write_text(text)
-    assert read_transfers(path, sha256_of(text.encode()), 2) == TRANSFERS
+    assert read_raw(path, sha256_of(text.encode()), 2) == TRANSFERS
     with pytest.raises(DamagedRun, match=r"transfers\.csv has 2 transfers, but its result lists 3"):
-        read_transfers(path, sha256_of(text.encode()), 3)
+        read_raw(path, sha256_of(text.encode()), 3)
     path.write_text(text[:-3])
     with pytest.raises(DamagedRun, match=r"transfers\.csv does not match the checksum in its result"):
-        read_transfers(path, sha256_of(text.encode()), 2)
+        read_raw(path, sha256_of(text.encode()), 2)
 
 
 def test_a_timing_that_was_cut_by_the_end_of_its_rank_is_dropped(tmp_path: Path) -> None:

@@ -111,7 +111,11 @@ def test_a_truncated_file_is_refused_before_and_while_loading(folder: Path, layo
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
     for call in (lambda: check_cifar10(path.parent, 1), lambda: load_cifar10(path.parent, "train", 1)):
-        with pytest.raises(UsageError, match=rf"{path} is damaged: it has {size - 1} bytes, not {size}; run .*get"):
+        with pytest.raises(
+            UsageError,
+            match=rf"{path} is damaged: it has {size - 1} bytes, not {size}; run"
+            r" .*download",
+        ):
             call()
 
 

@@ -113,8 +113,8 @@ def test_a_file_is_read_through_once_unless_it_changes(tmp_path: Path, monkeypat
         ([1, 65536], "v1", "token 65536 does not fit uint16 of format v1: use v7"),
         ([-1, 5], "v7", "token -1 does not fit uint32"),
         ([2**32], "v7", "token 4294967296 does not fit"),
-        ([], "v1", "0 tokens"),
-        ([0.5], "v1", "integers"),
+        ([], "v1", "got 0"),
+        ([0.5], "v1", "integer array"),
         ([[1]], "v1", "1-D integer array"),
     ],
 )
@@ -144,13 +144,13 @@ def make_file(path: Path, header: tuple[int, ...], num_bytes: int) -> Path:
 @pytest.mark.parametrize(
     ("header", "num_bytes", "words"),
     [
-        ((20240520, 1, 100), 1223, ["truncated", "1223 bytes", "1224 are expected"]),
-        ((20240520, 1, 100), 1225, ["damaged", "1225 bytes", "1224 are expected"]),
+        ((20240520, 1, 100), 1223, ["truncated", "1223 bytes", "expected 1224"]),
+        ((20240520, 1, 100), 1225, ["damaged", "1225 bytes", "expected 1224"]),
         ((20240520, 1, 100), 1024, ["truncated", "1024 bytes", "1224"]),
         ((20240520, 1, 100), 1000, ["truncated", "1000 bytes", "1024"]),
         ((20240520, 1, 100), 0, ["truncated", "0 bytes", "1024"]),
-        ((20240801, 7, 100), 1224, ["truncated", "1224 bytes", "1424 are expected"]),
-        ((20240521, 1, 100), 1224, ["begins with 20240521", "20240520 or 20240801 is expected"]),
+        ((20240801, 7, 100), 1224, ["truncated", "1224 bytes", "expected 1424"]),
+        ((20240521, 1, 100), 1224, ["starts with 20240521", "expected 20240520 or 20240801"]),
         ((20240520, 7, 100), 1224, ["version 7", "expected 1 with magic 20240520"]),
         ((20240801, 1, 100), 1424, ["version 1", "expected 7 with magic 20240801"]),
         ((20240520, 1, 0), 1024, ["empty", "0 tokens", "expected at least 1"]),
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_what_it_says_is_refused(
     assert all(word in str(refused.value) for word in [str(path), *words])
 
 
-@pytest.mark.parametrize(("num_bytes", "words"), [(7, "7 bytes are no whole number"), (0, "is empty")])
+@pytest.mark.parametrize(("num_bytes", "words"), [(7, "7 bytes are not a whole number"), (0, "is empty")])
 def test_a_headerless_file_is_checked_too(tmp_path: Path, num_bytes: int, words: str) -> None:
     path = tmp_path / "a.raw"
     path.write_bytes(bytes(num_bytes))

@@ -15,10 +15,10 @@ from torch import nn
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize import eager_kernels
 from scalelab.quantize.eager import make_eager
-from scalelab.quantize.eager_kernels import simulate_eager
+from scalelab.quantize.eager_kernels import ONEDNN
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
-from scalelab.quantize.simulate import simulate
+from scalelab.quantize.simulate import LOGITS, read_logits, run_layers, simulate
 from scalelab.workloads.networks import Lenet
 from tests.quantize.nets import Resnet20
 
@@ -45,6 +45,13 @@ class Corners(nn.Module):
         x = self.average(self.maxima(doubled)).relu().flatten(1)
         rows = self.wide(x)
         return self.same(rows.relu()) + rows
+
+
+def simulate_eager(quantized: QuantizedNetwork, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The integers of every layer by name as the eager runtime must give them, and float32 logits."""
+    results = dict(run_layers(quantized, images, ONEDNN, "float64"))
+    results[LOGITS] = read_logits(quantized.layers[-1], results[quantized.output])
+    return results
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -17,10 +17,11 @@ from scalelab.quantize.export import Form, export_float_onnx, export_onnx
 from scalelab.quantize.network import Grid, Network, QuantizedNetwork, run_float
 from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
-from scalelab.quantize.sessions import open_session, profile_layers, read_integers, run_session
+from scalelab.quantize.sessions import open_session, profile_layers, run_session
 from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
 from scalelab.workloads.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network
+from tests.quantize.onnx_integers import read_integers
 
 onnx = pytest.importorskip("onnx", reason="the exports need scalelab[quantize]")
 pytest.importorskip("onnxruntime", reason="the exports need scalelab[quantize]")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from scalelab.errors import UnknownName
-from scalelab.quantize.kernels import count_differences, list_engines, use_engine
 from tests.quantize.integer_nets import make_images, make_network
+from tests.quantize.torch_engines import count_differences, list_engines, use_engine
 
 SEEDS = range(16)
 
@@ -31,9 +31,9 @@ def test_the_profile_of_an_engine_gives_the_integers_of_its_kernels(engine: str,
 def test_a_profile_of_another_engine_is_told_apart() -> None:
     """The comparison can fail: fbgemm's rule does not give qnnpack's integers for all of these ties."""
     require_engine("qnnpack")
-    from scalelab.quantize.kernels import run_kernel
     from scalelab.quantize.profiles import find_profile
     from scalelab.quantize.simulate import compute_integers, simulate
+    from tests.quantize.torch_engines import run_kernel
 
     num_different = 0
     for seed in SEEDS:

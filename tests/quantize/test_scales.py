@@ -138,7 +138,7 @@ def test_a_bias_too_large_for_int32_widens_the_scale_of_its_channel(per_channel:
 
 def test_a_layer_whose_sums_can_leave_int32_is_refused() -> None:
     layer = make_linear(torch.ones(1, 70_000), torch.zeros(1))
-    with pytest.raises(UsageError, match="layer fc adds up 70000 products"):
+    with pytest.raises(UsageError, match="layer fc sums 70000 products"):
         quantize_weights(layer, torch.ones(1, dtype=torch.float64), 0.1)
 
 

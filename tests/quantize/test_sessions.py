@@ -16,11 +16,11 @@ from scalelab.quantize.sessions import (
     load_graph,
     open_session,
     profile_layers,
-    read_integers,
     read_kernels,
     run_session,
 )
 from tests.quantize.integer_nets import make_images, make_network
+from tests.quantize.onnx_integers import read_integers
 
 onnx = pytest.importorskip("onnx", reason="sessions need scalelab[quantize]")
 pytest.importorskip("onnxruntime", reason="sessions need scalelab[quantize]")

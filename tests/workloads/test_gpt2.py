@@ -168,5 +168,5 @@ def test_a_token_that_no_check_has_seen_is_an_error_of_the_step(tmp_path: Path) 
 
 def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(b"x" * 5000)
-    with pytest.raises(UsageError, match=r"train\.bin is none"):
+    with pytest.raises(UsageError, match=r"train\.bin is not a token shard"):
         read_tokens(tmp_path).check()

@@ -107,7 +107,7 @@ def test_absent_files_are_refused_before_the_launch_and_on_the_rank(tmp_path: Pa
         lambda: Resnet18Options(data="cifar10", data_path=str(tmp_path)).check(),
         lambda: build("lenet", {"data": "cifar10", "data_path": str(tmp_path)}),
     ):
-        with pytest.raises(UsageError, match=rf"CIFAR-10: {tmp_path}.*data_batch_1 not found: run .*get https"):
+        with pytest.raises(UsageError, match=rf"CIFAR-10: {tmp_path}.*data_batch_1 not found: run .*download https"):
             refuse()
 
 

@@ -72,14 +72,11 @@ def test_options_keep_their_order_and_their_own_defaults(tmp_path: Path) -> None
 def test_what_scalelab_fills_in_is_no_option(tmp_path: Path) -> None:
     found = read_text(tmp_path, "def build(batch_size, rank, num_ranks, seed, device, width=3): ...\n")
     assert [option.name for option in found.options] == ["width"]
-    assert found.takes_batch_size
-    assert not read_text(tmp_path, "def build(width=3): ...\n").takes_batch_size
 
 
 def test_a_build_with_free_options_takes_any(tmp_path: Path) -> None:
     found = read_text(tmp_path, "def build(width=3, **options): ...\n")
     assert found.takes_any_option
-    assert found.takes_batch_size
     assert [option.name for option in found.options] == ["width"]
     assert not read_text(tmp_path, "def build(width=3): ...\n").takes_any_option
 
@@ -96,9 +93,7 @@ def test_a_build_with_free_options_takes_any(tmp_path: Path) -> None:
 )
 def test_a_build_that_is_made_elsewhere_may_take_anything(tmp_path: Path, text: str) -> None:
     found = read_text(tmp_path, text)
-    assert found == OwnWorkload(
-        path=tmp_path / "own.py", function="build", options=(), takes_any_option=True, takes_batch_size=True
-    )
+    assert found == OwnWorkload(path=tmp_path / "own.py", function="build", options=(), takes_any_option=True)
 
 
 def test_the_last_definition_counts_as_it_would_in_python(tmp_path: Path) -> None:

@@ -138,13 +138,13 @@ def reopen_training(store: RunStore) -> None:
         except DamagedRun:
             return  # the scheduler sets it aside
         if not is_over:
-            store.reopen(name)
+            store.set_aside(name, "before")
 
 
 def reopen_waiting(store: RunStore) -> None:
     """Reopen trials whose batch job was rejected or cancelled."""
     for result in find_waiting(store):
-        store.reopen(result.trial.name)
+        store.set_aside(result.trial.name, "before")
 
 
 def is_own_job(store: RunStore) -> bool:

@@ -17,7 +17,7 @@ from scalelab.records.files import read_json, write_atomically
 from scalelab.records.settings import Course
 
 EXIT_FAILED = 1
-"""The rank failed and its outcome file says why."""
+"""The rank failed; the reason is in its outcome file."""
 EXIT_STORAGE = 74
 """The rank could not write its files (EX_IOERR of sysexits.h)."""
 DUMP_SIGNAL = signal.SIGUSR1
@@ -136,7 +136,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
+    """Have the kernel kill this process when its parent dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:

@@ -55,29 +55,29 @@ class BatchStream:
 
     @property
     def last(self) -> Any:
-        """The batch that was given last, as it came."""
+        """The last batch, unchanged."""
         return self._last
 
     @property
     def epochs_done(self) -> float:
-        """Passes over the data so far; whole ones only where the data does not say how long it is."""
+        """Passes over the data so far; whole ones only if the data has no length."""
         length = self._count()
         return self._epoch + (self._index / length if length else 0.0)
 
     def _count(self) -> int | None:
-        """Batches of one epoch, where the data says so."""
+        """Batches per epoch, if known."""
         try:
             return len(self._batches)  # type: ignore[arg-type]
         except TypeError:
             return None
 
     def read_position(self) -> dict[str, Any]:
-        """Where the stream is: the epoch, the batches taken of it, and the random state that it began with."""
+        """The position in the stream: the epoch, its batches so far, and its initial random state."""
         assert self._keeps_position
         return {"epoch": self._epoch, "index": self._index, "random": self._random_at_start}
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Go on from a position: data that can `seek` jumps there; of other data the epoch is gone through again.
+        """Continue from a position: data that can `seek` jumps there; other data replays the epoch.
 
         A generator cannot begin again: what has been taken from it already is not skipped once more.
         """

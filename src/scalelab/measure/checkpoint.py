@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and from which a training goes on bit for bit.
+"""Atomic checkpoints, from which a training run continues bit for bit.
 
     checkpoints/step-00000040/   model and optimizer, written by all ranks (torch.distributed.checkpoint)
                                  rank0.pt …     what only that rank has: random state, place in the data, buffers,
@@ -46,7 +46,7 @@ from scalelab.strategies.ddp import find_hook_state
 
 MANIFEST = "manifest.json"
 LEAST_FREE_BYTES = 1 << 16
-"""A disk with less has no space left, whatever torch calls its failure to write."""
+"""A disk with less free space counts as full, whatever error torch raises."""
 UNLIKE = (
     "configuration",
     "label",
@@ -62,7 +62,7 @@ UNLIKE = (
     "allocator",
     "perturbation",
 )
-"""Fields of a trial that may differ between the training that wrote a checkpoint and the one that goes on."""
+"""Fields of a trial that may differ between the run that wrote a checkpoint and the one that continues."""
 
 
 def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, rank: int, keep: int) -> None:
@@ -93,7 +93,7 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
 
 
 def write_state(partial: Path, training: Training, rank: int) -> None:
-    """Write this rank's part. torch's own error is no `Exception` and hides what happened: that is raised instead."""
+    """Write this rank's part. torch's error is not an `Exception` and hides the cause, so the cause is raised."""
     try:
         with quiet_checkpointing():
             save(read_shared_state(training), checkpoint_id=partial, no_dist=not dist.is_initialized())
@@ -120,7 +120,7 @@ def find_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def clear_leftovers(root: Path, num_steps: int) -> None:
-    """Remove what was being written when a training was killed, and the damaged ones beyond where it goes on."""
+    """Remove partly written checkpoints, and damaged ones beyond the one to continue from."""
     beyond = [path for path in list_checkpoints(root) if path.name > f"step-{num_steps:08d}"]
     for path in (*root.glob(".step-*.partial"), *beyond):
         shutil.rmtree(path, ignore_errors=True)
@@ -140,7 +140,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> int:
-    """Put a training into the state of a checkpoint; gives the number of steps that it had done."""
+    """Load a checkpoint into a training run; returns its number of steps."""
     manifest = read_json(path / MANIFEST)
     check_same_job(path, manifest["job"], describe_job(trial))
     if trial.strategy == "ddp":
@@ -169,7 +169,7 @@ def check_same_job(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) ->
 
 
 def describe_job(trial: Trial) -> dict[str, Any]:
-    """What must be the same for a training to go on."""
+    """What must match for a training run to continue."""
     fields: dict[str, Any] = to_builtins(trial)
     return {name: value for name, value in fields.items() if name not in UNLIKE}
 
@@ -220,7 +220,7 @@ def read_schedule(training: Training) -> dict[str, Any] | None:
 
 
 def follow_schedule(training: Training) -> None:
-    """The rate of the next step by this training's schedule: a longer one than before may go on from a checkpoint."""
+    """The learning rate of the next step by this run's schedule, which may be longer than the checkpoint's."""
     scheduler = training.scheduler
     assert isinstance(scheduler, LambdaLR)
     for group, base, factor in zip(
@@ -257,7 +257,7 @@ def wait_for_all() -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Have the kernel write a file or a directory out, so that a rename does not overtake what it names."""
+    """Flush a file or directory to disk, so a rename cannot overtake its contents."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -267,7 +267,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def quiet_checkpointing() -> Iterator[None]:
-    """torch warns of its own deprecated parts, and of saving without a process group, which is what one rank does."""
+    """Silence torch's warnings about its deprecated parts, and about saving without a process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""One rank of a trial, whoever starts it: `python -m scalelab.measure.cluster_rank DIRECTORY LAUNCH`.
+"""One rank of a trial under any launcher: `python -m scalelab.measure.cluster_rank DIRECTORY LAUNCH`.
 
 srun, mpiexec, jsrun or torchrun starts one of these for every rank. It has no torch. It finds out which rank it is,
 meets the others, takes its share of the node's cores and then starts the rank itself beside it, with a log of its own
@@ -75,7 +75,7 @@ class Seat:
 
 
 def main(directory: str, launch: str) -> int:
-    """Run this rank; gives the exit code of a process that has done its part, however the rank ended."""
+    """Run this rank; returns 0 once its end is recorded, however the rank ended."""
     started = time.monotonic()
     for number in STOPPING:
         signal.signal(number, _stop)
@@ -97,7 +97,7 @@ def main(directory: str, launch: str) -> int:
 
 
 def find_member(trial: Trial) -> Membership:
-    """Which rank of the trial this is; raises `RankUnknown` where it is none of it."""
+    """The rank of this process; raises `RankUnknown` if it does not belong to the trial."""
     try:
         member = find_membership(os.environ)
     except RankUnknown:  # some launchers say no number of ranks, which is known here
@@ -136,7 +136,7 @@ def take_part(seat: Seat) -> None:
 
 
 def list_sources(trial: Trial) -> tuple[RankSource, ...]:
-    """What every source says of this rank; MPI itself is asked only where the trial wants it, by all ranks at once."""
+    """What every source reports of this rank; MPI itself is queried only if the trial requests it."""
     by_variables = tuple(
         RankSource(
             source=claim.source,
@@ -179,7 +179,7 @@ def meet_by_torchrun(seat: Seat) -> Meeting:
 
 
 def make_assignment(seat: Seat, meeting: Meeting | None) -> dict[str, Any]:
-    """What the rank is told: `worker.Assignment`, as JSON has it."""
+    """The rank's `worker.Assignment` as JSON."""
     places = wait_for_neighbours(seat)
     position = [place["rank"] for place in places].index(seat.rank)
     local_rank = position if seat.member.local_rank is None else seat.member.local_rank
@@ -210,7 +210,7 @@ def wait_for_neighbours(seat: Seat) -> list[dict[str, Any]]:
 
 
 def choose_cores(trial: Trial, masks: list[tuple[int, ...]], position: int) -> tuple[int, ...]:
-    """This rank's cores: out of its own mask where the launcher gave every rank one, else its share of the node's.
+    """This rank's cores: from its own mask if the launcher set one, else its share of the node's.
 
     As many as the local launcher gives, so that trials of every launcher compare like with like.
     """
@@ -220,14 +220,14 @@ def choose_cores(trial: Trial, masks: list[tuple[int, ...]], position: int) -> t
 
 
 def choose_device_number(local_rank: int, num_local_ranks: int, visible: str | None) -> int:
-    """Which of the GPUs that it sees a rank takes: the only one, where the launcher shows every rank one of its own."""
+    """The GPU of a rank: the only visible one, or the one with its local rank."""
     if visible is not None and num_local_ranks > 1 and len(visible.split(",")) == 1:
         return 0
     return local_rank
 
 
 def describe_network(seat: Seat, meeting: Meeting | None) -> dict[str, str]:
-    """What libraries are told, where nobody has told them: the interface by which the others were reached."""
+    """Library variables that are not set yet: the interface that reached the other ranks."""
     told = {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.member.num_ranks)}
     if seat.member.num_nodes == 1:
         told |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
@@ -237,7 +237,7 @@ def describe_network(seat: Seat, meeting: Meeting | None) -> dict[str, str]:
 
 
 def run_child(seat: Seat, assignment: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
-    """The rank itself, in a session of its own, from its first instruction to its end."""
+    """The rank itself, in its own session."""
     command = [sys.executable, "-P", "-m", "scalelab.measure.assigned", str(os.getpid()), json.dumps(assignment)]
     variables = variables | {"LOCAL_RANK": str(assignment["local_rank"])}
     with log_file(seat.directory, seat.rank).open("ab") as log:

@@ -87,7 +87,7 @@ class OutputTap:
 
 
 def count_right(output: torch.Tensor | None, batch: Any) -> tuple[int, int]:
-    """Right answers and all answers, where the batch is a pair and its second part holds classes; else two zeros."""
+    """Correct and total predictions if the batch is a pair with class labels; else two zeros."""
     parts = list_parts(batch)
     if output is None or len(parts) != 2 or not isinstance(parts[1], torch.Tensor):
         return 0, 0
@@ -175,7 +175,7 @@ class GradientNoise:
         self._training = training
         self._num_passes = 0
         self.small: float | None = None
-        """Of the first pass; None where it is no finite number."""
+        """Of the first pass; None if not finite."""
         self.large: float | None = None
         """Of the whole step."""
 
@@ -234,7 +234,7 @@ class CourseRun:
             self._tap.close()
 
     def _begin(self) -> int:
-        """Go on from a checkpoint if there is one; gives the step to begin with."""
+        """Continue from a checkpoint if there is one; returns the first step."""
         found, damaged = find_checkpoint(self._checkpoints)
         wait_for_all()
         first = load_checkpoint(found, self._training, self._trial, self._rank) if found else 0

@@ -49,11 +49,11 @@ FEWEST_REPEATS = 3
 """Timings of a size that alone is longer than the budget."""
 PILOT_CALLS = 10
 PILOT_SECONDS = 0.05
-"""Calls to plan by: as many as fit into this time, at least one."""
+"""Time for the calls that the plan is based on; at least one call."""
 RAMP = 1021
 """Test data count up to this prime and begin again: pieces that are out of place do not look alike."""
 CHUNK = 1 << 20
-"""Numbers that are filled and checked at once: a second buffer as large as the message may not fit."""
+"""Numbers filled and checked at a time: a second buffer of the message's size may not fit."""
 LACKING_WORDS = re.compile(r"support|implement|[Nn]o backend type", re.IGNORECASE)
 
 # torch 2.13 has renamed two of them.
@@ -214,7 +214,7 @@ def _order_timings(plans: list[Plan], num_sizes: int) -> Iterator[tuple[int, int
 def _time_calls(
     message: Message, call: Callable[[Message], object], num_calls: int, device: torch.device
 ) -> tuple[float, float]:
-    """When the calls began, and how long all of them took on this rank."""
+    """When the calls started, and how long they took on this rank."""
     call(message)
     _meet(device)
     start = perf_counter()
@@ -225,7 +225,7 @@ def _time_calls(
 
 
 def _meet(device: torch.device) -> None:
-    """Nobody leaves before all have come; unlike a barrier, the same on every backend."""
+    """No rank returns before all have entered; unlike a barrier, the same on every backend."""
     dist.all_reduce(torch.zeros(1, device=device))
     _synchronize(device)
 
@@ -262,7 +262,7 @@ def _fill(message: Message, operation: str) -> None:
 
 
 def expect_result(message: Message, operation: str) -> list[Segment]:
-    """What every tensor must hold after one call."""
+    """The expected contents of every tensor after one call."""
     num_ranks, rank, whole, other = message.num_ranks, message.rank, message.whole, message.other
     sum_of_ranks = num_ranks * (num_ranks - 1) // 2
     piece = len(whole) // num_ranks
@@ -307,7 +307,7 @@ def name_backend(trial: Trial) -> str:
 
 
 def check_world(trial: Trial) -> None:
-    """MPI counts the ranks that mpiexec has started, whatever it is told."""
+    """MPI counts the ranks that mpiexec started, whatever world size is passed."""
     if dist.get_world_size() != trial.num_ranks:
         raise UsageError(
             f"--backend {dist.get_backend()}: the process group has {dist.get_world_size()} ranks, not"

@@ -1,4 +1,4 @@
-"""What went wrong on a rank, told apart: memory, a configuration that cannot work, a lost peer, a crash.
+"""Classify what went wrong on a rank: out of memory, invalid configuration, lost peer, or crash.
 
 A shape error is not an out-of-memory error, and a rank that lost its peer is not the cause. The rules:
 
@@ -31,7 +31,7 @@ MEMORY_WORDS = re.compile(
     r"|CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|NCCL.*out of memory"
 )
 VAGUE_WORDS = re.compile(r"could not (create|execute) a primitive|^\[enforce fail a$")
-"""What oneDNN says whatever happened, and what is left of the allocator's sentence where that needs memory too."""
+"""What oneDNN says for any error, and what remains of the allocator's message when formatting it needs memory too."""
 PEER_WORDS = re.compile(
     r"Connection closed by peer|Connection reset|gloo/transport|Broken pipe|remote process exited"
     r"|NCCL communicator was aborted"
@@ -75,7 +75,7 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
 
 
 def _say_request(error: BaseException) -> str:
-    """How much was asked for in vain, where the allocator says so."""
+    """The size of the failed allocation, if the allocator reports it."""
     asked = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if asked:
         return f" while allocating {format_bytes(int(asked[1]))}"

@@ -46,7 +46,7 @@ class ForkServer:
         self._children: set[int] = set()
 
     def serve(self) -> None:
-        """Answer until the parent closes its end, then leave nothing behind."""
+        """Serve until the parent closes its end, then clean up."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""The instruments of a rank: what a trial asks for besides time, looked at after the timed steps.
+"""The instruments of a rank: what a trial records besides time, after the timed steps.
 
 Each is a function of the training that gives back the rank's report with its record filled in. They run in the order
 in which the trial names them. `utilization` is looked at from outside, by the launcher, and `gradient_noise` inside a
@@ -66,7 +66,7 @@ COUNTERS = {
 
 
 def watch_ddp_counters(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
-    """The report with what DDP counted in steps of their own; unchanged under another strategy."""
+    """The report with DDP's own counters, from separate steps; unchanged under another strategy."""
     model = getattr(training.model, "_orig_mod", training.model)
     if not isinstance(model, DistributedDataParallel) or not hasattr(model, "_set_ddp_runtime_logging_sample_rate"):
         return report
@@ -81,7 +81,7 @@ def watch_ddp_counters(trial: Trial, training: Training, directory: Path, report
 
 
 def make_counters(said: list[dict[str, Any]]) -> DdpCounters | None:
-    """One record from what DDP said after each step; None where it left anything out."""
+    """One record from DDP's counters after each step; None if any is missing."""
     if not said or any(name not in step for step in said for name in COUNTERS.values()):
         return None
     times = {ours: tuple(step[name] / 1e9 for step in said) for ours, name in COUNTERS.items()}
@@ -263,7 +263,7 @@ INSTRUMENTS: dict[Instrument, Look] = {
     "messages": watch_messages,
     "replicas": watch_replicas,
 }
-"""By name; those that are not here are not looked at by the rank after its steps."""
+"""By name; the others are not recorded by the rank after its steps."""
 
 
 def look(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:

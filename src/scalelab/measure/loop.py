@@ -80,7 +80,7 @@ class StallClock:
             self._file = None
 
     def read(self) -> float | None:
-        """Seconds since the thread began; None: nobody counts them here."""
+        """Seconds since the thread started; None: not counted on this system."""
         if self._file is None:
             return None
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
@@ -108,7 +108,7 @@ class ReadyClock:
         self._unwatch()
 
     def begin(self) -> None:
-        """The step begins now."""
+        """Start of the step."""
         self._stamp = self._stall_stamp = None
         if self._is_cuda:
             self._begin, self._event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -211,7 +211,7 @@ class RawStep(NamedTuple):
     ready: float | None = None
     """Seconds until the last gradient was computed."""
     stalls: dict[str, float | None] | None = None
-    """Seconds in which the core was given to others: by phase, and until the last gradient."""
+    """Seconds in which the core ran something else: by phase, and until the last gradient."""
 
 
 def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
@@ -279,7 +279,7 @@ class PhaseClock:
 
 
 def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    """Steps without the gradient exchange; the first one settles after the saving and is not kept.
+    """Steps without gradient all-reduce; the first one settles after saving the state and is dropped.
 
     Where any rank has no memory for a copy of its state, or none left beside it, all leave the block out: an
     instrument must not be what a trial runs out of memory by. So they do where a rank holds only a piece of the

@@ -1,4 +1,4 @@
-"""One rank of a training that somebody else has launched.
+"""One rank of an externally launched training run.
 
     python -m scalelab.measure.member PARENT DIRECTORY DEVICE MEETING WHO
 
@@ -89,7 +89,7 @@ def choose_cores(directory: str, places: Sequence[Place], rank: int) -> tuple[in
 
 
 def join_group(rank: int, backend: str, meeting: str) -> None:
-    """Meet the others where the variables say; on rank 0, at the socket that they have come to already."""
+    """Connect at the address in the environment; on rank 0, at the socket already in use."""
     if not meeting:
         dist.init_process_group(backend)
         return

@@ -53,7 +53,7 @@ Record = Callable[[str, Mapping[int, str]], None]
 
 
 class StorageMap:
-    """Finds a training's storages on its device."""
+    """Finds the storages of a training run on its device."""
 
     def __init__(self, training: Training, device: torch.device, address_of: AddressOf) -> None:
         self._training = training
@@ -61,7 +61,7 @@ class StorageMap:
         self._address_of = address_of
 
     def find(self, values: Iterable[Any]) -> Storages:
-        """The storages of tensors, each once; what is no tensor, or elsewhere, is left out."""
+        """The storages of tensors, each once; non-tensors and other devices are left out."""
         found: Storages = {}
         for value in values:
             tensor = _localise(value)
@@ -140,7 +140,7 @@ def _name_kept(phase: str, storages: StorageMap) -> dict[int, str]:
 
 @contextmanager
 def _watch_output(training: Training, storages: StorageMap, record: Record) -> Iterator[None]:
-    """Mark where the model ends and its loss begins."""
+    """Mark the end of the model's forward and the start of the loss."""
 
     def see(_: object, __: object, output: Any) -> None:
         if torch.is_grad_enabled():
@@ -163,7 +163,7 @@ def place_marks(recorded: Iterable[tuple[float, str, Mapping[int, str]]], times:
 
 
 def count_bucket_bytes(training: Training) -> int:
-    """DDP's buckets, as DDP itself says; they were made before anybody watched."""
+    """DDP's buckets, as DDP reports them; they were allocated before recording started."""
     model = getattr(training.model, "_orig_mod", training.model)
     if not isinstance(model, DistributedDataParallel):
         return 0

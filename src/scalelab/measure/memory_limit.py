@@ -33,7 +33,7 @@ REACHED = 0.9
 
 
 def limit_memory(trial: Trial, device: torch.device) -> None:
-    """Bound what this rank may allocate from here on, so that running out is an error and not a dead machine."""
+    """Limit what this rank may allocate from here on, so running out is an error and not a dead machine."""
     if trial.memory_limit_bytes is None:
         return
     if device.type == "cuda":

@@ -49,7 +49,7 @@ KINDS = (
 )
 """Parts of an operator's name, and the collective that it is."""
 NORM_FILES = ("strategies/sync_batch_norm.py", "nn/modules/_functions.py")
-"""Where our batch norm and torch's own exchange their statistics."""
+"""Where our batch norm and torch's synchronize statistics."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def count_messages(by_phase: Mapping[str, Sequence[Call]], strategy: str) -> tup
 
 
 def name_purpose(call: Call, phase: str, strategy: str) -> str:
-    """What the strategy sends in this phase by this collective; empty where somebody else must have started it."""
+    """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
     is_sharded = strategy in FSDP

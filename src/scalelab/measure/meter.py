@@ -1,4 +1,4 @@
-"""`Meter`: two lines in somebody's own training script make it a run that `show`, `compare` and reports read.
+"""`Meter`: two lines turn your own training script into a run that `show`, `compare` and reports read.
 
     with scalelab.Meter("my-run") as meter:
         for batch in meter.steps(loader):
@@ -205,7 +205,7 @@ class Meter:
             self._step = outer
 
     def _write(self, log: StepLog, *, is_last: bool = False) -> None:
-        """Write between two steps; a run that cannot be written is not the end of a training."""
+        """Write between steps; a write error does not stop training."""
         try:
             log.write(is_last=is_last)
         except Exception as trouble:  # noqa: BLE001 - such as a device that has failed: the training will meet it itself

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """When a rank's Meter began, and on what."""
+    """When a rank's Meter started, and on which device."""
 
     started_at: str
     """UTC, ISO 8601."""
@@ -53,7 +53,7 @@ class MeterFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a rank says when its Meter ends."""
+    """A rank's outcome when its Meter ends."""
 
     report: RankReport
     stay: Stay

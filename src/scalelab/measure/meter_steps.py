@@ -1,4 +1,4 @@
-"""The steps that a Meter sees, and how they reach the disk while somebody else's training goes on.
+"""The steps that a Meter records, and how they reach the disk during training.
 
 A mark is a point in time: a reading of the host's clock, or on CUDA an event in the stream of kernels, so that nothing
 waits for the device. A step is two marks, the host's readings before and after the batch was asked for, the marks of
@@ -84,7 +84,7 @@ class StepLog:
         self._write(render_samples(()))
 
     def add(self, step: Step, now: float) -> bool:
-        """Keep a step that has ended; says whether it is time to write."""
+        """Keep a finished step; returns whether it is time to write."""
         self._waiting.append(step)
         return now - self._last_write >= WRITE_SECONDS or len(self._waiting) >= MOST_WAITING
 
@@ -221,7 +221,7 @@ def find_script() -> str:
 
 
 def describe_end(error: BaseException | None, rank: int, log: StepLog) -> MeterFailure | None:
-    """Why a rank's Meter ended before its training did; None where it did not."""
+    """Why a rank's Meter ended before training did; None if it did not."""
     num_steps = log.num_written
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         if log.failure is None:

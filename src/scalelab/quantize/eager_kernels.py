@@ -45,17 +45,9 @@ from torch.nn import functional
 
 from scalelab.errors import ScalelabError
 from scalelab.quantize.integer_ops import finish
-from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
+from scalelab.quantize.network import Grid, Layer, QuantizedLayer
 from scalelab.quantize.profiles import Profile
 from scalelab.quantize.rounding import fuse_multiply_add, make_channels, make_scalar
-from scalelab.quantize.simulate import LOGITS, read_logits, run_layers
-
-
-def simulate_eager(quantized: QuantizedNetwork, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The integers of every layer by name as the eager runtime must give them, and float32 logits."""
-    results = dict(run_layers(quantized, images, ONEDNN, "float64"))
-    results[LOGITS] = read_logits(quantized.layers[-1], results[quantized.output])
-    return results
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:

@@ -76,23 +76,6 @@ def run_session(session: Any, images: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
-def read_integers(
-    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True
-) -> dict[str, torch.Tensor]:
-    """The integers of every layer by name, and the logits: what `simulate` gives, by onnxruntime's kernels."""
-    graph = load_graph(model)
-    make_info = load_package("onnx.helper").make_tensor_value_info
-    types = find_types(graph)
-    outputs = {name: f"{name}/q" if f"{name}/q" in types else "logits" for name in list_layers(graph)}
-    integers = [output for output in outputs.values() if output != "logits"]
-    graph.graph.output.extend(make_info(output, types[output], None) for output in integers)
-    session = open_session(graph.SerializeToString(), num_threads=num_threads, is_optimized=is_optimized)
-    names = [*integers, "logits"]
-    arrays = session.run(names, {"images": images.to(torch.float32).contiguous().numpy()})
-    found = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
-    return {name: found[output] for name, output in outputs.items()} | {"logits": found["logits"]}
-
-
 def profile_layers(
     model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True, num_runs: int = 10
 ) -> tuple[LayerKernel, ...]:

@@ -105,16 +105,6 @@ def _split_rows(text: str) -> list[list[str]]:
         raise ValueError(f"it is not valid CSV: {error}") from error
 
 
-def read_samples(path: Path, checksum: str | None, count: int | None) -> list[StepSample]:
-    """Read a trial's samples, refusing a file that is not the one its result was written with."""
-    return _read(path, checksum, count, parse_samples)
-
-
-def read_transfers(path: Path, checksum: str | None, count: int | None) -> list[Transfer]:
-    """The same for the timings of an exchange."""
-    return _read(path, checksum, count, parse_transfers)
-
-
 def _read(path: Path, checksum: str | None, count: int | None, parse: Callable[[str], list[Line]]) -> list[Line]:
     try:
         data = path.read_bytes()

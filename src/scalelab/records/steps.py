@@ -1,4 +1,4 @@
-"""The steps of a trial: which are run, of which kind, and what was measured of each."""
+"""The steps of a trial: their plan, their kinds, and what is measured in each."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from scalelab.checks import check_at_least
 
 
 class StepKind(StrEnum):
-    """What a step carries besides the training itself."""
+    """How a step is instrumented."""
 
     CLEAN = "clean"
-    """Nothing: two clock readings around it."""
+    """Not at all: one clock reading before and one after."""
     PHASES = "phases"
     """A clock reading after input, forward, backward and optimizer."""
     COMM_FREE = "comm_free"
-    """No gradient exchange (`no_sync`); the state of the training is restored afterwards."""
+    """No gradient all-reduce (`no_sync`); the training state is restored afterwards."""
     PROFILED = "profiled"
     """torch's profiler."""
     SETTLE = "settle"
-    """An ordinary step after a change of kind, recorded and not used."""
+    """An ordinary step after a change of kind, recorded but not used."""
 
 
 class Block(NamedTuple):
-    """A stretch of steps of one kind."""
+    """Consecutive steps of one kind."""
 
     kind: StepKind
     num_steps: int
@@ -72,7 +72,7 @@ class StepPlan:
 
 
 def _share(total: int, parts: int, index: int) -> int:
-    """The size of part `index` when `total` steps are spread over `parts` turns."""
+    """The size of part `index` when `total` steps are divided over `parts` turns."""
     return total // parts + (1 if index < total % parts else 0)
 
 
@@ -84,7 +84,7 @@ class StepSample(NamedTuple):
     """From 0, in the order of the launch, over all kinds."""
     kind: StepKind
     start_seconds: float
-    """On the host's monotonic clock, so that the skew between ranks of one host can be read off."""
+    """On the host's monotonic clock, so ranks of one host can be compared."""
     step_seconds: float
     input_seconds: float | None = None
     forward_seconds: float | None = None
@@ -92,9 +92,9 @@ class StepSample(NamedTuple):
     optimizer_seconds: float | None = None
     loss: float | None = None
     ready_seconds: float | None = None
-    """From the start of the step until this rank had computed its last gradient, whatever it then waited for."""
+    """From the start of the step until this rank computed its last gradient, without any waiting after it."""
     input_stall_seconds: float | None = None
-    """Of the phase, while the rank wanted to run and its core was given to others."""
+    """Time in the phase when the rank was runnable but its core ran something else."""
     forward_stall_seconds: float | None = None
     ready_stall_seconds: float | None = None
     """The same from the start of the step until the last gradient."""

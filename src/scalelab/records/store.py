@@ -202,17 +202,11 @@ class RunStore:
                     damaged.append(error)
         return found, damaged
 
-    def set_aside(self, trial_name: str) -> None:
-        """Rename a damaged result, so that the trial runs again without deleting anything."""
+    def set_aside(self, trial_name: str, suffix: str = "damaged") -> None:
+        """Rename a result so that its trial runs again, or continues; nothing is deleted."""
         file = self.trial_directory(trial_name) / "result.json"
         with storage_errors(file):
-            file.replace(file.with_suffix(".json.damaged"))
-
-    def reopen(self, trial_name: str) -> None:
-        """Rename the result of a trial that continues; nothing is deleted."""
-        file = self.trial_directory(trial_name) / "result.json"
-        with storage_errors(file):
-            file.replace(file.with_suffix(".json.before"))
+            file.replace(file.with_suffix(f".json.{suffix}"))
 
     def save_document(self, text: str) -> None:
         with storage_errors(self.path):

@@ -1,4 +1,4 @@
-"""The options of `gpt2`: its sizes, and the tokens that it reads, without torch."""
+"""Options of `gpt2`: its sizes and its tokens; without torch."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Gpt2Options:
     """tiny: 4 layers of width 128, context 64; small: 12 layers of width 768, context 1024, 124 M parameters; large: 36
     layers of width 1280, context 1024, 774 M parameters."""
     dropout: float = 0.1
-    """Share of activations dropped while training."""
+    """Dropout probability."""
     sequence: MaybeInt = None
-    """Tokens of one sample, at most the context. None: the context."""
+    """Tokens per sample, at most the context length. None: the context length."""
     vocabulary: MaybeInt = None
-    """Number of different tokens. None: 512 for tiny, 50257 for the others."""
+    """Vocabulary size. None: 512 for tiny, 50257 for the others."""
     data: Literal["synthetic", "tokens"] = "synthetic"
     """synthetic: random tokens; tokens: the shards at --data-path."""
     data_path: MaybePath = None
     """Shards to train on: a file, a directory or a pattern with *."""
     test_path: MaybePath = None
-    """Shards to evaluate on. None: those at --data-path with _val or _test in their names, which are not trained on."""
+    """Shards to evaluate on. None: those at --data-path with _val or _test in their names, left out of training."""
 
     def __post_init__(self) -> None:
         check_share("dropout", self.dropout)
@@ -80,7 +80,7 @@ class Gpt2Options:
         return replace(self, data_path=make_absolute(self.data_path), test_path=make_absolute(self.test_path))
 
     def find_data(self) -> tuple[list[Path], list[Path]]:
-        """The shards to train on and those to evaluate on; raises `UsageError` where there are none."""
+        """The shards for training and for evaluation; raises `UsageError` if there are none."""
         if not self.data_path:
             raise UsageError("--data tokens needs shards: set --data-path")
         found = find_shards(self.data_path)

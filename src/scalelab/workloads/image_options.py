@@ -1,4 +1,4 @@
-"""The options of `resnet18` and `lenet`, and of the images that both are trained on, without torch."""
+"""Options of `resnet18` and `lenet` and of their images; without torch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ RESNET18_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Which images a workload is trained on: all are of 3 × 32 × 32, in ten classes."""
+    """The images to train on: 3 × 32 × 32 in ten classes."""
 
     data: Literal["synthetic", "cifar10", "fashion-mnist", "digits"] = "synthetic"
-    """synthetic: random pixels; cifar10, fashion-mnist: the files at --data-path, as scalelab data fetch gets them;
-    digits: scikit-learn's, enlarged, always there."""
+    """synthetic: random pixels; cifar10, fashion-mnist: the files at --data-path, from scalelab data fetch;
+    digits: scikit-learn's, enlarged, no download."""
     data_path: str = DEFAULT_PATH
-    """The directory of the set's files, or the one that contains it: what was --out of scalelab data fetch."""
+    """Directory of the dataset's files, or its parent: the --out of scalelab data fetch."""
     train_files: int = NUM_TRAIN_FILES
-    """How many of CIFAR-10's five training files are read, 10,000 images each."""
+    """Number of CIFAR-10 training files to read (1 to 5), 10,000 images each."""
     augment: bool = True
     """Shift training images by up to 4 pixels and mirror half of them (digits are not mirrored)."""
     workers: int = 0
-    """Processes on each rank that prepare batches. 0: the training process does."""
+    """Data loader processes per rank. 0: the training process loads its own batches."""
 
     def __post_init__(self) -> None:
         check_at_least("workers", self.workers, 0)
@@ -63,7 +63,7 @@ class Resnet18Options(ImageOptions):
     """ResNet-18 for images of 32 × 32, cross-entropy, SGD with momentum."""
 
     norm: Literal["batch", "none"] = "batch"
-    """batch: batch normalisation after every convolution; none: the same network without it."""
+    """batch: batch norm after every convolution; none: no normalization."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What the options of every built-in workload are, and those of the two that train on random numbers only.
+"""The interface of workload options, and the options of `mlp` and `transformer`.
 
 A workload's options are a frozen dataclass whose fields are its flags. The class knows what can be said without torch:
 how tables call it, its parameters, its operations, and whether the options can work together. Counts are closed
@@ -21,7 +21,7 @@ from scalelab.checks import check_at_least, check_share
 from scalelab.errors import UsageError
 
 NUM_POOLED_BATCHES = 4
-"""Random batches that are drawn beforehand, one for each of the first steps, and used in turn."""
+"""Number of random batches drawn in advance and used in turn."""
 FLOPS_PER_MULTIPLY_ADD = 6.0
 """2 forward, 4 backward."""
 
@@ -33,7 +33,7 @@ class WorkloadOptions(Protocol):
 
     @property
     def label(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         ...
 
     def count_parameters(self) -> int:
@@ -45,11 +45,11 @@ class WorkloadOptions(Protocol):
         ...
 
     def resolve(self) -> Self:
-        """The same with absolute paths, so that a run can be resumed from anywhere."""
+        """The same with absolute paths, so a run can be resumed from any directory."""
         ...
 
     def check(self) -> None:
-        """Refuse options that cannot work together, and data that is not there."""
+        """Raise `UsageError` for options that do not work together, and for missing data."""
         ...
 
 
@@ -85,16 +85,16 @@ class MlpOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerOptions:
-    """torch's nn.Transformer, encoder and decoder, asked to give its own random target; Adam."""
+    """torch's nn.Transformer (encoder and decoder) on random sequences, with its target as input; Adam."""
 
     samples: int = 2048
-    """Sequences in the data set; an epoch goes through all of them, shuffled."""
+    """Sequences in the dataset; every epoch reads all of them, shuffled."""
     src_length: int = 1
-    """Length of the sequences that the encoder reads."""
+    """Length of the encoder's input sequences."""
     tgt_length: int = 20
-    """Length of the sequences that the decoder reads and should give."""
+    """Length of the decoder's input and target sequences."""
     features: int = 512
-    """Numbers at every position of the data; must equal --d-model."""
+    """Features per position; must equal --d-model."""
     d_model: int = 512
     """Width of the model."""
     heads: int = 8
@@ -104,20 +104,20 @@ class TransformerOptions:
     decoder_layers: int = 6
     """Layers of the decoder."""
     feedforward: int = 2048
-    """Width of the layer inside every block."""
+    """Width of the feed-forward layers."""
     dropout: float = 0.1
-    """Share of activations dropped while training."""
+    """Dropout probability."""
     stored: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """A file or directory, of any format that scalelab reads, with the sequences as columns src and tgt. None: they are
-    drawn, and held in memory."""
+    """Dataset, in any format that scalelab reads, with columns src and tgt. None: random sequences,
+    in memory."""
     reader: Literal["lazy", "eager", "naive"] = "lazy"
-    """How --stored is read. lazy: each batch when it is needed. eager: all at the start. naive: HDF5 by h5py, sample by
-    sample."""
+    """How to read --stored. lazy: each batch when needed. eager: everything at the start. naive: HDF5 with h5py, sample
+    by sample."""
     shuffle: Literal["auto", "full", "blocks"] = "auto"
-    """How --stored is shuffled when it is read lazily. auto: fully, or by blocks of its chunks where it is too large to
-    be kept and a sample inflates more than twice its bytes. full, blocks: always so."""
+    """How to shuffle --stored when read lazily. auto: fully, or by blocks of chunks if it is too large to
+    cache and reading one sample decompresses more than twice its bytes. full, blocks: always that way."""
     workers: int = 0
-    """Processes that read ahead for each rank."""
+    """Data loader processes per rank."""
 
     def __post_init__(self) -> None:
         check_at_least("workers", self.workers, 0)

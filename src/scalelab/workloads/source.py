@@ -37,7 +37,6 @@ class OwnWorkload:
     function: str
     options: tuple[OwnOption, ...]
     takes_any_option: bool
-    takes_batch_size: bool
 
     @property
     def spec(self) -> str:
@@ -76,7 +75,7 @@ def read_own_workload(name: str) -> OwnWorkload:
                 f"--workload {name}: {path.name} has no function {function!r}; it must return model, batches and loss"
                 f" (found: {', '.join(_function_names(tree)) or 'no function'})"
             )
-        return OwnWorkload(path=path, function=function, options=(), takes_any_option=True, takes_batch_size=True)
+        return OwnWorkload(path=path, function=function, options=(), takes_any_option=True)
     return _read_signature(path, definition)
 
 
@@ -110,13 +109,11 @@ def _read_signature(path: Path, definition: ast.FunctionDef) -> OwnWorkload:
         *zip(positional, [*missing, *arguments.defaults], strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    names = {argument.arg for argument, _ in pairs}
     return OwnWorkload(
         path=path,
         function=definition.name,
         options=tuple(_read_option(a, default) for a, default in pairs if a.arg not in CONTEXT_NAMES),
         takes_any_option=arguments.kwarg is not None,
-        takes_batch_size="batch_size" in names or arguments.kwarg is not None,
     )
 
 

@@ -86,7 +86,7 @@ def test_a_picture_of_another_size_or_cut_short_is_refused(parts: dict[str, Path
     with pytest.raises(DataUnreadable, match=r"test_batch\.png is not a readable image"):
         read_sheet(path)
     write_sheet(path, np.zeros((NUM_IMAGES + 1, 3072), dtype=np.uint8))
-    with pytest.raises(DataUnreadable, match=r"picture of \(1024, 8\) RGB, not of \(1024, 7\) RGB"):
+    with pytest.raises(DataUnreadable, match=r"is a \(1024, 8\) RGB image, not \(1024, 7\) RGB"):
         read_sheet(path)
 
 

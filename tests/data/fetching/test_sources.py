@@ -67,8 +67,8 @@ def test_a_site_that_is_not_there_is_told_in_the_systems_words(tmp_path: Path) -
     ("script", "words"),
     [
         ("echo 'npm error code E404' >&2; echo 'npm error 404 Not Found' >&2; exit 1", "code E404; 404 Not Found"),
-        ("exit 7", "npm pack toy@1.0: code 7"),
-        ("true", "npm left 0 files for toy@1.0, not one"),
+        ("exit 7", "npm pack toy@1.0: exit code 7"),
+        ("true", "npm downloaded 0 files for toy@1.0, expected one"),
     ],
 )
 def test_a_program_that_fails_is_quoted(
@@ -85,7 +85,7 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     put_program(tmp_path, "apt-get", "exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sources, "PROGRAM_SECONDS", 0.2)
-    with pytest.raises(OutOfReach, match=r"apt-get download toy did not end in 0\.2 s"):
+    with pytest.raises(OutOfReach, match=r"apt-get download toy did not finish within 0\.2 s"):
         get_package(Package("apt-get", "toy"), tmp_path)
 
 

@@ -98,7 +98,7 @@ def test_metadata_that_lie_are_refused(
     path = tmp_path / f"a.{name}"
     field = pa.field("x", pa.float32(), metadata={b"scalelab": told})
     write(path, pa.table([pa.array([1, 2, 3], pa.float32())], schema=pa.schema([field])))
-    with pytest.raises(DataUnreadable, match=r"cannot be read|does not fit"):
+    with pytest.raises(DataUnreadable, match=r"cannot be read|does not match"):
         len(StoredSet(path))
 
 
@@ -162,7 +162,7 @@ def test_a_page_that_was_changed_is_refused_unless_nobody_verifies(tmp_path: Pat
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"compression": "rar"}, "compression=rar is none of snappy, none"),
+        ({"compression": "rar"}, "compression must be one of snappy, none, got rar"),
         ({"chunk_samples": 0}, "chunk_samples=0 cannot work"),
         ({"chunk_samples": "many"}, "chunk_samples=many cannot work"),
     ],

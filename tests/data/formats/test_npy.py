@@ -48,5 +48,5 @@ def test_an_order_that_does_not_fit_is_refused(path: Path, told: str) -> None:
 
 def test_a_lost_column_is_refused(path: Path) -> None:
     (path / "labels.npy").unlink()
-    with pytest.raises(DataUnreadable, match=r"holds a, x, and columns\.json tells"):
+    with pytest.raises(DataUnreadable, match=r"contains a, x, but columns\.json lists"):
         list_names(path)

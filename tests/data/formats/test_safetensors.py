@@ -52,7 +52,7 @@ def tell(shape: Any, begin: int, end: int, dtype: str = "F32") -> dict[str, Any]
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"x": tell([3], 0, 12), "y": tell([3], 0, 12)}, "begins at byte 0, and 12 is expected"),
+        ({"x": tell([3], 0, 12), "y": tell([3], 0, 12)}, "starts at byte 0, expected 12"),
         ({"x": tell([2], 0, 8)}, "its tensors take 8 bytes, but it has 12"),
         ({"x": tell([4], 0, 16)}, "its tensors take 16 bytes, but it has 12"),
         ({"x": tell([2**62, 4], 0, 12)}, "has 12 bytes, which are not"),
@@ -83,5 +83,5 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, header: Any, words: str) 
 def test_a_header_of_many_gigabytes_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((2**63).to_bytes(8, "little") + b"{}")
-    with pytest.raises(DataUnreadable, match="its header would take 9223372036854775808 bytes"):
+    with pytest.raises(DataUnreadable, match="its header would be 9223372036854775808 bytes"):
         len(StoredSet(path))

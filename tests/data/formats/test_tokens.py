@@ -60,10 +60,10 @@ def test_what_is_no_row_of_tokens_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("sequence", "words"), [(0, "whole number, at least 1"), (104, "is longer than")])
+@pytest.mark.parametrize(("sequence", "words"), [(0, "must be an integer, at least 1"), (104, "=104 is longer than")])
 def test_a_sequence_that_cannot_work_is_refused(tmp_path: Path, sequence: int, words: str) -> None:
     write_set(tmp_path / "a.bin", {"tokens": TOKENS}, format="tokens")
-    with pytest.raises(UsageError, match=f"sequence={sequence} .*{words}"):
+    with pytest.raises(UsageError, match=f"sequence ?{words}"):
         len(StoredSet(tmp_path / "a.bin", options={"sequence": sequence}))
 
 

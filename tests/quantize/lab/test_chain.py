@@ -126,7 +126,7 @@ class Twice(nn.Module):
     ("model", "words"),
     [
         (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten()), "1 is a batch norm"),
-        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Flatten()), "of the kind average_pool"),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Flatten()), "is of type average_pool"),
     ],
 )
 def test_what_the_lab_does_not_know_is_named(model: nn.Module, words: str) -> None:
@@ -137,7 +137,7 @@ def test_what_the_lab_does_not_know_is_named(model: nn.Module, words: str) -> No
 
 def test_a_branch_is_named() -> None:
     model = Branching().eval()
-    with pytest.raises(UsageError, match="two does not follow one, but the lab's scales are of a chain"):
+    with pytest.raises(UsageError, match="two does not follow one, but the lab's scales need a chain"):
         check_chain(model, capture_network(model, torch.rand(2, 4)))
 
 
@@ -148,5 +148,5 @@ def test_a_module_that_is_called_twice_is_named() -> None:
 
 
 def test_only_the_two_peaks_are_known() -> None:
-    with pytest.raises(UsageError, match="--lab-peak 128 cannot be"):
+    with pytest.raises(UsageError, match="--lab-peak must be 127, or 255 as published, got 128"):
         LabSettings(peak=128)

@@ -76,7 +76,7 @@ def test_255_agrees_less_than_127(digits: Quantized) -> None:
 
 def test_the_export_gives_every_logit(digits: Quantized) -> None:
     num_logits = 10 * len(digits.labels)
-    assert f"gives no other logits than the simulation, of {num_logits:,}." in " ".join(digits.remarks)
+    assert f"no logits differ from the simulation, of {num_logits:,}." in " ".join(digits.remarks)
     sizes = dict(digits.sizes)
     assert sizes["float32.onnx"] / sizes["int8.onnx"] > 3.4
 
@@ -127,7 +127,7 @@ def test_a_network_without_biases_has_no_stages_of_them() -> None:
     images = make_images(20)
     quantized = run_lab(make_plain(bias=False), [images], [(images, torch.zeros(20, dtype=torch.long))])
     assert not [stage.name for stage in quantized.stages if "bias" in stage.name]
-    assert any("only 20 of the 400 calibration images" in words for words in quantized.remarks)
+    assert any("Only 20 of the 400 requested calibration images" in words for words in quantized.remarks)
 
 
 def test_a_dead_output_is_named() -> None:
@@ -138,7 +138,7 @@ def test_a_dead_output_is_named() -> None:
     (layer,) = (layer for layer in quantized.layers if layer.name == "4")
     assert layer.dead_outputs is not None
     assert layer.dead_outputs >= 1
-    assert any("outputs of 4 are the same integer" in words for words in quantized.remarks)
+    assert any("outputs of 4 are constant" in words for words in quantized.remarks)
 
 
 def test_a_weight_far_beyond_the_others_puts_the_blame_on_its_layer() -> None:

@@ -1,4 +1,4 @@
-"""Jobs of a batch system: submitted, asked for, cancelled, and written down in the run.
+"""Jobs of a batch system: submit, query, cancel, and record them in the run.
 
 What a job is for is on disk before it runs, and what it measured is on disk before it ends: so nobody needs to wait for
 it. `job.json` in the run holds the numbers that the batch system gave to its jobs and what they asked for; by it
@@ -39,7 +39,7 @@ BATCH_DIRECTORY = "batch"
 ASK_SECONDS = 60.0
 """How long a batch system may take to answer one question."""
 UNKNOWN_JOB = re.compile(r"unknown job ?id|job has finished", re.IGNORECASE)
-"""What PBS says of a job that it has forgotten, and its exit code is then that of an error."""
+"""What PBS says of a job it no longer knows; its exit code is then an error."""
 DONE_CODES = ("0", "3")
 """What scalelab ends with when every trial has a result."""
 SHOW_SECONDS = 60.0
@@ -47,7 +47,7 @@ SHOW_SECONDS = 60.0
 CANCEL_SECONDS = 60.0
 """How long we wait for a cancelled job to be gone."""
 MOST_UNREADABLE = 10
-"""How many answers in a row that cannot be read end the waiting."""
+"""Unreadable answers in a row after which waiting ends."""
 JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 """Where a process finds the number of the job that it is in."""
 
@@ -64,7 +64,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """What the batch system says of a job."""
+    """A job's state in the batch system."""
 
     phase: Phase
     words: str = ""
@@ -93,12 +93,12 @@ class BatchJob:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """What `job.json` says."""
+    """The contents of `job.json`."""
 
     scheduler: Scheduler
     site: Site
     is_per_trial: bool = False
-    """Whether every trial is a job of its own."""
+    """Whether every trial is a separate job."""
     jobs: tuple[BatchJob, ...] = field(default=())
     """The last ones that were submitted."""
 
@@ -172,7 +172,7 @@ class BatchSystem:
         return states
 
     def _guess(self, ids: Collection[str], *, is_readable: bool = True) -> dict[str, JobState]:
-        """What is known without the batch system: whether the job's script has come to its last line."""
+        """The state known without the batch system: whether the job's script reached its last line."""
         words = "" if is_readable else "its output cannot be read"
         unknown = JobState(phase=Phase.UNKNOWN, words=words, is_readable=is_readable)
         ended = JobState(phase=Phase.ENDED)
@@ -189,7 +189,7 @@ class BatchSystem:
         return JobState(phase=Phase.ENDED, words=words, has_failed=name == "FAILED")
 
     def has_ended(self, number: str) -> bool:
-        """Whether the job's script has come to its last line."""
+        """Whether the job's script reached its last line."""
         return (self.directory / self.scheduler / f"{number}.ec").is_file()
 
     def read_exit_code(self, number: str) -> str | None:
@@ -252,7 +252,7 @@ def follow_job(
 
 
 def cancel_job(system: BatchSystem, job: BatchJob) -> str:
-    """End a job, and say what is known of that."""
+    """Cancel a job; returns what is known of its end."""
     if system.cancel([job.id]):
         return "was cancelled"
     return f"was cancelled, not yet confirmed by {system.scheduler} (check with `scalelab list`)"
@@ -333,14 +333,14 @@ def hand_over(
 
 
 def put_aside(log: Path) -> None:
-    """Keep the log of an earlier job under another name: whether there is one tells whether a job has begun."""
+    """Rename the log of an earlier job: the presence of a log means that the job has started."""
     if log.exists():
         names = (log.with_name(f"{log.stem}.{number}{log.suffix}") for number in itertools.count(1))
         log.rename(next(name for name in names if not name.exists()))
 
 
 def run_question(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """What a batch system answers; bytes that are no text are kept as signs of that."""
+    """Output of a batch system; undecodable bytes are replaced."""
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS, check=False)
 
 
@@ -361,7 +361,7 @@ def read_record(run: Path) -> BatchRecord | None:
 
 
 def find_living(run: Path, record: BatchRecord) -> dict[str, JobState]:
-    """Those of its jobs that have not ended, as far as the batch system tells."""
+    """The jobs that have not ended, as far as the batch system reports."""
     if not record.jobs:
         return {}
     states = BatchSystem(record.scheduler, run).ask([job.id for job in record.jobs])

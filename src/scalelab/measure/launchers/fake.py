@@ -1,4 +1,4 @@
-"""`FakeLauncher`: results from a formula instead of processes, so that a study can be tried in milliseconds."""
+"""`FakeLauncher`: results from a formula instead of processes, so a study runs in milliseconds."""
 
 from __future__ import annotations
 

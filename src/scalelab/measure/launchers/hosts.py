@@ -68,7 +68,7 @@ class HostsLauncher:
         self.close()
 
     def check(self) -> None:
-        """Refuse at once where no host can be emulated, and remove what a killed launcher left behind."""
+        """Fail early if hosts cannot be emulated, and clean up after a killed launcher."""
         self._local.check()
         obstacle = find_host_obstacle()
         if obstacle:
@@ -81,7 +81,7 @@ class HostsLauncher:
         self._local.close()
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
-        """Run the trial on hosts of its own, which end with this call."""
+        """Run the trial on its own emulated hosts, which exist only during this call."""
         if trial.num_hosts == 1:
             return self._local.launch(trial, directory)
         self.check()
@@ -123,7 +123,7 @@ class HostsLauncher:
 
 
 def find_pids(trial: Trial, directory: Path) -> list[int] | None:
-    """The processes of all ranks, as they say; None: not all have begun."""
+    """The process ids of all ranks; None: not all have started."""
     try:
         return [int(read_json(place_file(directory, rank))["pid"]) for rank in range(trial.num_processes)]
     except DamagedRun:
@@ -142,7 +142,7 @@ class HostEnd(NamedTuple):
 def start_agent(
     trial: Trial, directory: Path, hosts: Sequence[EmulatedHost], number: int, scratch: str
 ) -> subprocess.Popen[bytes]:
-    """Start the torchrun of one host, in a session of its own: Ctrl-C reaches only the parent."""
+    """Start the torchrun of one host in its own session, so Ctrl-C reaches only the parent."""
     cores = bind_ranks(trial, trial.num_processes, usable_cores())
     ranks = _list_ranks(trial, number)
     torchrun = [
@@ -167,7 +167,7 @@ def start_agent(
 
 
 def describe_host(host: EmulatedHost) -> dict[str, str]:
-    """What libraries must be told, so that they take the link although the ranks share a machine."""
+    """Library variables that force traffic over the link although the ranks share a machine."""
     return {
         "PYTHONSAFEPATH": "1",  # a file in the working directory must not take the place of a module
         "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -213,7 +213,7 @@ def _wait(
 
 
 def _check_started(trial: Trial, directory: Path, ends: Sequence[HostEnd]) -> None:
-    """A torchrun that failed before any of its ranks began is no result of the trial."""
+    """A torchrun that failed before any of its ranks started is not a result of the trial."""
     outcomes = [outcome_file(directory, rank) for rank in range(trial.num_processes)]
     failed = [end for end in ends if end.code and end.code > 0]
     files = [*outcomes, *(host_file(directory, end.number) for end in ends)]
@@ -225,7 +225,7 @@ def _check_started(trial: Trial, directory: Path, ends: Sequence[HostEnd]) -> No
 
 
 def _read_ends(trial: Trial, directory: Path, end: HostEnd) -> list[RankEnd]:
-    """How the ranks of one host ended, as far as its torchrun could tell."""
+    """How the ranks of one host ended, as far as its torchrun reports."""
     ranks = _list_ranks(trial, end.number)
     if end.code == 0:
         return [RankEnd(code=0, was_killed=False) for _ in ranks]

@@ -33,20 +33,20 @@ from scalelab.records.trial import Trial, TrialResult
 WAIT_SECONDS = 15.0
 """How long rank 0 waits for the others' last words once it has ended."""
 MEETING_SECONDS = 300.0
-"""How long ranks may take to come together: nodes load programs from one file system."""
+"""How long ranks may take to connect: nodes load programs from one file system."""
 DUMP_SECONDS = 2.0
 """How long a rank may take to write its stacks after the time limit."""
 
 
 def find_member(variables: Mapping[str, str]) -> Membership | None:
-    """The rank that this process is of a job that somebody else has launched; None: nobody has, or it is alone."""
+    """This process's rank in an externally launched job; None: not under a launcher, or the only rank."""
     member = find_membership(variables)
     is_alone = member is not None and member.num_ranks == 1 and member.launcher != "torchrun"
     return None if is_alone else member
 
 
 class JoinedLauncher:
-    """Rank 0's launcher in a job of somebody else's."""
+    """Rank 0's launcher in an externally launched job."""
 
     def __init__(self, member: Membership, meeting_place: Path) -> None:
         self._member, self._meeting_place = member, meeting_place
@@ -129,7 +129,7 @@ def run_member(
 
 
 def meet(member: Membership, place: Path, variables: Mapping[str, str]) -> Meeting | None:
-    """Where ranks meet; None: the launcher, or whoever set the variables, has said it."""
+    """The rendezvous address; None: already set in the environment."""
     if member.num_ranks == 1 or (variables.get("MASTER_ADDR") and variables.get("MASTER_PORT")):
         return None
     if member.launch is None:
@@ -169,7 +169,7 @@ def _has_failed(outcome: Path) -> bool:
 
 
 def _wait_for_others(trial: Trial, directory: Path, seconds: float) -> list[RankEnd]:
-    """How the other ranks ended, as far as their files tell."""
+    """How the other ranks ended, as far as their files show."""
     others = range(1, trial.num_processes)
     give_up = time.perf_counter() + seconds
     while time.perf_counter() < give_up and not all(outcome_file(directory, rank).is_file() for rank in others):

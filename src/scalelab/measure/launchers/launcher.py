@@ -17,7 +17,7 @@ from scalelab.records.trial import Trial, TrialResult
 
 
 class Launcher(Protocol):
-    """Runs a trial in processes of its own and gives back what it measured.
+    """Runs a trial in fresh processes and returns what it measured.
 
     `directory` is the trial's: it holds `trial.json`, and logs and traces go there. A trial that fails is a result;
     only when no trial could be started at all (`LaunchFailed`) or nothing can be stored does `launch` raise.
@@ -48,7 +48,7 @@ class Conditions:
     oom_kills: int | None
 
     def compare(self) -> dict[str, Any]:
-        """What `conclude_trial` is told, now that the trial has ended."""
+        """The arguments of `conclude_trial` once the trial has ended."""
         return {
             "started_at": self.started_at,
             "launched": self.launched,

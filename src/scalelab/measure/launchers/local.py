@@ -36,7 +36,7 @@ START_SECONDS = 120.0
 
 
 class ServerProcess:
-    """A running `scalelab.measure.forkserver`. In a session of its own: Ctrl-C reaches only the parent."""
+    """A running `scalelab.measure.forkserver`, in its own session: Ctrl-C reaches only the parent."""
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
@@ -123,7 +123,7 @@ class ServerProcess:
 
 
 GRACE_SECONDS = 1.0
-"""How long the other ranks may go on after one has failed, so that they can write what they saw."""
+"""How long other ranks may continue after one failed, so they can write what they saw."""
 DUMP_SECONDS = 3.0
 """How long a rank may take to write its stacks after the time limit."""
 
@@ -226,7 +226,7 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
 
 
 def clear_previous(trial: Trial, directory: Path) -> None:
-    """Remove what an interrupted launch of the same trial left, so that no old sample is taken for a new one.
+    """Remove what an interrupted launch of the same trial left, so no old sample counts as new.
 
     A training run keeps its samples, lines and traces: it goes on from its last checkpoint, and drops what lies beyond.
     """

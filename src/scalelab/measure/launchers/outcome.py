@@ -121,14 +121,14 @@ class RankEnd:
     """How the operating system saw a rank end."""
 
     code: int | None
-    """None: its server died first and nobody saw."""
+    """None: unknown, because its server died first."""
     was_killed: bool
     """Whether we ended it ourselves because of another rank or the time limit."""
     is_timed_out: bool = False
     node: str = ""
     """Where it ran, among several nodes; empty: here."""
     words: str = ""
-    """What is known besides, where nobody saw how it ended."""
+    """What else is known if its exit code is not."""
 
     @property
     def where(self) -> str:
@@ -263,7 +263,7 @@ def _blame_rank(
 
 
 def _describe_silence(rank: int, end: RankEnd) -> str:
-    """What to say of a rank whose end nobody saw."""
+    """The words for a rank with an unknown exit code."""
     return end.words or f"the process that started rank {rank} was killed"
 
 

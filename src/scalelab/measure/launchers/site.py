@@ -1,4 +1,4 @@
-"""What a batch system must be told: account, queue, wall time, nodes, and how a job finds its software.
+"""What a batch job needs: account, queue, wall time, nodes, and how to find its software.
 
 Most of it is the same for every job on one cluster, so it stands in a file, `~/.config/scalelab/site.toml`
 (`XDG_CONFIG_HOME` is honoured), and every key is a flag too. A flag wins over the file. Keys that are not known are
@@ -28,44 +28,44 @@ DEFAULT_WALL_TIME = "30min"
 DEFAULT_POLL = "10s"
 DEFAULT_PLACEMENT = "scatter"
 PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-"""What can stand in a directive and in a path of a job script as it is; PSI/J would quote anything else twice."""
+"""Characters that need no quoting in directives and paths of a job script; PSI/J would quote others twice."""
 
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """With --launcher slurm, pbs or lsf outside an allocation: what the job asks for."""
+    """Resources of the batch job, with --launcher slurm, pbs or lsf outside an allocation."""
 
     scheduler: Annotated[Scheduler | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
-    """Of the file: the batch system that it is for. On the command line --launcher says it."""
+    """Site file only: its batch system. On the command line use --launcher."""
     ranks_per_node: Annotated[int | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
-    """Of the file: what --ranks-per-node says."""
+    """Site file only: the default of --ranks-per-node."""
     account: Text = None
-    """What is charged."""
+    """Account to charge."""
     queue: Text = None
-    """The queue, or Slurm's partition. None: the cluster's own."""
+    """Queue, or Slurm partition. None: the cluster's default."""
     wall_time: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
-    """What the job may take, for example 30min or 01:30:00. None: 30min."""
+    """Wall time of the job, for example 30min or 01:30:00. None: 30min."""
     nodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """None: as many as the largest trial needs."""
+    """Number of nodes. None: as many as the largest trial needs."""
     placement: Text = None
-    """PBS: how nodes are chosen. None: scatter."""
+    """PBS: placement of nodes. None: scatter."""
     filesystems: Text = None
-    """PBS: which the job needs, for example home:eagle."""
+    """PBS: file systems the job needs, for example home:eagle."""
     chunk: Text = None
-    """PBS: what each node must have, for example system=polaris; "": nothing. None: cores and ranks by number."""
+    """PBS: resources per node, for example system=polaris; "": none. None: the number of cores and ranks."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that the job runs first, for example "module load conda"."""
+    """Shell lines that the job runs first, for example "module load conda"."""
     container: Text = None
-    """What stands before the command of every rank, for example "apptainer exec --nv image.sif"."""
+    """Prefix of every rank's command, for example "apptainer exec --nv image.sif"."""
     python: Text = None
-    """The Python that has scalelab on the nodes, or in the container. None: the one that submits; of a container,
+    """Python with scalelab on the nodes or in the container. None: the one that submits; in a container,
     its python3."""
     directives: tuple[str, ...] = ()
-    """Further directives as name=value, for example qos=debug (Slurm) or l=singularity_fakeroot=true (PBS)."""
+    """More directives as name=value, for example qos=debug (Slurm) or l=singularity_fakeroot=true (PBS)."""
     poll: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
-    """How often the batch system is asked for the job. None: 10s."""
+    """Interval between queries of the job's state. None: 10s."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
@@ -106,13 +106,13 @@ def parse_wall_time(text: str) -> float:
 
 
 def find_site_file(variables: Mapping[str, str]) -> Path:
-    """Where the user's own site file would be."""
+    """Path of the user's site file."""
     base = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return base / "scalelab" / "site.toml"
 
 
 def load_site(flags: Site, file: str | None, scheduler: Scheduler) -> Site:
-    """The site of a job: the file given by --site or the user's own if there is one, and flags over it."""
+    """The site of a job: the --site file or the user's own if present, overridden by flags."""
     path = Path(file) if file else find_site_file(os.environ)
     if file is None and not path.is_file():
         return flags
@@ -126,7 +126,7 @@ def load_site(flags: Site, file: str | None, scheduler: Scheduler) -> Site:
 
 
 def read_site(path: Path) -> Site:
-    """A site file; raises `UsageError` naming the file and the key that cannot be."""
+    """A site file; raises `UsageError` with the file and the invalid key."""
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -149,7 +149,7 @@ def read_site(path: Path) -> Site:
 
 
 def combine_sites(first: Site, second: Site) -> Site:
-    """What the first says, and what the second says where the first is silent."""
+    """The first site, with unset fields taken from the second."""
     values = {field.name: getattr(first, field.name) for field in dataclasses.fields(Site)}
     return dataclasses.replace(second, **{name: value for name, value in values.items() if value not in (None, ())})
 

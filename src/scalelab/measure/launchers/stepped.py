@@ -63,7 +63,7 @@ file was not there."""
 LAST_SECONDS = 3.0
 """The same for ranks that had to be ended, and have had their moment: those that are alive have written by now."""
 END_SECONDS = 10.0
-"""How long a command that was told to end may take to end what it started."""
+"""How long a terminated command may take to end its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def forget_clocks(result: TrialResult) -> TrialResult:
 
 
 def forget_this_host(result: TrialResult) -> TrialResult:
-    """Without what this host was doing, where no rank was on it: a login node's load disturbs nobody."""
+    """Drop this host's load if no rank ran on it: a login node's load does not matter."""
     is_here = any(rank.host in ("", socket.gethostname()) for rank in result.ranks)
     return result if is_here else replace(result, load_before=None, steal_ratio=None)
 
@@ -210,7 +210,7 @@ class StepWatch:
         return [self._conclude(rank, nodes[rank], words) for rank in ranks]
 
     def has_oom_kill(self) -> bool:
-        """Whether the kernel of a rank's own node has killed for want of memory; this one's may be another."""
+        """Whether the kernel of the rank's own node killed a process for lack of memory."""
         ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
         return any(end is not None and end["has_oom_kill"] for end in ends)
 
@@ -221,12 +221,12 @@ class StepWatch:
         return tuple(from_builtins(load, DeviceLoad) for word in words if word for load in word["loads"])
 
     def _awaits_words(self) -> bool:
-        """Whether a rank has not said how it ended, of those that may still do so."""
+        """Whether a rank that can still report its end has not done so."""
         silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
         return any(self._read_place(rank) for rank in silent) if self.had_to_end else bool(silent)
 
     def _describe_silent(self, nodes: Sequence[str]) -> str:
-        """Which ranks have ended and left no word: on a node that died, or killed together with their parents."""
+        """Ranks that ended without a report: on a dead node, or killed together with their parents."""
         silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
         named = [f"rank {rank} {'on ' + nodes[rank] if nodes[rank] else '(never started)'}" for rank in silent]
         return f"{' and '.join(named)} exited without a message, as when a node dies"
@@ -270,7 +270,7 @@ class StepWatch:
 
 
 def start_step(command: StepCommand, directory: Path) -> subprocess.Popen[bytes]:
-    """Start the command in a session of its own: Ctrl-C reaches only the parent."""
+    """Start the command in its own session: Ctrl-C reaches only the parent."""
     bound = (sys.executable, "-P", "-m", "scalelab.measure.bound", str(os.getpid()))
     variables = {"PYTHONSAFEPATH": "1", **command.variables}
     with step_log(directory).open("wb") as log:

@@ -35,7 +35,7 @@ VERSION_WORDS = {
     "pals": ("PALS",),
     "mpich": ("HYDRA",),
 }
-"""What each kind of mpiexec says of itself, the first that matches wins."""
+"""What each kind of mpiexec prints as its version; the first match wins."""
 VERSION_SECONDS = 30.0
 RANK_PREFIX = "SCALELAB_RANK_PREFIX"
 """The variable that says what stands before the command of every rank: that of a container."""
@@ -64,7 +64,7 @@ class Spread:
     """At the most: the last node may have fewer."""
     cores_per_rank: int = 1
     cores_per_node: int | None = None
-    """What the allocation has; None: nobody says."""
+    """What the allocation has; None: unknown."""
     has_gpus: bool = False
 
     @property
@@ -75,7 +75,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCommand:
-    """What starts the processes; their own command comes behind it."""
+    """The command that starts the processes, before their own command."""
 
     words: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def place_ranks(
 
 
 def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scratch: str) -> tuple[str, ...]:
-    """The torchrun of every node, which all meet on the first one; on one node nobody else needs to find it."""
+    """The torchrun of every node; all meet on the first node."""
     if spread.num_ranks % spread.num_nodes:
         raise LaunchFailed(
             f"torchrun starts the same number of ranks on every node, and {spread.num_ranks} ranks do not divide over"
@@ -208,7 +208,7 @@ def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scrat
 
 
 def choose_port(name: str, first_node: str) -> int:
-    """A port by the name of a launch, so that jobs which share a node do not meet each other.
+    """A port derived from the launch's name, so jobs that share a node do not collide.
 
     Where this is the node on which it will be used, one that is taken is passed over.
     """
@@ -226,7 +226,7 @@ def is_this_host(node: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of this host."""
+    """Whether a port of this host is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""`JobLauncher`: every trial is a job of its own (`--job-per-trial`).
+"""`JobLauncher`: every trial is a separate job (`--job-per-trial`).
 
 One job for a whole study waits in the queue once and changes the number of ranks inside its allocation. A job for every
 trial asks for no more nodes than that trial needs, and waits for each: the choice where large allocations are rare. The
@@ -31,7 +31,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run
 
 TIME_WORDS = ("TimeLimit", "walltime", "TERM_RUNLIMIT")
-"""What Slurm, PBS and LSF say of a job that has used up its wall time."""
+"""What Slurm, PBS and LSF say of a job that exceeded its wall time."""
 
 
 class JobLauncher:
@@ -129,7 +129,7 @@ def is_out_of_time(state: JobState) -> bool:
 
 
 def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote) -> TrialResult:
-    """The result of a trial whose job has left none; one whose job has not even begun a log was not run."""
+    """The result of a trial whose job left none; without a log, the trial was not run."""
     if state.phase is Phase.ENDED and not Path(job.log).exists():
         hint = f"; {describe_log(job)}" if state.has_failed else ""
         return not_run(trial, f"job {job.id} {describe_end(state)} before it started{hint}", note, cause=Cause.JOB)
@@ -142,13 +142,13 @@ def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote)
 
 
 def describe_log(job: BatchJob) -> str:
-    """Where to read what a job said; one that has left no log may not have found its own script."""
+    """Where the job's log is; a job without one may not have found its script."""
     log = Path(job.log)
     return f"see {log}" if log.exists() else f"it left no log; do the nodes share {log.parent}?"
 
 
 def describe_end(state: JobState) -> str:
-    """How a job ended, as far as the batch system tells."""
+    """How a job ended, as far as the batch system reports."""
     if state.phase is Phase.UNKNOWN:
         return f"was given up, because the batch system does not report its state ({state.words}),"
     return f"ended ({state.words})" if state.words else "ended"

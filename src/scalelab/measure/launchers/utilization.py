@@ -50,7 +50,7 @@ PROCESS = "all replicas"
 
 
 class Reader(Protocol):
-    """Looks at devices; the first look only begins."""
+    """Samples devices; the first sample only starts the interval."""
 
     period_seconds: float
 
@@ -120,7 +120,7 @@ def watch_rank(
 def make_reader(
     trial: Trial, directory: Path, pids: Sequence[int], cores: Sequence[Sequence[int]], stack: ExitStack
 ) -> Reader:
-    """What can look at the processes of a trial."""
+    """The samplers of a trial's processes."""
     if not trial.is_emulated:
         return RankReader(cores, pids)
     stack.callback(clock_file(directory).unlink, missing_ok=True)
@@ -138,7 +138,7 @@ def _look(reader: Reader, is_over: threading.Event, loads: list[DeviceLoad]) -> 
 
 
 class LateReader:
-    """Begins to look when all ranks have said which processes they are."""
+    """Starts sampling once all ranks have reported their process ids."""
 
     period_seconds = PERIOD_SECONDS
 
@@ -248,7 +248,7 @@ def join_cores(cores: Sequence[Sequence[int]]) -> list[int]:
 
 
 def name_process(loads: Sequence[DeviceLoad]) -> list[DeviceLoad]:
-    """The one process of an emulated dp is no rank: it is all its replicas."""
+    """The one process of an emulated dp is not one rank but all replicas."""
     return [load if load.device == OTHERS else replace(load, device=PROCESS) for load in loads]
 
 

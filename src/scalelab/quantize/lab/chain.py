@@ -85,7 +85,7 @@ def check_chain(model: nn.Module, network: Network) -> None:
     before = network.layers[0].name
     for layer in network.layers[1:]:
         if layer.op not in ("conv", "linear", *PASSING):
-            raise UsageError(f"{layer.name} is a {layer.op}, which the lab does not support: {ELSEWHERE}")
+            raise UsageError(f"{layer.name} is of type {layer.op}, which the lab does not support: {ELSEWHERE}")
         if layer.inputs != (before,):
             raise UsageError(
                 f"{layer.name} does not follow {before}, but the lab's scales need a chain of layers: {ELSEWHERE}"

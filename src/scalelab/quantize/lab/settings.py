@@ -1,4 +1,4 @@
-"""What can be chosen in the lab, and what its integers are."""
+"""The lab's settings and its integer ranges."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 
 LOW, HIGH = -128, 127
-"""What an int8 can be. Results are clamped to it."""
+"""The range of int8; outputs are clamped to it."""
 PEAKS = (127, 255)
-"""What the largest activation is scaled to: the largest int8, or what was published, half of which is clamped."""
+"""The integer that the largest activation maps to: the largest int8, or the published value, half of it clamped."""
 DEVIATIONS = 3
-"""Of a range that leaves out the few weights that lie far from the others."""
+"""Standard deviations of a range that leaves out the few outlier weights."""
 
 BiasRule = Literal["scaled", "raw", "none"]
 WeightRange = Literal["max", "3sigma"]
@@ -21,18 +21,18 @@ WeightRange = Literal["max", "3sigma"]
 
 @dataclass(frozen=True, kw_only=True)
 class LabSettings:
-    """The lab's integer network; what it is compared with is run in any case."""
+    """The lab's integer network; the variants it is compared with always run."""
 
     peak: int = HIGH
-    """K: what the largest activation is scaled to, 127 or the published 255."""
+    """K: the integer that the largest activation maps to, 127 or the published 255."""
     bias: BiasRule = "scaled"
-    """scaled: an int32 in the units of the sums; raw: rounded as it is, without a scale; none: left out."""
+    """scaled: an int32 in units of the sums; raw: rounded without a scale; none: no bias."""
     weight_range: WeightRange = "max"
     """The weight that becomes 127: the largest, or three standard deviations, beyond which weights are clamped."""
     samples: int = 400
-    """Images that activations are looked at on."""
+    """Calibration images."""
     observed: Literal["after", "before"] = "after"
-    """Whether the largest activation of a layer is taken after its ReLU, where negative ones are gone, or before."""
+    """Whether a layer's largest activation is taken before or after its ReLU."""
 
     def __post_init__(self) -> None:
         check_at_least("samples", self.samples, 1)

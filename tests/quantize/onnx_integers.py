@@ -1,0 +1,25 @@
+"""The integers of every layer of an exported file, by onnxruntime's kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from scalelab.quantize.export_nodes import load_package
+from scalelab.quantize.sessions import Model, find_types, list_layers, load_graph, open_session
+
+
+def read_integers(
+    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True
+) -> dict[str, torch.Tensor]:
+    """The integers of every layer by name, and the logits: what `simulate` gives, by onnxruntime's kernels."""
+    graph = load_graph(model)
+    make_info = load_package("onnx.helper").make_tensor_value_info
+    types = find_types(graph)
+    outputs = {name: f"{name}/q" if f"{name}/q" in types else "logits" for name in list_layers(graph)}
+    integers = [output for output in outputs.values() if output != "logits"]
+    graph.graph.output.extend(make_info(output, types[output], None) for output in integers)
+    session = open_session(graph.SerializeToString(), num_threads=num_threads, is_optimized=is_optimized)
+    names = [*integers, "logits"]
+    arrays = session.run(names, {"images": images.to(torch.float32).contiguous().numpy()})
+    found = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+    return {name: found[output] for name, output in outputs.items()} | {"logits": found["logits"]}
