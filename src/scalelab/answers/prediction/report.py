@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.estimate import Estimate, Prediction
 from scalelab.answers.prediction.job import MeasuredJob, ScalingRun
 from scalelab.predict.job import GROUP_WORDS, ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
@@ -26,7 +26,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.units import format_count, format_quantity, format_seconds, format_share
+from scalelab.units import format_count, format_quantity, format_seconds, format_share, is_known
 
 PREDICTION = FindingKind(
     "prediction",
@@ -182,9 +182,9 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
     under = f" with {', '.join(change.changes)}" if change.changes else ""
     yield PREDICTION(
         subject,
-        f"On {last.num_ranks} ranks{under} the job would run {format_quantity('ratio', last.speedup.value)} times as"
-        f" fast as on 1 rank ({low} to {high}), at {format_share(last.efficiency.value)} efficiency. A step would take"
-        f" {format_seconds(last.step.value)}, {format_share(last.exposed.value)} of it exposed communication.",
+        f"On {last.num_ranks} ranks{under} the speedup over 1 rank would be {format_ratio(last.speedup)} ({low} to"
+        f" {high}), an efficiency of {format_share(last.efficiency.value)}. A step would take {format_seconds(last.step.value)},"
+        f" {format_share(last.exposed.value)} of it exposed communication.",
         num_ranks=last.num_ranks,
         speedup=last.speedup,
         efficiency=last.efficiency,
@@ -211,6 +211,10 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
             " than compute shrinks.",
             num_ranks=fastest.num_ranks,
         )
+
+
+def format_ratio(estimate: Prediction) -> str:
+    return format_quantity("ratio", estimate.value) if is_known(estimate) else "unknown"
 
 
 def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
