@@ -183,8 +183,8 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
     yield PREDICTION(
         subject,
         f"On {last.num_ranks} ranks{under} the speedup over 1 rank would be {format_ratio(last.speedup)} ({low} to"
-        f" {high}), an efficiency of {format_share(last.efficiency.value)}. A step would take {format_seconds(last.step.value)},"
-        f" {format_share(last.exposed.value)} of it exposed communication.",
+        f" {high}), an efficiency of {format_share(last.efficiency.value)}. A step would take"
+        f" {format_seconds(last.step.value)}, {format_share(last.exposed.value)} of it exposed communication.",
         num_ranks=last.num_ranks,
         speedup=last.speedup,
         efficiency=last.efficiency,
