@@ -28,7 +28,7 @@ mpi: $(MPIS:%=.mpi/%/.installed)
 		&& touch $@ || echo "$* could not be installed: tests that need it are skipped"
 
 demo: setup
-	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch 8 --ranks 1 2 \
+	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch-size 8 --ranks 1 2 \
 		--html report/strong-scaling.html --pdf report/strong-scaling.pdf --markdown report/strong-scaling.md \
 		--json report/strong-scaling.json --csv report/strong-scaling.csv
 	$(BIN)/scalelab quantize --epochs 10 --html report/quantization.html --pdf report/quantization.pdf

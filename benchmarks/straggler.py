@@ -1,4 +1,4 @@
-"""Whether `imbalance` finds what was hidden: a delay of 5, 10 and 30 % of a step, in every phase, on either rank.
+"""Whether `straggler` finds what was hidden: a delay of 5, 10 and 30 % of a step, in every phase, on either rank.
 
 The diagnosis sees the samples of the ranks and nothing else. Each case is a run of its own, as are 20 runs with
 nothing to find. The bar: the rank and the phase are right in every case, the delay is right within 10 %, and nothing
@@ -103,7 +103,7 @@ def count_false_alarms(launcher: LocalLauncher) -> int:
 
 def main() -> int:
     if len(usable_cores()) < 2:
-        print("imbalance: not run (two cores are needed)")
+        print("straggler: not run (two cores are needed)")
         return 0
     with LocalLauncher() as launcher:
         launcher.start()
@@ -115,7 +115,7 @@ def main() -> int:
         num_alarms = count_false_alarms(launcher)
     num_cases = len(SHARES) * len(PHASES)
     print(
-        f"imbalance: worst error {worst:.1%}, {num_cases - num_wrong} of {num_cases} named right, {num_alarms} false"
+        f"straggler: worst error {worst:.1%}, {num_cases - num_wrong} of {num_cases} named right, {num_alarms} false"
         f" alarms (bar {MOST_ERROR:.0%}, all, 0)"
     )
     return 0 if worst <= MOST_ERROR and not num_wrong and not num_alarms else 1
