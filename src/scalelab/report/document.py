@@ -115,6 +115,10 @@ class Section:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.heading or self.paragraphs or self.tables or self.charts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:

@@ -24,6 +24,7 @@ from scalelab.report.charts.plot import (
     Rows,
     convert_rows,
     cut_intervals,
+    draw_statuses,
     encode_axis,
     encode_series,
     encode_tooltip,
@@ -210,16 +211,8 @@ def mark_statuses(values: Sequence[Mapping[str, Any]], places: Mapping[str, Any]
     failed = [value for value in values if value.get(field) is None and value.get("status")]
     if not failed:
         return []
-    text = {"type": "text", "align": "left", "baseline": "middle", "fontStyle": "italic"}
-    tooltip = [
-        {"field": field, "type": "nominal", "title": title}
-        for field, title in STATUS_FIELDS.items()
-        if any(value.get(field) for value in failed)
-    ]
-    encoding = {
-        **places, "x": {"value": 5}, "text": {"field": "status", "type": "nominal"}, "tooltip": tooltip,
-    }  # fmt: skip
-    return [{"data": {"values": failed}, "mark": text, "encoding": encoding}]
+    known = {field: title for field, title in STATUS_FIELDS.items() if any(value.get(field) for value in failed)}
+    return [draw_statuses(failed, {name: place for name, place in places.items() if name != "x"}, known)]
 
 
 def _mark_reference(reference: float | None, x: Axis, plotted: Plotted, rows: Rows) -> list[dict[str, Any]]:

@@ -196,7 +196,7 @@ def plot_bars(
     bar = _draw(values, "bar", places | look | edges, stroke={"expr": "config_edge"})
     layers = [bar | {"params": [HIDDEN | {"bind": "legend"}]}, *draw_labels(values, x, y, places)]
     if crossed:
-        layers.append(draw_statuses(crossed, along))
+        layers.append(draw_statuses(crossed, {"y": along}, {"status": "status"}))
     num_lines = max((name.count("\n") + 1 for name in domain), default=1)
     height = max(60, max(BAR_HEIGHT, LINE_HEIGHT * num_lines + 6) * len(domain))
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
@@ -216,11 +216,13 @@ def plot_parts(
     )
 
 
-def draw_statuses(values: Sequence[Mapping[str, Any]], along: Mapping[str, Any]) -> dict[str, Any]:
-    """The words in place of a bar that is not there."""
-    tooltip = [{"field": "status", "type": "nominal", "title": "status"}]
-    encoding = {"x": {"value": 0}, "y": dict(along), "text": {"field": "status", "type": "nominal"}, "tooltip": tooltip}
-    return _draw(values, "text", encoding, align="left", dx=6, fontStyle="italic")
+def draw_statuses(
+    values: Sequence[Mapping[str, Any]], places: Mapping[str, Any], shown: Mapping[str, str]
+) -> dict[str, Any]:
+    """The status in place of a missing bar; `shown` are the fields of its tooltip, by title."""
+    tooltip = [{"field": field, "type": "nominal", "title": title} for field, title in shown.items()]
+    encoding = {**places, "x": {"value": 5}, "text": {"field": "status", "type": "nominal"}, "tooltip": tooltip}
+    return _draw(values, "text", encoding, align="left", baseline="middle", fontStyle="italic")
 
 
 def measure_stacks(values: Rows, x: Axis, y: Axis) -> dict[str, float]:

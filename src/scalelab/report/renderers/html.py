@@ -231,7 +231,7 @@ def list_parts(document: Document) -> Iterator[tuple[str, str, str]]:
     if document.summary[1:]:
         yield "findings", "Findings", set_findings(document.summary[1:])
     for number, section in enumerate(document.sections):
-        if section.heading or section.paragraphs or section.tables or section.charts:
+        if not section.is_empty:
             heading = section.heading or ("Results" if not number else "More results")
             yield f"part-{number}", set_text(heading), set_section(section, number)
     if document.warnings:

@@ -20,7 +20,7 @@ from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.report.cells import TextColumn, format_columns, list_notes
-from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Table
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
@@ -75,14 +75,10 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
                 "tables": [_describe_table(table) for table in section.tables],
             }
             for section in document.sections
-            if _says_something(section)
+            if not section.is_empty
         ],
         "environment": [[spell_out(name), spell_out(value)] for name, value in document.environment],
     }
-
-
-def _says_something(section: Section) -> bool:
-    return bool(section.heading or section.paragraphs or section.charts or section.tables)
 
 
 def _describe_caution(caution: Caution) -> dict[str, str]:

@@ -124,19 +124,24 @@ def set_legend(spec: Mapping[str, Any], width: float) -> dict[str, Any]:
     return {"legend": {"columns": max(1, int(width // entry)), "labelLimit": limit}}
 
 
-def list_names(part: object) -> Iterator[str]:
-    """The names that legends of a figure may show: the domains of its scales."""
+def list_names(spec: object) -> Iterator[str]:
+    """The names that the legends of a chart may show: the domains of its scales."""
+    for part in list_mappings(spec):
+        for channel in ("color", "shape", "fill", "stroke"):
+            encoded = part.get(channel)
+            scale = encoded.get("scale") if isinstance(encoded, Mapping) else None
+            domain = scale.get("domain") if isinstance(scale, Mapping) else None
+            yield from map(str, domain if isinstance(domain, list | tuple) else ())
+
+
+def list_mappings(part: object) -> Iterator[Mapping[str, Any]]:
+    """Every mapping inside a specification, except its data."""
     if isinstance(part, Mapping):
-        for channel, value in part.items():
-            if channel in ("color", "shape", "fill", "stroke") and isinstance(value, Mapping):
-                scale = value.get("scale")
-                domain = scale.get("domain") if isinstance(scale, Mapping) else None
-                yield from map(str, domain if isinstance(domain, list | tuple) else ())
-            elif channel not in ("data", "datasets"):
-                yield from list_names(value)
-    elif isinstance(part, list | tuple):
+        yield part
+        part = [value for name, value in part.items() if name not in ("data", "datasets")]
+    if isinstance(part, list | tuple):
         for value in part:
-            yield from list_names(value)
+            yield from list_mappings(value)
 
 
 def make_config(palette: Palette) -> dict[str, Any]:
@@ -203,19 +208,5 @@ def is_wide(chart: Chart) -> bool:
 
 
 def is_zoomable(chart: Chart) -> bool:
-    return "interval" in _list_params(chart.spec)
-
-
-def _list_params(part: object) -> Iterator[str]:
-    """The kinds of selections in a figure."""
-    if isinstance(part, Mapping):
-        select = part.get("select")
-        kind = select.get("type") if isinstance(select, Mapping) else select
-        if isinstance(kind, str):
-            yield kind
-        for name, value in part.items():
-            if name not in ("data", "datasets"):
-                yield from _list_params(value)
-    elif isinstance(part, list | tuple):
-        for value in part:
-            yield from _list_params(value)
+    selections = (part["select"] for part in list_mappings(chart.spec) if "select" in part)
+    return any((one.get("type") if isinstance(one, Mapping) else one) == "interval" for one in selections)
