@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scalelab.answers.train import Train
 from scalelab.errors import RankUnknown, ScalelabError, UsageError
@@ -35,6 +35,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.optimizers import KEPT_TENSORS
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes
@@ -186,6 +187,12 @@ def choose(size: Size, *, small: T, full: T) -> T:
 def choose_ranks(size: Size, full: int) -> int:
     """Two cores run two ranks."""
     return choose(size, small=min(2, full), full=full)
+
+
+def make_sized_job(size: Size, **fields: Any) -> Job:
+    """Small: one thread per rank and minutes; full: all cores and up to an hour."""
+    limits = {"threads_per_rank": 1, "timeout": "5min"} if size == "small" else {"timeout": "1h"}
+    return Job(**(limits | fields))
 
 
 def make_sampling(

@@ -12,7 +12,7 @@ from typing import Any
 
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_spread, quote, say, scale
-from scalelab.recipes.feasibility import choose, make_sampling
+from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Perturbation
 from scalelab.studies.batch_scaling import BatchScaling
@@ -47,13 +47,8 @@ STRAGGLER_DELAY = "20ms"
 
 
 def make_job(size: Size, **fields: Any) -> Job:
-    return Job(
-        workload="mlp",
-        options={"dim": choose(size, small=SMALL_DIM, full=DIM), "depth": choose(size, small=SMALL_DEPTH, full=DEPTH)},
-        threads_per_rank=choose(size, small=1, full=None),
-        timeout=choose(size, small="5min", full="1h"),
-        **fields,
-    )
+    dim, depth = choose(size, small=(SMALL_DIM, SMALL_DEPTH), full=(DIM, DEPTH))
+    return make_sized_job(size, workload="mlp", options={"dim": dim, "depth": depth}, **fields)
 
 
 def choose_all_ranks(size: Size) -> tuple[int, ...]:

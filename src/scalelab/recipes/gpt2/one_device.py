@@ -20,7 +20,7 @@ from scalelab.recipes.evidence import (
     say,
     scale,
 )
-from scalelab.recipes.feasibility import choose, make_sampling
+from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.records.settings import Optimization
@@ -41,12 +41,9 @@ OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 
 def make_job(size: Size, model: str = "small", **fields: Any) -> Job:
     """GPT-2 on random tokens; the tiny one in small."""
-    return Job(
-        workload="gpt2",
-        options={"size": choose(size, small="tiny", full=model)},
-        threads_per_rank=choose(size, small=1, full=None),
-        timeout=choose(size, small="5min", full="1h"),
-        **({"optimization": Optimization(optimizer="adamw")} | fields),
+    options = {"size": choose(size, small="tiny", full=model)}
+    return make_sized_job(
+        size, workload="gpt2", options=options, **({"optimization": Optimization(optimizer="adamw")} | fields)
     )
 
 

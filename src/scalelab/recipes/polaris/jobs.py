@@ -19,7 +19,7 @@ from scalelab.answers.train import Train
 from scalelab.measure.launchers.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.measure.launchers.site import Site
 from scalelab.ranks.allocation import Scheduler
-from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system
+from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size
 from scalelab.records.environment import installed_version
@@ -49,13 +49,7 @@ def make_options(size: Size, **options: Option) -> dict[str, Option]:
 
 
 def make_training_job(size: Size, options: dict[str, Option] | None = None, **fields: Any) -> Job:
-    return Job(
-        workload="transformer",
-        options=make_options(size, **(options or {})),
-        threads_per_rank=choose(size, small=1, full=None),
-        timeout=choose(size, small="5min", full="1h"),
-        **fields,
-    )
+    return make_sized_job(size, workload="transformer", options=make_options(size, **(options or {})), **fields)
 
 
 def print_seconds(seconds: float) -> str:

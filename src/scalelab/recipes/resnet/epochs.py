@@ -27,7 +27,7 @@ from scalelab.recipes.evidence import (
     say,
     scale,
 )
-from scalelab.recipes.feasibility import choose, make_sampling
+from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
@@ -50,11 +50,10 @@ def make_job(size: Size, *, is_counted: bool = False, **fields: Any) -> Job:
     What is counted and not timed is ResNet-18 in both sizes, on random images.
     """
     images: dict[str, Option] = {"data": "cifar10", "workers": LOADER_WORKERS}
-    return Job(
+    return make_sized_job(
+        size,
         workload="resnet18" if is_counted or size == "full" else "lenet",
         options={} if is_counted or size == "small" else images,
-        threads_per_rank=choose(size, small=1, full=None),
-        timeout=choose(size, small="5min", full="1h"),
         **fields,
     )
 
