@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.layouts import CATEGORIES, FREE_SHARE, Footprint
@@ -19,9 +19,8 @@ from scalelab.predict.planning import (
     sum_training,
 )
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.lines import PREDICTED
-from scalelab.report.charts.plot import plot_bars
+from scalelab.report.charts.plot import plot_bars, plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
@@ -93,7 +92,7 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
     sections = [
         Section(paragraphs=(describe_model(plan),), tables=(make_layout_table(plan, num_tokens),)),
         Section(heading="Whole training run", tables=(make_totals_table(totals),)),
-        Section(heading="Step of the fastest layout", tables=(parts,), charts=keep_charts(draw_times(parts))),
+        Section(heading="Step of the fastest layout", tables=(parts,), charts=(draw_times(parts),)),
         Section(
             heading="Memory of the fastest layout",
             tables=(memory,),
@@ -254,13 +253,11 @@ def make_sweep_table(sweep: Sweep, num_tokens: float) -> Table:
     )
 
 
-def draw_times(table: Table) -> Chart | None:
-    parts = replace(table, rows=table.rows[:-1])
-    return draw_columns(
-        parts,
-        [table.columns[1].key],
+def draw_times(table: Table) -> Chart:
+    return plot_parts(
         title="Step breakdown",
-        axis_title="time in a step",
+        rows=[{"bar": "one step", "series": row[0].value, "seconds": row[1].value} for row in table.rows[:-1]],
+        name="",
         caption="The parts add up to the step of the fastest layout.",
     )
 
