@@ -35,7 +35,7 @@ TOLERATED = MOST_AMPLIFICATION
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnChunks:
-    """How one column lies in a file."""
+    """The layout of one column in a file."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class ColumnChunks:
     stored_bytes: int | None = None
     """On disk; None if unknown."""
     cache: CacheSize | None = None
-    """What the library keeps of this column unless it is told otherwise; None: nothing."""
+    """The library's default cache for this column; None: none."""
     offset: int | None = None
     """Where the samples begin in the file, if they lie there as they are."""
 

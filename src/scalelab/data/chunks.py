@@ -23,7 +23,7 @@ ZARR_METADATA = "zarr.json"
 
 
 def describe_chunks(path: Path, format: str = "") -> tuple[ColumnChunks, ...]:  # noqa: A002
-    """How every column lies in a file."""
+    """The layout of every column in a file."""
     name = format or find_format(path)
     family = find_family(name)
     if family in DESCRIBERS:

@@ -92,7 +92,7 @@ def load_cifar10(directory: Path, split: Literal["train", "test"], num_files: in
 
 
 def check_cifar10(directory: Path, num_files: int = NUM_TRAIN_FILES) -> None:
-    """Refuse, without reading them, training and test files that are absent or have the wrong size."""
+    """Raise an error for missing files or wrong sizes, without reading the files."""
     for path in [*find_files(directory, list_names(num_files)), *find_files(directory, ["test_batch"])]:
         check_size(path, path.stat().st_size)
 

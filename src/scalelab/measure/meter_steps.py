@@ -260,7 +260,7 @@ CONNECT_SECONDS = 5.0
 WAIT_SECONDS = 60.0
 """How long a rank waits for rank 0 to make the run."""
 UNUSABLE = "-"
-"""What rank 0 tells the others when it could not make one: no path looks like this."""
+"""What rank 0 sends if it could not create the run; never a valid path."""
 
 
 class Place(NamedTuple):
@@ -271,7 +271,7 @@ class Place(NamedTuple):
 
 
 def find_place() -> Place:
-    """As the process group says, else as torchrun's variables do, else the only one."""
+    """From the process group, else from torchrun's variables, else the only rank."""
     distributed = find_process_group()
     if distributed is not None:
         return Place(distributed.get_rank(), distributed.get_world_size())
@@ -338,4 +338,4 @@ def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> s
 
 
 class NothingAgreed(StoreError):
-    """Rank 0 could not make the run, and has said so itself."""
+    """Rank 0 could not create the run, and has reported it."""

@@ -67,7 +67,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def add_up(backend: str, num_processes: int, rank: int, file: str) -> None:
-    """One process: raises where the backend cannot be used, or adds wrongly."""
+    """One process: raises if the backend does not work, or sums incorrectly."""
     import torch
     import torch.distributed as dist
 

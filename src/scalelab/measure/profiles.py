@@ -1,4 +1,4 @@
-"""torch's profiler in a training: its schedule, and where its traces go.
+"""torch's profiler in a training run: its schedule, and where its traces go.
 
 By itself a rank writes `trace/rank<r>.json.gz`. With a name, files and their directory are called as people who collect
 profiles of many jobs in one place call them, and say what was run:
@@ -31,7 +31,7 @@ FINISH_SECONDS = 0.1
 
 
 class RankProfiler:
-    """Waits, warms up, records, as often as it is asked to; then it is taken away."""
+    """Runs the wait, warm-up and record cycles, then removes the profiler."""
 
     def __init__(self, course: Course, trace: Path, first_step: int) -> None:
         self._trace, self._course, self._first = trace, course, first_step

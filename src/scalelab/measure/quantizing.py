@@ -1,4 +1,4 @@
-"""The model of a training taken to int8, in the process of the rank: which samples it is calibrated and tested on.
+"""Quantization of a trained model in the rank's process: which samples calibrate and test it.
 
 Built-in workloads of images are calibrated on the first training images as they are stored, without augmentation, so
 that ranges depend neither on how long was trained nor on the batch. A workload of the user's own is calibrated on the
@@ -36,13 +36,13 @@ from scalelab.workloads.images import load_images, normalise_by_half
 BATCH = 64
 """Samples at once, in calibration and in tests."""
 WITHOUT_TEST = 512
-"""Training samples that agreement is told on, where there are no test batches."""
+"""Training samples used to measure agreement if there are no test batches."""
 MOST_SKIPPED = 100_000
 """Batches after which data without end that has no samples is given up."""
 
 
 def quantize_training(trial: Trial, training: Training, directory: Path) -> None:
-    """Take the model of a training to int8; what is found goes into the trial's directory as it is found."""
+    """Quantize the trained model to int8; results are written to the trial's directory as they come."""
     settings = trial.quantization
     assert settings is not None
     model = unwrap(training.model).cpu().eval()
@@ -126,7 +126,7 @@ def find_test(training: Training, calibration: Iterable[torch.Tensor]) -> HeldOu
 
 
 def list_contents(batches: Iterable[torch.Tensor]) -> Iterator[bytes]:
-    """The numbers of every sample, to tell whether two are the same."""
+    """The values of every sample, to detect duplicates."""
     return (sample.contiguous().numpy().tobytes() for images in batches for sample in images)
 
 

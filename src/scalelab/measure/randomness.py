@@ -16,7 +16,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every source that a `build` or a training may draw from."""
+    """Seed every random generator that `build` or training may use."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

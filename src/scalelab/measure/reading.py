@@ -1,4 +1,4 @@
-"""Reading alone on one rank: a stored set gone through in several ways, every batch timed.
+"""Reading without training on one rank: a dataset read in several ways, every batch timed.
 
 A pass is an order (as stored, shuffled, or by blocks of chunks), an access (a whole batch at once, or sample by sample
 and stacked), and where the bytes are before it begins:
@@ -174,7 +174,7 @@ class Reader:
         return self.place.describe(samples, self.trial.seed, self.trial.global_batch)
 
     def _make_warm(self) -> None:
-        """Have the kernel hold the file, and open the set if it is not: the first warm pass finds it just opened."""
+        """Load the file into the page cache, and open the dataset if needed, for the first warm pass."""
         if not self.is_in_memory:
             self.close()
             if self.rank == 0 and self.place.arrays is None:
@@ -325,7 +325,7 @@ def read_high_water() -> int | None:
 
 
 def read_private_bytes() -> int:
-    """What is resident of the process's own memory; without mapped files where the kernel tells them apart."""
+    """Resident memory of this process, without mapped files if the kernel separates them."""
     found = _read_status("RssAnon")
     return psutil.Process().memory_info().rss if found is None else found
 

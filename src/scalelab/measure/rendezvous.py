@@ -30,10 +30,10 @@ from scalelab.records.files import read_json, write_json
 CONNECT_SECONDS = 8.0
 """How long a node may take to answer. A route that drops packets does not answer at all."""
 HELLO_SECONDS = 5.0
-"""How long somebody who has connected may take to say who it is."""
+"""How long a new connection may take to identify itself."""
 LOOK_SECONDS = 0.05
 FAR_AWAY = ("192.0.2.1", 9)
-"""An address of RFC 5737 that is nobody's: nothing is sent, only the route to it is looked up."""
+"""An unassigned address (RFC 5737): nothing is sent, only its route is looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class Meeting:
 
 
 def rendezvous_file(directory: Path, launch: str) -> Path:
-    """Where rank 0 says where it is; a scratch file. Named by the launch, so that no earlier one is read."""
+    """The file with rank 0's address, named after the launch so that an earlier one is not read."""
     return directory / f"rendezvous-{launch}.json"
 
 
 def open_meeting(directory: Path, launch: str, num_ranks: int, *, address: str, port: int, deadline: float) -> Meeting:
-    """Rank 0's side: listen, say where, and wait until every other rank has come."""
+    """Rank 0's side: listen, publish the address, and wait for every other rank."""
     node = socket.gethostname()
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
@@ -108,7 +108,7 @@ def reach(address: str, port: int, *, rank: int, master_node: str) -> socket.soc
 
 
 def choose_address(variables: Mapping[str, str], *, is_one_node: bool) -> str:
-    """Rank 0's address that the others are told."""
+    """Rank 0's address for the others."""
     if variables.get("MASTER_ADDR"):
         return variables["MASTER_ADDR"]
     if is_one_node:
@@ -160,7 +160,7 @@ def _gather(listener: socket.socket, launch: str, num_ranks: int, deadline: floa
 
 
 def _let_go(guest: socket.socket) -> bool:
-    """Tell a rank that all have come; False: it has gone meanwhile."""
+    """Notify a rank that all have connected; False: it has disconnected."""
     try:
         guest.sendall(b"go\n")
     except OSError:
@@ -169,7 +169,7 @@ def _let_go(guest: socket.socket) -> bool:
 
 
 def _greet(guest: socket.socket, launch: str) -> int | None:
-    """Which rank it is that has connected; None: somebody else."""
+    """The rank of a new connection; None: not a rank."""
     guest.settimeout(HELLO_SECONDS)
     try:
         with guest.makefile("rb") as stream:

@@ -1,4 +1,4 @@
-"""The processor time of every replica of an emulated `dp`, for whoever looks from outside.
+"""The CPU time of every replica of an emulated `dp`, readable from other processes.
 
 Replicas are threads of one process that live for one pass, so that a look from outside, twenty times a second, would
 miss most of them. The process itself therefore adds up what each of its replicas' threads used, in a small file that

@@ -1,4 +1,4 @@
-"""What this process could reach at best: `python -m scalelab.measure.roofs [BYTES]` prints it as one JSON object.
+"""The roofline of this process: `python -m scalelab.measure.roofs [BYTES]` prints it as one JSON object.
 
 Two roofs bound every step on a processor: how many bytes memory moves per second, and how many operations a matrix
 product does. Memory is measured by copying an array that no cache should hold, and a copy moves every byte twice; a
@@ -52,7 +52,7 @@ def measure_roofs(copy_bytes: int = COPY_BYTES) -> dict[str, Any]:
 
 
 def list_backends(dist: Any) -> list[str]:
-    """Those that were built in; a torch without any has not even the functions that say so."""
+    """Built-in backends; a torch without any lacks even the functions to query them."""
     if not dist.is_available():
         return []
     asked = {name: getattr(dist, f"is_{name}_available", None) for name in BACKENDS}

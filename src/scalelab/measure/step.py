@@ -85,4 +85,4 @@ def hold_up(training: Training, phase: str, is_due: bool) -> None:
 
 
 def mark_nothing(_: str) -> None:
-    """For steps whose phases nobody times."""
+    """For steps without phase timing."""

@@ -50,7 +50,7 @@ LARGEST_SHARE = 0.5
 
 
 class Samples(Protocol):
-    """An open set, whatever it is read by."""
+    """An open dataset of any reader."""
 
     @property
     def fields(self) -> tuple[Field, ...]: ...
@@ -107,7 +107,7 @@ class Place:
 
     @cached_property
     def blocks(self) -> StoredOrder | None:
-        """How a training shuffles the set if it does so by blocks of chunks: it is too large for a reader to keep."""
+        """How training shuffles the dataset if by blocks of chunks, because it is too large to cache."""
         if self.arrays is not None or self.reading.mode != "lazy":
             return None
         found = choose_stored_order(self.path, format=self.format)
@@ -158,7 +158,7 @@ def prepare_set(trial: Trial, rank: int, directory: Path) -> Place:
 
 
 def read_from_set(trial: Trial, rank: int, directory: Path) -> Trial:
-    """The trial of a training whose batches come from its stored set, which is there when this returns."""
+    """The trial with its dataset written, for training on it."""
     place = prepare_set(trial, rank, directory)
     assert trial.reading is not None
     stored: dict[str, Option] = {
@@ -174,7 +174,7 @@ def name_set(reading: Reading, directory: Path) -> Path:
 
 
 def make_arrays(trial: Trial) -> dict[str, Array]:
-    """The columns that are stored: the user's, those of the training, or random numbers."""
+    """The columns to store: the user's, the workload's, or random numbers."""
     reading = trial.reading
     assert reading is not None
     if reading.source:
@@ -271,7 +271,7 @@ def forget_files(files: Iterable[Path]) -> None:
 
 
 def read_in(files: Iterable[Path]) -> None:
-    """Have the kernel hold these files in memory, as far as there is room."""
+    """Load these files into the page cache, as far as there is room."""
     room = read_available_memory()
     for file in files:
         with file.open("rb", buffering=0) as opened:
@@ -280,7 +280,7 @@ def read_in(files: Iterable[Path]) -> None:
 
 
 def measure_resident(files: Iterable[Path]) -> float | None:
-    """The share of these files' pages that are in memory; None where the system cannot tell."""
+    """The share of these files' pages in the page cache; None if the system does not report it."""
     num_pages = num_resident = 0
     for file in files:
         found = _look_at(file)
@@ -292,7 +292,7 @@ def measure_resident(files: Iterable[Path]) -> float | None:
 
 
 def _look_at(file: Path) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
-    """One byte per page, whose lowest bit says that it is in memory."""
+    """One byte per page; the lowest bit means that it is in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "mincore"):
         return None

@@ -59,7 +59,7 @@ NESTEROV_MOMENTUM = 0.9
 def make_optimizer(
     workload_factory: Factory | None, parameters: Iterable[nn.Parameter], optimization: Optimization
 ) -> torch.optim.Optimizer:
-    """The optimizer over these parameters; a workload that makes none of its own gets Adam."""
+    """The optimizer over these parameters; Adam if the workload has none."""
     if optimization.optimizer is None:
         optimizer = (workload_factory or torch.optim.Adam)(parameters)
         override_group(optimizer, "lr", optimization.lr)
@@ -87,7 +87,7 @@ def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | N
 
 
 def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
-    """The model as it is."""
+    """The model unchanged."""
     return model.to(device)
 
 
@@ -106,7 +106,7 @@ APPLY: dict[str, Apply] = {
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 DEFAULT_STEPS = 100
-"""Of a training run that says neither --steps nor --epochs."""
+"""Steps of a training run without --steps and --epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class Training:
     synchronize: Callable[[], None]
     """Waits for the device; on CPU there is nothing to wait for."""
     num_steps: int = 0
-    """Of the whole training; a schedule that ends with it needs to know."""
+    """Steps of the whole training run, for a schedule that ends with it."""
     num_parameters: int | None = None
-    """Of the whole model, however it is sharded."""
+    """Parameters of the whole model, sharded or not."""
     accumulation: int = 1
     """Forward passes of one step."""
     scaler: torch.amp.GradScaler | None = None
@@ -257,7 +257,7 @@ def count_steps(trial: Trial, workload: Workload) -> int:
 
 
 def count_batches(workload: Workload) -> int:
-    """Batches of one pass over the data; raises `UsageError` where the data does not say how long it is."""
+    """Batches per epoch; raises `UsageError` if the data has no length."""
     try:
         num_batches = len(workload.batches)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""One rank, from its first instruction to its last: it measures and does nothing else.
+"""One rank of a trial, from start to end.
 
 It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extended after every block, and
 `rank<r>.json`, written last. Both are read by the launcher; what a rank measured before it failed is kept.
@@ -84,7 +84,7 @@ def find_tensors(state: Any) -> Iterator[torch.Tensor]:
 
 
 def load_weights(model: nn.Module, settings: Quantization) -> None:
-    """Put trained weights from a file into the model; one that does not fit is refused with what differs."""
+    """Load trained weights from a file; a mismatch raises an error that lists the differences."""
     if not settings.weights:
         return
     advice = "save it with torch.save(model.state_dict(), …)"
@@ -103,7 +103,7 @@ def load_weights(model: nn.Module, settings: Quantization) -> None:
 
 
 def find_state(found: Any) -> dict[str, torch.Tensor] | None:
-    """A state_dict, or the one that a checkpoint of a training has inside; names without DDP's prefix."""
+    """A state_dict, or the one inside a training checkpoint; names without DDP's prefix."""
     if not isinstance(found, dict):
         return None
     for key in ("state_dict", "model_state_dict", "model"):
@@ -118,14 +118,14 @@ KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_WAIT_SECONDS = 1800.0
-"""How long a rank waits for the others in one exchange; a training may be allowed days in all."""
+"""Timeout of one collective; a whole training run may take days."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from malloc.h."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the launcher decides for a rank and the trial does not say."""
+    """What the launcher decides for a rank, beyond the trial."""
 
     directory: str
     rank: int
@@ -141,10 +141,10 @@ class Assignment:
     launcher: str = ""
     agreeing: tuple[str, ...] = ()
     host_rank: int | None = None
-    """Who started the rank, who else says so, and its number on its host: for the report."""
+    """Who started the rank, which sources agree, and its local rank, for the report."""
     sources: tuple[RankSource, ...] = ()
     is_joined: bool = False
-    """Whether torchrun has started the rank, and its variables say where the others are."""
+    """Whether torchrun started the rank and its variables hold the rendezvous address."""
 
 
 def run_rank(assignment: Assignment) -> int:
@@ -190,7 +190,7 @@ def _measure(
     transfers: list[Transfer],
     fetches: list[Fetch],
 ) -> RankReport:
-    """Set the process up, build the training, run every block; extends `samples`, or the other lists, as it goes."""
+    """Set up the process, build the workload, run every block; extends `samples` or the other lists as it runs."""
     if trial.is_forecast:
         return forecast_memory(trial, report)
     rank = assignment.rank
@@ -239,7 +239,7 @@ def _measure_alone(
     transfers: list[Transfer],
     fetches: list[Fetch],
 ) -> RankReport:
-    """What is measured without a training: communication, or reading."""
+    """Measurements without training: communication, or reading."""
     if trial.reading is not None:
         report = run_reading(trial, report.rank, device, directory, report, fetches)
     else:
@@ -276,14 +276,14 @@ def _run_plan(
 
 
 def _quantize(trial: Trial, training: Training, directory: Path) -> None:
-    """Take the model to int8; what that needs is loaded by nobody else."""
+    """Quantize the model to int8; its imports are loaded only here."""
     from scalelab.measure.quantizing import quantize_training
 
     quantize_training(trial, training, directory)
 
 
 def _split_first(num_steps: int) -> tuple[int, ...]:
-    """The very first step alone, so that an error in it is told from a later one; then the rest."""
+    """The first step on its own, to separate its errors from later ones; then the rest."""
     return (1, num_steps - 1) if num_steps > 1 else (num_steps,)
 
 
@@ -317,7 +317,7 @@ def locate_rank(trial: Trial, report: RankReport) -> RankReport:
 
 
 def join_group(trial: Trial, assignment: Assignment) -> None:
-    """Meet the other ranks: where torchrun's variables say, or at the socket that the forkserver has opened."""
+    """Connect to the other ranks: through torchrun's variables, or at the forkserver's socket."""
     backend = name_backend(trial)
     timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
     if assignment.is_joined:
@@ -342,7 +342,7 @@ def share_cores(trial: Trial, assignment: Assignment) -> tuple[tuple[int, ...], 
 
 
 def keep_freed_memory() -> None:
-    """Make glibc's allocator hold on to what is freed.
+    """Make glibc's allocator keep freed memory.
 
     Gradients are freed and allocated again in every step. glibc returns large blocks to the kernel by rules that
     depend on what lies above them, and the next step pays for a page fault per 4 kB: steps then switch between two
@@ -361,7 +361,7 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def leave_together(training: Training) -> None:
-    """Wait for the others, so that closing sockets looks to nobody like a lost peer.
+    """Wait for the others, so closing sockets does not look like a lost peer.
 
     Nothing is destroyed, here or after a failure (`KEPT_ALIVE`): the destructor of a gloo group joins its threads
     while it holds the interpreter's lock, and now and then a thread needs that lock to let go of its last piece of

@@ -1,1 +1,1 @@
-"""How the training is spread over ranks: a strategy is a function from model to model."""
+"""Parallelization strategies: each is a function from model to model."""

@@ -1,4 +1,4 @@
-"""The strategies by name and what each can be told, without torch."""
+"""The strategies by name and their options; without torch."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module
 
 
 def choose_bucket_mb(model: nn.Module, device: torch.device, spreading: Spreading) -> float | None:
-    """What was asked for, or torch's own; PowerSGD on a CPU gets one bucket."""
+    """The requested bucket size, or torch's default; PowerSGD on a CPU gets one bucket."""
     if spreading.bucket_mb is not None or spreading.gradient_hook != "powersgd" or device.type != "cpu":
         return spreading.bucket_mb
     return 1 + sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
 
 
 def register_gradient_hook(model: DistributedDataParallel, spreading: Spreading) -> None:
-    """Let gradients be exchanged in the compressed form that was asked for."""
+    """Register the requested communication hook."""
     if spreading.gradient_hook == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif spreading.gradient_hook == "bf16":

@@ -63,7 +63,7 @@ def gather(parts: Sequence[AnyTensor]) -> AnyTensor:
 
 
 def replicate(module: nn.Module, num_replicas: int) -> list[nn.Module]:
-    """Replicas with parameters of their own; the first shares its storage, and its buffers, with the module."""
+    """Replicas with separate parameters; the first shares storage and buffers with the module."""
     return [_copy_module(module, {}, is_first=index == 0) for index in range(num_replicas)]
 
 
@@ -102,7 +102,7 @@ class ThreadState:
     is_autocast: bool
     autocast_dtype: torch.dtype
     cores: Cores = ()
-    """Where each thread runs; empty: wherever the process may. Not the caller's."""
+    """Cores of each thread, not the caller's; empty: any core of the process."""
     seconds: memoryview[float] | None = None
     """Where the processor time of each thread is added up; None: nowhere."""
 
@@ -156,7 +156,7 @@ class EmulatedDataParallel(nn.Module):
         self.module = module
         self.num_replicas = num_replicas
         self.cores: Cores = ()
-        """Of each replica; empty: wherever the process may run."""
+        """Cores of each replica; empty: any core of the process."""
         self.seconds: memoryview[float] | None = None
         """Where replicas add up their processor time; None: nowhere."""
 
@@ -173,7 +173,7 @@ class EmulatedDataParallel(nn.Module):
 
 
 def own_cores(model: nn.Module, cores: Cores, seconds: memoryview[float] | None = None) -> None:
-    """Give every replica cores of its own, as it would have a GPU, and have its processor time added up.
+    """Give every replica its own cores, as it would have a GPU, and add up its CPU time.
 
     Replica 0 shares the cores of the thread that calls the model, which the caller has pinned there.
     """

@@ -43,7 +43,7 @@ SHARDING = {
 
 
 def apply_fsdp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
-    """The model with its blocks and its rest sharded as the name of the strategy says."""
+    """The model with its blocks and the remainder sharded as the strategy specifies."""
     model = model.to(device)
     blocks = set(find_blocks(model))
     with warnings.catch_warnings():

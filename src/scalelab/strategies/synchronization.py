@@ -1,4 +1,4 @@
-"""Backward without the gradient exchange, for all passes of a step but the last.
+"""Backward without gradient all-reduce, for all passes of a step but the last.
 
     ddp, fsdp-*   `no_sync()`, which must be entered before forward: DDP decides there whether backward exchanges
     fsdp2         `set_requires_gradient_sync(False)`, looked at in backward
@@ -32,7 +32,7 @@ def without_sync(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def can_update_without_sync(model: nn.Module) -> bool:
-    """Whether a rank can make an optimizer step of gradients that were not exchanged. Looks through torch.compile."""
+    """Whether a rank can make an optimizer step without the gradient all-reduce. Looks through torch.compile."""
     plain = getattr(model, "_orig_mod", model)
     if isinstance(plain, FullyShardedDataParallel):
         return plain.sharding_strategy is ShardingStrategy.NO_SHARD

@@ -44,7 +44,7 @@ def make_options(name: str, options: Mapping[str, Option]) -> WorkloadOptions:
 
 
 def resolve_options(name: str, options: Mapping[str, Option]) -> dict[str, Option]:
-    """The options as a trial carries them: paths are absolute, so that a run can be resumed from anywhere.
+    """The options as a trial carries them: paths are absolute, so a run can be resumed from any directory.
 
     Those of a workload of the user's own stay as they are: nobody knows which of them are paths.
     """

@@ -63,7 +63,7 @@ class TokenBatches:
 
     @property
     def step_tokens(self) -> int:
-        """Targets of one step on all ranks together."""
+        """Target tokens of one step over all ranks."""
         batch_size, sequence = self._shape
         return batch_size * sequence * self._num_ranks * self._accumulation
 
@@ -76,7 +76,7 @@ class TokenBatches:
         return (self.read_batch(index) for index in range(start, len(self)))
 
     def seek(self, index: int) -> None:
-        """Let the next iteration begin with this batch of the epoch, without reading those before it."""
+        """Start the next iteration at this batch of the epoch, without reading earlier ones."""
         if not 0 <= index <= len(self):
             raise UsageError(f"batch {index} is out of range for an epoch of {len(self)}: use 0 to {len(self)}")
         self._start = index

@@ -49,7 +49,7 @@ def load_workload(trial: Trial, rank: int) -> Workload:
 
 
 def build_own(spec: str, options: Mapping[str, Any], context: BuildContext) -> Workload:
-    """Call the user's `build` with its options and with what it asks for of the context."""
+    """Call the user's `build` with its options and the context arguments it declares."""
     file, _, function = spec.rpartition(":")
     build = getattr(import_file(Path(file)), function, None)
     if not callable(build):

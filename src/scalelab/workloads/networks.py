@@ -1,4 +1,4 @@
-"""`mlp`: the same layer DEPTH times, so that parameters, bytes to exchange and operations grow together.
+"""`mlp`: the same layer DEPTH times, so parameters, communication and FLOPs grow together.
 
 For this model bytes per step (4·P) and operations per step (6·P·batch) are both proportional to its parameters P:
 making it larger does not by itself make it compute-bound; making the batch larger does.

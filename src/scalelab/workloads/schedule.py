@@ -25,7 +25,7 @@ from scalelab.records.settings import Optimization
 
 
 def scale_learning_rate(lr: float, optimization: Optimization, num_ranks: int, global_batch: int) -> float:
-    """The learning rate, grown with the ranks or with the global batch where that is asked for."""
+    """The learning rate, scaled with ranks or global batch if requested."""
     if optimization.lr_scaling == "ranks":
         return lr * num_ranks
     if optimization.lr_scaling == "batch" and optimization.lr_base_batch is not None:

@@ -14,7 +14,7 @@ from scalelab.errors import UsageError
 from scalelab.records.trial import Option
 
 CONTEXT_NAMES = ("batch_size", "rank", "num_ranks", "seed", "device")
-"""Parameters of `build` that scalelab fills in itself, where `build` asks for them."""
+"""Parameters of `build` that scalelab fills in if declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class OwnOption:
     """The literal in the file; None: it has none, so the flag must be given."""
     is_required: bool
     kind: type
-    """bool, int, float or str, from the annotation or the default; str where neither says."""
+    """bool, int, float or str, from the annotation or the default; str without either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class OwnWorkload:
 
     @property
     def spec(self) -> str:
-        """The absolute form that a trial carries, so that a run can be resumed from anywhere."""
+        """The absolute form, so a run can be resumed from any directory."""
         return f"{self.path}:{self.function}"
 
     @property

@@ -98,7 +98,7 @@ def hold_sequences(options: TransformerOptions, seed: int) -> Sequences:
 
 
 def read_sequences(options: TransformerOptions) -> Sequences:
-    """Sequences of a stored set, which must have the lengths and the width that the options say."""
+    """Sequences of a dataset, which must have the lengths and width of the options."""
     assert options.stored is not None
     path = Path(options.stored)
     lengths = {"src": options.src_length, "tgt": options.tgt_length}

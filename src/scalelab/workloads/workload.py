@@ -26,12 +26,12 @@ class Workload:
     shuffle: str = ""
     """How its samples are shuffled, in words, where that is not fully: reports warn of it."""
     test_batches: Iterable[Any] | None = None
-    """One rank's share of the test data, gone through once for an evaluation; the same number on every rank."""
+    """One rank's share of the test data, iterated once per evaluation; the same number on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a rank tells `build` besides the workload's own options."""
+    """What a rank passes to `build` besides the workload's options."""
 
     batch_size: int
     """Samples of one forward pass on this rank."""
