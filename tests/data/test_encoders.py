@@ -92,7 +92,7 @@ def test_a_long_document_is_given_in_pieces_of_which_only_the_first_begins_one()
 def test_text_that_is_no_utf8_is_refused_with_the_place(tmp_path: Path, part_size: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("né".encode() + b"\xff!")
-    with pytest.raises(UsageError, match=r"a\.txt is no UTF-8 text .* at byte 3.*--tokenizer bytes"):
+    with pytest.raises(UsageError, match=r"a\.txt is not valid UTF-8 .* at byte 3.*--tokenizer bytes"):
         list(decode_parts(path, part_size))
     path.write_bytes("né".encode()[:-1])
     with pytest.raises(UsageError, match="unexpected end of data at byte 1"):
@@ -122,7 +122,7 @@ def test_files_that_are_no_encoding_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are not a valid byte-pair encoding"):
         load_pair_encoder(vocabulary, merges)
     vocabulary.write_text('{"a": 0}')
-    with pytest.raises(UsageError, match="has no <|endoftext|>".replace("|", r"\|")):
+    with pytest.raises(UsageError, match="lacks <|endoftext|>".replace("|", r"\|")):
         load_pair_encoder(vocabulary, merges)
 
 

@@ -101,7 +101,7 @@ def test_ctrl_c_while_waiting_cancels_the_job_and_leaves_no_process(system: Batc
 
 def test_a_job_that_waits_too_long_in_the_queue_is_cancelled(system: BatchSystem, tmp_path: Path) -> None:
     job = system.submit(make_request(tmp_path, "pass"), Site(directives=("begin=now+1hour",)))
-    with pytest.raises(TimeoutError, match=rf"job {job.id} was still queued .* after 0.1 s, and was cancelled"):
+    with pytest.raises(TimeoutError, match=rf"job {job.id} was still queued .* after 0.1 s and was cancelled"):
         follow(system, job, queue_seconds=0.1)
     assert system.ask([job.id])[job.id].phase is Phase.ENDED
 
@@ -224,7 +224,7 @@ def test_a_trial_whose_job_has_not_begun_was_not_run_and_may_come(tmp_path: Path
     job = BatchJob(id="7", submitted_at="", log=str(tmp_path / "x.log"))
     result = describe_loss(make_trial(), job, JobState(phase=Phase.ENDED, words="canceled"), NOTE)
     assert (result.status, result.batch) == (Status.NOT_RUN, NOTE)
-    assert result.reason == "job 7 ended (canceled) before it began"
+    assert result.reason == "job 7 ended (canceled) before it started"
 
 
 def test_the_log_of_an_earlier_job_does_not_say_that_a_later_one_has_begun(programs: Path, tmp_path: Path) -> None:

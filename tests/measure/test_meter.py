@@ -331,7 +331,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
         Meter("my-run", batch_size=8, global_batch=16)
     with pytest.raises(UsageError, match=r"^batch_size must be at least 1, got 0"):
         Meter("my-run", batch_size=0)
-    with pytest.raises(UsageError, match=r"^global_batch=-8 is too small"):
+    with pytest.raises(UsageError, match=r"^global_batch must be at least 1, got -8"):
         Meter("my-run", global_batch=-8)
     meter = Meter("my-run", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="inside its with statement"):

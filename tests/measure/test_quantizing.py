@@ -124,7 +124,7 @@ def test_weights_that_cannot_be_used_are_refused_with_the_file(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"trained\.pt holds a list, not a state_dict"):
         load_weights(nn.Linear(3, 2), settings)
     torch.save(nn.Linear(4, 2).state_dict(), file)
-    with pytest.raises(UsageError, match="does not fit the model: size mismatch for weight"):
+    with pytest.raises(UsageError, match="does not match the model: size mismatch for weight"):
         load_weights(nn.Linear(3, 2), settings)
     assert find_state({}) is None
     assert find_state({"epoch": 3}) is None

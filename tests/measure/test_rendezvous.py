@@ -112,6 +112,6 @@ def test_a_rank_that_came_and_left_is_named(tmp_path: Path) -> None:
 
     guest = threading.Thread(target=come_and_leave)
     guest.start()
-    with pytest.raises(LaunchFailed, match=r"rank 1 did not connect to 127\.0\.0\.1:.* or has left"):
+    with pytest.raises(LaunchFailed, match=r"rank 1 did not connect to 127\.0\.0\.1:.* or disconnected"):
         open_here(tmp_path, 3)
     guest.join()

@@ -166,7 +166,7 @@ def test_constant_images_are_no_calibration(network: Network) -> None:
     ("batch", "words"),
     [
         (torch.zeros(2, 1, 28, 28), r"batch 0 is \(2, 1, 28, 28\): it must be .*samples, 3, 32, 32"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "batch 0 is torch.uint8: give float32 images"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "batch 0 is torch.uint8: use float32 images"),
         ({"images": 1}, "batch 0 is dict"),
     ],
 )

@@ -46,7 +46,7 @@ class Converted:
     digest: str
     """Of all samples, the same in both."""
     left_out: tuple[str, ...] = ()
-    """What the source holds besides and is no column, in words: it was not written."""
+    """What the source contains besides columns, in words; it was not written."""
 
 
 def name_format(path: Path) -> str:
@@ -167,7 +167,7 @@ def spool_columns(stored: StoredSet, spool: Path, part: int, progress: Progress)
 
 
 def verify(source: StoredSet, written: StoredSet, part: int, progress: Progress) -> str:
-    """The digest of the samples, if both sets have the same; refuses what was written otherwise."""
+    """The digest of the samples if both datasets have the same; raises an error otherwise."""
     if len(written) != len(source):
         raise DataUnreadable(f"{written.path} has {len(written)} samples after writing, not {len(source)}: try again")
     places = match_columns(source, written)

@@ -94,7 +94,7 @@ class Diagnosis:
     blocks: BlockShuffle | None = None
     """The order in which scalelab's reader inflates each chunk once, where it cannot keep them all."""
     left_out: tuple[str, ...] = ()
-    """What the file holds besides and is no column, in words."""
+    """What the file contains besides columns, in words."""
 
     @property
     def num_samples(self) -> int:

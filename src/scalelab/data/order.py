@@ -30,11 +30,11 @@ Numbers = npt.NDArray[np.int64]
 MOST_AMPLIFICATION = 2.0
 """Up to here a full shuffle is worth what it costs: bytes inflated for every byte that is used."""
 BUFFER_BYTES = 64 * 2**20
-"""What a process keeps of inflated chunks unless it is told otherwise."""
+"""Default size of a process's cache of decompressed chunks."""
 
 
 class Order(Protocol):
-    """A frozen record, so that it can be compared, kept and sent to workers."""
+    """A frozen record, which can be compared, stored and sent to workers."""
 
     def draw(self, seed: int, epoch: int, num_samples: int) -> Numbers:
         """The numbers of all samples, in the order of the epoch."""

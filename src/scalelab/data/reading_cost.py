@@ -110,7 +110,7 @@ def _rehearse(trial: Trial, items: Sequence[Item], seconds: float) -> int:
 
 
 def _measure(trial: Trial, items: Sequence[Item]) -> list[Timing]:
-    """Time every item; what was inflated is counted afterwards, so that counting is not in the way."""
+    """Time every item; decompressed bytes are counted afterwards, so counting does not disturb."""
     times, count = [], trial.make_count()
     with trial.open() as read:
         for item in items:

@@ -95,7 +95,7 @@ def split_shards(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def open_shard(path: Path, headerless: bool = False) -> Shard:
-    """Map a shard; refuses a file that is not exactly what it says it is.
+    """Memory-map a shard; raises an error if the file does not match its header.
 
     `headerless`: the file is raw tokens, whatever its name; a name that ends in .raw says so too.
     """
@@ -162,7 +162,7 @@ def check_size(path: Path, kind: ShardKind, num_tokens: int, num_bytes: int) -> 
 
 
 def write_shard(path: Path, tokens: Tokens, kind: ShardKind = "v1") -> None:
-    """Write a shard whole or not at all; refuses tokens that do not fit its type."""
+    """Write a shard atomically; raises an error for tokens that do not fit its type."""
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise UsageError(
             f"shard {path}: tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}"

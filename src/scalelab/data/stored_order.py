@@ -116,7 +116,7 @@ ShuffleKind = Literal["auto", "full", "blocks"]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOrder:
-    """An order, and what the reader is told so that it can follow it."""
+    """An order, and the reader settings that go with it."""
 
     order: Order = field(default_factory=FullShuffle)
     options: Settings = field(default_factory=dict)
@@ -149,7 +149,7 @@ def choose_stored_order(
     kept_bytes: int | None = None,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> StoredOrder:
-    """How to shuffle a set so that no process inflates much more than it reads.
+    """How to shuffle a dataset without decompressing much more than is read.
 
     full and blocks leave no choice; what has no chunks cannot be shuffled by them. `kept_bytes` is `KEPT_BYTES` unless
     it is given.

@@ -117,7 +117,7 @@ def name_shard(name: str, split: str, number: int, kind: ShardKind) -> str:
 
 
 def suffix_of(kind: ShardKind) -> str:
-    """The end of a shard's name, which tells files without a header from those with one."""
+    """The suffix of a shard's name, which marks files without a header."""
     return ".raw" if kind == "raw" else ".bin"
 
 

@@ -279,7 +279,7 @@ def count_multiply_adds(network: Network, input_shape: Sequence[int]) -> dict[st
 
 
 def choose_num_tested(network: Network, num_samples: int, wanted: int | None) -> int:
-    """How many samples layers are tried on: as asked for, or what the arithmetic allows."""
+    """Number of samples to try layers on: as requested, or what the compute budget allows."""
     if wanted is not None:
         return min(wanted, num_samples)
     counts = count_multiply_adds(network, network.input_shape)

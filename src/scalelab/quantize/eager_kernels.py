@@ -211,7 +211,7 @@ def write_add(
     *,
     is_overwritten: bool,
 ) -> str:
-    """The sum of two inputs. `is_overwritten`: nobody else needs the first one, so the result may take its place."""
+    """The sum of two inputs. `is_overwritten`: the first is not needed later, so the result may overwrite it."""
     grid, num_channels, is_flat = layer.output, shape[0], len(shape) == 1
     first, second = (make_scalar(source.scale) / make_scalar(grid.scale) for source in sources)
     ones, multiplier = torch.ones(num_channels, 1, 1, 1, dtype=torch.int8), second.repeat(num_channels)

@@ -1,4 +1,4 @@
-"""The samples that a quantized model is tested on: gone through again for every way to execute it, never held at once.
+"""The test samples of a quantized model: iterated again for every runtime, never in memory all at once.
 
 Predictions of two stages can be paired only if both saw the same samples in the same order. The classes are what tells:
 they are read in the first pass and compared in every later one, so that a loader that shuffles its test data is an

@@ -1,4 +1,4 @@
-"""What a call in a traced module computes, as a layer; what has no int8 kernel is refused by its name.
+"""Convert a call of a traced module into a layer; a call without an int8 kernel raises an error with its name.
 
 Modules and functions that do the same are read into the same arguments, so a `nn.MaxPool2d` and a `max_pool2d` end in
 one place. Shapes are those of one run on an example: whether `view(len(x), -1)` flattens, or `ceil_mode` makes a
@@ -211,7 +211,7 @@ def read_average_pool(arguments: Arguments, call: Call) -> Reading:
 
 
 def read_pool(op: Any, arguments: Arguments, call: Call) -> Layer:
-    """A pooling with a kernel. `ceil_mode` is refused where it makes a difference."""
+    """A pooling with a kernel. `ceil_mode` raises an error if it makes a difference."""
     kernel = make_pair(arguments["kernel_size"])
     stride = make_pair(arguments.get("stride") or kernel)
     padding, dilation = make_pair(arguments.get("padding", 0)), make_pair(arguments.get("dilation", 1))

@@ -177,7 +177,7 @@ class Pipeline:
 
     @contextmanager
     def _optional(self, stage: str) -> Iterator[None]:
-        """A stage that may fail: the others go on, and a remark says what is missing and why."""
+        """A stage that may fail: the others continue, and a remark says what is missing and why."""
         try:
             yield
         except ScalelabError as error:
@@ -335,7 +335,7 @@ def is_small(network: Network) -> bool:
 
 
 def check_samples(batches: Sequence[torch.Tensor]) -> None:
-    """Refuse what is no number before anything is computed from it."""
+    """Raise an error for non-finite values before anything is computed from them."""
     for number, images in enumerate(batches):
         check_finite(images, f"calibration batch {number}")
 

@@ -61,7 +61,7 @@ class QuantizeSettings:
     reduce_range: bool = False
     """Weights to ±64, for x86 processors without VNNI."""
     rounds_logits: bool = False
-    """Whether the result of a linear layer at the end becomes bytes too, on a grid of its own."""
+    """Whether the output of a final linear layer is quantized too, on its own grid."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,7 +30,7 @@ class Allocation:
     num_nodes: int
     first_node: str
     tasks_per_node: int | None = None
-    """For how many processes each node was asked; None: nobody says."""
+    """Processes requested per node; None: unknown."""
     cores_per_node: int | None = None
 
 
@@ -46,7 +46,7 @@ def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
 
 
 def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: int | None = None) -> int:
-    """How many ranks a node gets at the most: nodes are filled one after the other, as far as they were asked for."""
+    """The maximum number of ranks per node: nodes are filled one after the other, up to their request."""
     if given is not None:
         return min(given, num_ranks)
     if allocation is None:

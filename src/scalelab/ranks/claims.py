@@ -1,4 +1,4 @@
-"""What each launcher tells a process about itself, in environment variables.
+"""What each launcher tells a process about its rank, in environment variables.
 
 A claim is what one of them says; `SOURCES` has a reader for every launcher, the innermost first. Facts:
 
@@ -223,7 +223,7 @@ def read_flux(variables: Variables) -> Claim | None:
 
 
 def read_slurm(variables: Variables) -> Claim | None:
-    """A task of a step; None in a job's script and in a shell that somebody types in."""
+    """A task of a step; None in a job script and in an interactive shell."""
     read = Reader(variables, [])
     if not variables.get("SLURM_STEP_ID") or is_shell(variables):
         return None
@@ -245,7 +245,7 @@ def read_slurm(variables: Variables) -> Claim | None:
 
 
 def is_shell(variables: Variables) -> bool:
-    """Whether Slurm has started a shell for somebody to type in, and no rank: salloc's, or `srun -n 1 --pty bash`."""
+    """Whether Slurm started an interactive shell, not a rank: salloc's, or `srun -n 1 --pty bash`."""
     is_alone = variables.get("SLURM_STEP_NUM_TASKS") == "1"
     return variables.get("SLURM_STEP_ID", "") in SHELL_STEPS or (is_alone and bool(variables.get("SLURM_PTY_PORT")))
 
@@ -317,4 +317,4 @@ SOURCES: dict[str, Callable[[Variables], Claim | None]] = {
     "PMI": _read_world("PMI", "PMI"),
     "PMIx": read_pmix,
 }
-"""The innermost first: whoever runs inside another's job has its variables beside the other's."""
+"""Innermost first: a launcher inside another's job sets its variables beside the other's."""

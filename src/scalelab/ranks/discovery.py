@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, and where, whoever launched it.
+"""The rank, world size and place of this process under any launcher.
 
 The innermost launcher wins: variables of Slurm and PALS leak into what mpirun starts, those of mpirun into torchrun's
 ranks. What belongs to the same launch is checked against each other: PMI_RANK beside SLURM_PROCID must be the same
@@ -54,12 +54,12 @@ RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 PROXIES = ("hydra_pmi_proxy", "mpirun_rsh", "mpispawn", "prted", "orted", "prterun", "mpirun", "mpiexec")
 """Who starts the ranks of a node, where no variable names the launch."""
 CONTROL_PORT = "--control-port"
-"""Behind it Hydra's proxies are told where mpiexec listens: HOST:PORT, the same on all nodes."""
+"""Its value is where mpiexec listens, for Hydra's proxies: HOST:PORT, the same on all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One process of a job that somebody else has launched."""
+    """One process of an externally launched job."""
 
     launcher: str
     rank: int
@@ -69,7 +69,7 @@ class Membership:
     node: int | None = None
     num_nodes: int | None = None
     master_address: str | None = None
-    """Where rank 0 is; None: nobody says."""
+    """Rank 0's host; None: unknown."""
     variables: tuple[str, ...] = ()
     """What all this was read from."""
     agreeing: tuple[str, ...] = ()
@@ -77,13 +77,13 @@ class Membership:
     outer: tuple[str, ...] = ()
     """Launchers around this one, whose variables are still there."""
     launch: str | None = None
-    """What tells this launch from all others, the same on all its ranks; None: nobody says."""
+    """Identifies this launch, the same on all its ranks; None: unknown."""
     num_restarts: int = 0
     """How often torchrun has started the job again."""
 
 
 def find_membership(variables: Mapping[str, str]) -> Membership | None:
-    """What the launchers' variables say; None: nobody has launched us. Raises `RankUnknown` where they contradict."""
+    """This process's membership; None: not under a launcher. Raises `RankUnknown` if variables conflict."""
     claims = _read_claims(variables)
     key = next(iter(claims), "")
     winner = claims.get(key)
@@ -126,7 +126,7 @@ def list_claims(variables: Mapping[str, str]) -> tuple[Claim, ...]:
 
 
 def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
-    """What every source says, the innermost first; one further out may be broken, for nobody asks it."""
+    """What every source reports, innermost first; an outer one may be broken, since it is not used."""
     claims: dict[str, Claim] = {}
     for name, read in SOURCES.items():
         same = SAME_LAUNCH.get(next(iter(claims), ""), ())
@@ -142,12 +142,12 @@ def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
 
 
 def _is_of_shell(name: str, claim: Claim) -> bool:
-    """Whether Slurm has set this for the one task that a shell is; whoever is more was launched from there."""
+    """Whether Slurm set this for the one task of a shell; larger jobs were launched from there."""
     return name in SAME_LAUNCH["Slurm"] and claim.rank == 0 and claim.num_ranks in (None, 1)
 
 
 def _agree(mine: Claim, other: Claim) -> Claim:
-    """The first claim, with what only the other knows; refused where they differ."""
+    """The first claim, completed from the other; raises `RankUnknown` if they differ."""
     for name in CHECKED:
         a, b = getattr(mine, name), getattr(other, name)
         if a is not None and b is not None and a != b:
@@ -160,7 +160,7 @@ def _agree(mine: Claim, other: Claim) -> Claim:
 
 
 def _settle_environment(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
-    """What RANK and WORLD_SIZE, set by somebody's own script, change."""
+    """What RANK and WORLD_SIZE, set by a user's script, change."""
     if winner is not None and winner.source == "torchrun":
         return winner
     own = read_environment(variables)
@@ -230,7 +230,7 @@ def _count_by_nodes(claim: Claim, variables: Mapping[str, str]) -> Claim:
 
 
 def _complete(claim: Claim) -> Claim:
-    """The claim with what follows from it; refused where it cannot be."""
+    """The claim with what follows from it; raises `RankUnknown` if it is inconsistent."""
     names = ", ".join(claim.variables)
     num_ranks = _check_world(claim, names)
     num_local, num_nodes = claim.num_local_ranks, 1 if num_ranks == 1 else claim.num_nodes
@@ -258,7 +258,7 @@ def _complete(claim: Claim) -> Claim:
 
 
 def _check_world(claim: Claim, names: str) -> int:
-    """The number of ranks; refused where nobody says it, or where rank and nodes are none of it."""
+    """The world size; raises `RankUnknown` if it is unknown, or if rank or nodes are out of range."""
     if claim.num_ranks is None:
         raise RankUnknown(
             f"{claim.source} sets rank {claim.rank} ({names}) but no world size: set WORLD_SIZE and RANK, or"
@@ -276,7 +276,7 @@ def _check_world(claim: Claim, names: str) -> int:
 
 
 def _check_only_node(num_ranks: int, node: int | None, num_nodes: int | None, names: str) -> None:
-    """Where all ranks are on this node there is no other; who says so is of another launch."""
+    """If all ranks are on this node, there is no other: a variable that says so is left over."""
     if num_nodes not in (None, 1) or node not in (None, 0):
         raise RankUnknown(
             f"all {num_ranks} ranks are on this node, but it is node {_say(node)} of {_say(num_nodes)} ({names}): unset"
@@ -289,7 +289,7 @@ def _say(number: int | None) -> str:
 
 
 def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
-    """The host of rank 0, by whoever knows."""
+    """The host of rank 0, from any source."""
     if variables.get("MASTER_ADDR"):
         return variables["MASTER_ADDR"]
     if claim.num_nodes == 1:
@@ -310,7 +310,7 @@ def _name_agent(variables: Mapping[str, str]) -> list[str]:
 
 
 def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
-    """What tells this launch from all others.
+    """Identifies this launch.
 
     MPICH names none in variables. On one node all ranks have the same ancestor; on several each node has a proxy of its
     own, and all of them were told where their mpiexec listens.

@@ -30,7 +30,7 @@ class Link:
 
     @property
     def is_inside(self) -> bool:
-        """Whether there is no link at all: the ranks are on one host."""
+        """Whether there is no link because all ranks are on one host."""
         return self.name == INSIDE
 
     @property
@@ -39,7 +39,7 @@ class Link:
 
 
 def parse_link(text: str) -> Link:
-    """The link that a text names; one that names none is refused."""
+    """Parse a link; raises `UsageError` if it is not valid."""
     name = text.strip().lower()
     name = INSIDE if name == "loopback" else name
     if name in (INSIDE, UNSHAPED):

@@ -26,7 +26,7 @@ from scalelab.records.observations import RankSource
 BY_MPI = "Split_type(SHARED)"
 """The source's name beside those that are variables."""
 LIBRARY = "MPI4PY_LIBMPI"
-"""By which mpi4py's wheels are told where the library is that they load."""
+"""The variable with the path of the MPI library for mpi4py's wheels."""
 ANSWER_SECONDS = 60.0
 """How long all ranks together may take to start MPI and to answer."""
 
@@ -56,7 +56,7 @@ def find_library() -> str | None:
 
 
 def ask_mpi_aside() -> RankSource:
-    """What MPI says, asked by a process beside this one, which goes on without MPI. All ranks must call it together."""
+    """What MPI reports to a helper process, so this one stays without MPI. All ranks must call it together."""
     command = [sys.executable, "-P", "-m", "scalelab.ranks.mpi"]
     try:
         # Descriptors stay open: by one of them a library finds its launcher.

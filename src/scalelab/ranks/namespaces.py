@@ -171,7 +171,7 @@ def _shape(namespace: str, interface: str, bytes_per_second: float, burst: float
 
 
 def _run(*command: str) -> str:
-    """What a command prints; one that fails is told in its own words."""
+    """The output of a command; a failure raises an error with its message."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())

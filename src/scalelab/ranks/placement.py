@@ -41,11 +41,11 @@ class Placement:
     cores: tuple[int, ...]
     """Those that the kernel lets it run on."""
     num_host_cores: int | None = None
-    """How many cores its host has, whoever may use them; None: unknown."""
+    """Number of cores of its host, usable or not; None: unknown."""
     numa_nodes: tuple[int, ...] = ()
     """Of its cores; empty: unknown."""
     device: Device | None = None
-    """None: it has none, or nobody can say which."""
+    """None: it has none, or it is unknown."""
     distance: int | None = None
     """From its nearest core to its device, as the firmware says; 10 is the same NUMA node. None: unknown."""
 
@@ -83,7 +83,7 @@ def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tupl
 
 
 def find_distance(numa_nodes: Sequence[int], device: Device, distances: Mapping[tuple[int, int], int]) -> int | None:
-    """From the nearest of the NUMA nodes to the device's; None: nobody says."""
+    """Distance from the nearest NUMA node to the device's; None: unknown."""
     if device.numa_node is None:
         return None
     pairs = [(node, device.numa_node) for node in numa_nodes]

@@ -49,7 +49,7 @@ def format_cores(cores: Iterable[int]) -> str:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """The cores of Linux's form; what is no such list has none."""
+    """Parse a Linux core list; anything else gives no cores."""
     found: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())

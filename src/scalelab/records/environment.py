@@ -124,7 +124,7 @@ def _read_limit(group: Group) -> int | None:
 
 
 def _read_left(group: Group) -> int | None:
-    """What is free below the limit; cached files that nobody uses are given up first, and count as free."""
+    """Memory available below the limit; the page cache can be dropped, and counts as free."""
     limit = _read_limit(group)
     used = group.read_number("memory.current" if group.is_unified else "memory.usage_in_bytes")
     if limit is None or used is None:

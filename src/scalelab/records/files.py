@@ -1,4 +1,4 @@
-"""Writing so that a file is whole or absent, and operating-system errors in the user's words."""
+"""Atomic writes, and operating-system errors as messages for the user."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class BatchNote:
     job: str = ""
     """Its number there; empty: the batch system took none."""
     may_come: bool = False
-    """Whether the trial can still be run: it never began, because its job was refused or cancelled."""
+    """Whether the trial can still run: it never started, because its job was rejected or cancelled."""
 
     def __str__(self) -> str:
         return f"job {self.job} ({self.scheduler})" if self.job else f"a job of {self.scheduler}"
@@ -268,9 +268,9 @@ class RankReport:
     agreeing: tuple[str, ...] = ()
     """Further sources that say the same of its rank."""
     local_rank: int | None = None
-    """Its number among the ranks of its host, as its launcher says; None: nobody says."""
+    """Its local rank, from its launcher; None: unknown."""
     sources: tuple[RankSource, ...] = ()
-    """What each of them says, by itself; empty: nobody but scalelab knows."""
+    """What each source reports; empty: only scalelab knows."""
     exit_code: int | None = None
     """As the operating system gave it: negative is a signal. None: unknown."""
     cores: tuple[int, ...] = ()

@@ -49,7 +49,7 @@ def render_raw(name: str, lines: Iterable[tuple[object, ...]]) -> str:
 
 
 def read_raw(path: Path, checksum: str | None, count: int | None) -> list[Any]:
-    """Read one of `RAW_FILES`, refusing a file that is not the one its result was written with."""
+    """Read one of `RAW_FILES`; raises `DamagedRun` if it does not match the checksum in its result."""
     parsers: dict[str, Callable[[str], list[Any]]] = {
         "samples": parse_samples, "transfers": parse_transfers, "fetches": parse_fetches,
     }  # fmt: skip

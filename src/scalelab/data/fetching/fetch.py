@@ -269,7 +269,7 @@ def scratch_directory(out: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(out: Path) -> None:
-    """What a process has left that was killed: nobody holds its lock any more."""
+    """Leftovers of a killed process, whose lock is free."""
     for scratch in out.glob(f"{SCRATCH}*"):
         with suppress(OSError), locking(scratch):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -277,7 +277,7 @@ def remove_abandoned(out: Path) -> None:
 
 @contextmanager
 def locking(directory: Path) -> Iterator[None]:
-    """Held until the end, or until this process is no more."""
+    """Held until the end, or until this process dies."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

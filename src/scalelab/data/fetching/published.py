@@ -21,7 +21,7 @@ class Published:
 
 
 def check_file(path: Path, published: Published) -> None:
-    """Refuse a file that is absent or not the published one, whoever it came from."""
+    """Raise an error if a file is missing or differs from the published one."""
     if not path.is_file():
         raise DataUnreadable(f"{path.name} is missing")
     num_bytes = path.stat().st_size

@@ -29,7 +29,7 @@ MOST_ATTEMPTS = 10
 
 
 class Listener(Protocol):
-    """Who is told what goes on."""
+    """Receives progress messages."""
 
     def say(self, words: str) -> None:
         """Something begins, or is as it should not be."""

@@ -1,1 +1,1 @@
-"""Storage formats, one file each: a writer, and readers that load everything or only what is asked for."""
+"""Storage formats, one module each: a writer, and eager and lazy readers."""

@@ -77,7 +77,7 @@ class Opened:
     survives_fork: bool = False
     """Whether a forked process may go on with what its parent has opened."""
     left_out: tuple[str, ...] = ()
-    """What the file holds besides and is no column, in words."""
+    """What the file contains besides columns, in words."""
     close: Callable[[], None] = lambda: None
 
 
@@ -87,7 +87,7 @@ class Format:
 
     name: str
     write: Callable[[Path, Arrays, Settings], None]
-    """Into a path that does not exist yet; whoever calls puts it into its place."""
+    """Write to a path that does not exist yet; the caller moves it into place."""
     open: Callable[[Path, Settings], Opened]
     write_options: tuple[str, ...] = ()
     open_options: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
 
 
 def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-    """Refuse what a file holds and is no column."""
+    """Raise an error for contents that are not a column."""
     try:
         check_dtype(repr(name), dtype)
     except UsageError as error:

@@ -18,7 +18,7 @@ from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores, read_available_memory
 
 CHUNK_BYTES = 1 << 20
-"""Of a chunk that is written, about, where nobody says otherwise."""
+"""Default chunk size when writing, approximately."""
 
 
 class ChunkCache:

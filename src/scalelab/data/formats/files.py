@@ -73,7 +73,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_marker(marker: Path) -> tuple[list[Field], int]:
-    """What the file at the top tells, checked for its form."""
+    """The contents of the top-level file, validated."""
     if marker.stat().st_size > MOST_MARKER_BYTES:
         raise DataUnreadable(f"{marker} is damaged: it has {marker.stat().st_size} bytes")
     told: Any = json.loads(marker.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ class Records:
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column of which every sample is a part of a file of its own."""
+    """A column whose samples are parts of separate files."""
 
     field: Field
     records: Records

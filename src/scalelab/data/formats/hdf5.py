@@ -172,7 +172,7 @@ class LibraryChunks:
 
 
 CHUNK_BYTES = 1 << 16
-"""Of a chunk that is written, about, where nobody says otherwise: little is decoded in vain, at a small overhead."""
+"""Default chunk size when writing, approximately: little is decoded in vain, at a small overhead."""
 BLOCK_BYTES = 1 << 20
 """Of what is read at once where there are no chunks and no map."""
 ALIGNMENT = 64

@@ -54,7 +54,7 @@ def _inflate(data: memoryview, num_bytes: int) -> tuple[bytes, bool]:
 
 
 def inflate_member(data: memoryview, into: memoryview, checksum: int) -> None:
-    """A member of a zip file, piece by piece into where it belongs; its CRC-32 must be the one that is told."""
+    """Inflate a member of a zip file in place, piece by piece, and check its CRC-32."""
     stream = CODEC.decompressobj(wbits=RAW_STREAM)
     begin, found_sum = 0, 0
     for first in range(0, len(data), PIECE_BYTES):

@@ -215,7 +215,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_fields(path: Path, data: Array, records: Leaf) -> list[Field]:
-    """What a sample is made of, by the record that tells it."""
+    """The fields of a sample, from the record that describes them."""
     for place in np.flatnonzero(records.key_sizes == len(COLUMNS_KEY)).tolist():
         begin, size = int(records.data_offsets[place]), int(records.data_sizes[place])
         key = int(records.key_offsets[place])

@@ -16,7 +16,7 @@ from scalelab.data.formats.columns import Array, Field, Indices
 
 
 def map_file(path: Path) -> Array:
-    """The bytes of a file; nobody may write to them, and no file stays open."""
+    """The bytes of a file, read-only; no file stays open."""
     return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
 
 

@@ -120,7 +120,7 @@ def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What an array's own header tells."""
+    """The contents of an array's header."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -135,7 +135,7 @@ class Layout:
 
 
 def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> Layout:
-    """From the first bytes of a member; refuses what is no array of samples, or not as long as it says."""
+    """Read from the first bytes of a member; raises an error if it is not an array of samples of its stated length."""
     name, stream = info.filename.removesuffix(".npy"), io.BytesIO(start)
     version = np.lib.format.read_magic(stream)
     readers = {
@@ -180,7 +180,7 @@ class StoredColumn:
 
 
 class InflatedColumn:
-    """A column that is inflated when it is first asked for, and then stays in memory."""
+    """A column that is decompressed on first access and then stays in memory."""
 
     def __init__(self, path: Path, field: Field, layout: Layout, raw: Array, info: zipfile.ZipInfo) -> None:
         self.field = field

@@ -104,7 +104,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_sums(path: Path) -> dict[str, list[int]]:
-    """The sums of every column's row groups, where the file tells them."""
+    """The checksums of every column's row groups, if the file has them."""
     told = (pq.read_metadata(path).metadata or {}).get(METADATA_KEY)
     return {} if told is None else dict(json.loads(told)["crc32"])
 

@@ -79,7 +79,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_header(path: Path, data: Array) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Where the tensors begin, and what is told of each, checked for its form."""
+    """The offset of the tensors, and the validated header entry of each."""
     num_bytes = int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")
     begin = LENGTH_BYTES + num_bytes
     if len(data) < LENGTH_BYTES or begin > len(data) or num_bytes > MOST_HEADER_BYTES:

@@ -64,7 +64,7 @@ class StoredSet:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the file holds besides and is no column, in words."""
+        """What the file contains besides columns, in words."""
         return self._open().left_out
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class StoredSet:
         return Opened(columns=tuple(columns), survives_fork=True, left_out=opened.left_out)
 
     def _check_expected(self, opened: Opened) -> None:
-        """Refuse columns of another type or shape than the reader was told to expect."""
+        """Raise an error for columns whose type or shape is not the expected one."""
         found = {column.field.name: column.field for column in opened.columns}
         for field in self._expected:
             if field.name not in found:

@@ -248,7 +248,7 @@ def follow_job(
     except KeyboardInterrupt:
         say(f"job {job.id} ({system.scheduler}) {cancel_job(system, job)}")
         raise
-    raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s; {cancel_job(system, job)}")
+    raise TimeoutError(f"job {job.id} was still {said} after {queue_seconds:g} s and {cancel_job(system, job)}")
 
 
 def cancel_job(system: BatchSystem, job: BatchJob) -> str:
