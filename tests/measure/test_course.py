@@ -106,7 +106,7 @@ def test_a_checkpoint_of_another_job_is_refused(launcher: LocalLauncher, tmp_pat
     run(launcher, make_course(2, checkpoints=place), tmp_path / "a")
     result = launch(launcher, make_course(4, checkpoints=place, seed=1), tmp_path / "b")
     assert result.status is Status.INVALID
-    assert "is of another job: its seed is 0, this one's is 1" in result.reason
+    assert "belongs to a different run: its seed is 0, this run's is 1" in result.reason
 
 
 def test_a_checkpoint_from_before_a_trial_had_spare_cores_is_of_the_same_job() -> None:

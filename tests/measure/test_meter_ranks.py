@@ -143,7 +143,7 @@ def test_a_rank_that_is_left_alone_trains_on(
     monkeypatch.setattr("scalelab.measure.meter.open_rendezvous", lambda place: store)
     with Meter("alone") as meter:
         assert list(meter.steps([1, 2])) == [1, 2]
-    assert "on rank 1 (rank 0 has made no Meter" in capsys.readouterr().err
+    assert "on rank 1 (rank 0 created no Meter" in capsys.readouterr().err
     store.set("scalelab/meter/0/2/alone", meter_ranks.UNUSABLE)
     with Meter("alone") as meter:
         assert list(meter.steps([1, 2])) == [1, 2]

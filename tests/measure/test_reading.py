@@ -174,7 +174,7 @@ def test_a_training_on_what_cannot_be_kept_goes_by_blocks_on_every_rank_and_says
 def test_a_stored_set_of_other_lengths_is_refused(tmp_path: Path) -> None:
     stored = read_from_set(make_training(), 0, tmp_path)
     longer = replace(stored, options={**stored.options, "tgt_length": 7})
-    with pytest.raises(DataUnreadable, match=r"tgt: float32 \(20, 8\), and tgt: float32 \(7, 8\) is expected"):
+    with pytest.raises(DataUnreadable, match=r"tgt: float32 \(20, 8\), expected tgt: float32 \(7, 8\)"):
         load_workload(longer, 0)
 
 
