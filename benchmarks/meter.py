@@ -25,7 +25,7 @@ from torch import nn
 
 from scalelab import Meter
 from scalelab.analysis.stats import estimate_difference
-from scalelab.measure.meter_steps import MOST_WAITING
+from scalelab.measure.meter.steps import MOST_WAITING
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_interval, format_seconds
 

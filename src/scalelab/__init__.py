@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scalelab.measure.launchers.fake import FakeLauncher
     from scalelab.measure.launchers.launcher import Launcher
     from scalelab.measure.launchers.local import LocalLauncher
-    from scalelab.measure.meter import Meter
+    from scalelab.measure.meter.meter import Meter
     from scalelab.records.store import RunStore, open_run
     from scalelab.records.trial import Status, Trial, TrialResult
     from scalelab.report.document import Document
@@ -55,7 +55,7 @@ _HOMES = {
     "Job": "scalelab.studies.shared.job",
     "Launcher": "scalelab.measure.launchers.launcher",
     "LocalLauncher": "scalelab.measure.launchers.local",
-    "Meter": "scalelab.measure.meter",
+    "Meter": "scalelab.measure.meter.meter",
     "RunStore": "scalelab.records.store",
     "Sampling": "scalelab.studies.shared.sampling",
     "ScalelabError": "scalelab.errors",

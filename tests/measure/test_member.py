@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalelab.measure.launchers.joined import describe_member
-from scalelab.measure.member import choose_cores, list_neighbours
+from scalelab.measure.processes.member import choose_cores, list_neighbours
 from scalelab.ranks.discovery import Membership
 from scalelab.records.files import write_json
 from scalelab.records.trial import Trial, to_builtins

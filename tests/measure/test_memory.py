@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from scalelab.analysis.memory import MemoryEvent
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.memory import COLUMNS, end_scratch, read_event_tree, read_snapshot
-from scalelab.measure.memory_forecast import forecast_memory
+from scalelab.measure.memory.forecast import forecast_memory
+from scalelab.measure.memory.recording import COLUMNS, end_scratch, read_event_tree, read_snapshot
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Optimization, Spreading, StepShape
 from scalelab.records.trial import Status, StepPlan, Trial

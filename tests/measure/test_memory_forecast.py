@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.measure.memory_forecast import (
+from scalelab.measure.memory.forecast import (
     convert_by_replacing,
     forecast_memory,
     has_kernels,

@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.measure.failure import is_out_of_memory
 from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.memory_limit import has_reached_limit, read_data_bytes, read_peak_data_bytes, read_status
+from scalelab.measure.memory.limit import has_reached_limit, read_data_bytes, read_peak_data_bytes, read_status
 from scalelab.records.trial import Status, StepPlan
 from tests.measure.trials import launch, make_trial
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure import meter as meter_module
-from scalelab.measure import meter_steps
-from scalelab.measure.meter import Meter
-from scalelab.measure.meter_steps import Step, make_configuration, render_steps
+from scalelab.measure.meter import meter as meter_module
+from scalelab.measure.meter import steps as meter_steps
+from scalelab.measure.meter.meter import Meter
+from scalelab.measure.meter.steps import Step, make_configuration, render_steps
 from scalelab.records.samples import parse_samples, render_samples
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, StepKind, StepSample, TrialResult

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import StoreError, UsageError
-from scalelab.measure import meter_steps as meter_ranks
-from scalelab.measure.meter import Meter
-from scalelab.measure.meter_steps import NothingAgreed, Place, agree, find_place, open_rendezvous
+from scalelab.measure.meter import steps as meter_ranks
+from scalelab.measure.meter.meter import Meter
+from scalelab.measure.meter.steps import NothingAgreed, Place, agree, find_place, open_rendezvous
 
 
 class FakeRendezvous:
@@ -139,8 +139,8 @@ def test_a_rank_that_is_left_alone_trains_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = FakeRendezvous()
-    monkeypatch.setattr("scalelab.measure.meter.find_place", lambda: Place(1, 2))
-    monkeypatch.setattr("scalelab.measure.meter.open_rendezvous", lambda place: store)
+    monkeypatch.setattr("scalelab.measure.meter.meter.find_place", lambda: Place(1, 2))
+    monkeypatch.setattr("scalelab.measure.meter.meter.open_rendezvous", lambda place: store)
     with Meter("alone") as meter:
         assert list(meter.steps([1, 2])) == [1, 2]
     assert "on rank 1 (rank 0 created no Meter" in capsys.readouterr().err

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure import meter_result
 from scalelab.measure.agreement import outcome_file, samples_file
 from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.meter_result import (
+from scalelab.measure.meter import result as meter_result
+from scalelab.measure.meter.result import (
     MeterFailure,
     Outcome,
     Stay,

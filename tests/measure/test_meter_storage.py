@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.meter import Meter
-from scalelab.measure.meter_steps import MOST_WAITING
+from scalelab.measure.meter.meter import Meter
+from scalelab.measure.meter.steps import MOST_WAITING
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
 
@@ -78,7 +78,7 @@ def test_trouble_at_the_end_does_not_replace_the_training_s_own_error(
     def fail(*_: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("scalelab.measure.meter.save_and_tidy", fail)
+    monkeypatch.setattr("scalelab.measure.meter.meter.save_and_tidy", fail)
     with pytest.raises(ValueError, match="theirs"), Meter("my-run", runs_dir=tmp_path):
         raise ValueError("theirs")
     assert "a mistake of ours" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scalelab.errors import UsageError
-from scalelab.measure.meter import Meter
-from scalelab.measure.meter_steps import read_losses, take_loss
+from scalelab.measure.meter.meter import Meter
+from scalelab.measure.meter.steps import read_losses, take_loss
 from scalelab.records.trial import Status
 from tests.measure.test_meter import read_result
 

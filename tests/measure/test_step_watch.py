@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.measure import cluster_rank
 from scalelab.measure.agreement import end_file, loads_file, place_file
 from scalelab.measure.launchers import stepped
 from scalelab.measure.launchers.outcome import Blame, find_cause
 from scalelab.measure.launchers.stepped import StepWatch
+from scalelab.measure.processes import cluster_rank
 from scalelab.records.files import write_json
 from scalelab.records.observations import DeviceLoad, RankReport
 from scalelab.records.trial import Status, TrialResult, to_builtins

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scalelab.measure.cluster_rank import choose_cores, choose_device_number
 from scalelab.measure.launchers.local import LocalLauncher
 from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.measure.processes.cluster_rank import choose_cores, choose_device_number
 from scalelab.ranks.allocation import Allocation
 from scalelab.ranks.links import parse_link
 from scalelab.ranks.namespaces import EmulatedHost, emulate_hosts

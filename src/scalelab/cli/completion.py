@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import re
 from collections.abc import Sequence
@@ -14,23 +15,27 @@ import tyro
 
 from scalelab.answers.train import Train
 from scalelab.cli.app import VERBS
-from scalelab.cli.compare import Compare
-from scalelab.cli.data.command import FLAGS as DATA_FLAGS
-from scalelab.cli.doctor.command import Doctor
-from scalelab.cli.export import Export
 from scalelab.cli.flags import FIELD_FLAGS, parse_flags
-from scalelab.cli.list_runs import ListRuns
-from scalelab.cli.plan import PlanFlags
-from scalelab.cli.predict import Predict
-from scalelab.cli.report import Report
-from scalelab.cli.reproduce import Command
-from scalelab.cli.resume import Resume
-from scalelab.cli.serve import Serve
-from scalelab.cli.show import Show
 from scalelab.cli.study_flags import is_training, make_command_class
-from scalelab.cli.trace import Trace
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.workloads.catalogue import BUILT_IN
+
+FLAG_CLASSES = {
+    "reproduce": "Command",
+    "list": "ListRuns",
+    "show": "Show",
+    "report": "Report",
+    "compare": "Compare",
+    "export": "Export",
+    "serve": "Serve",
+    "resume": "Resume",
+    "predict": "Predict",
+    "plan": "PlanFlags",
+    "trace": "Trace",
+    "doctor": "Doctor",
+    "completion": "Completion",
+}
+"""The class of flags in each verb's module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +81,14 @@ def make_full_parser() -> Any:
         "train": make_command_class(Train, make_all_options(), "…"),
         "collectives": make_command_class(load_study("collectives"), None, ""),
         "quantize": make_command_class(load_study("quantize"), make_all_options(), "…"),
-        "reproduce": Command,
-        "list": ListRuns,
-        "show": Show,
-        "report": Report,
-        "compare": Compare,
-        "export": Export,
-        "serve": Serve,
-        "resume": Resume,
-        "predict": Predict,
-        "plan": PlanFlags,
-        "trace": Trace,
         "data": make_data_class(),
-        "doctor": Doctor,
-        "completion": Completion,
-    }
+    } | {name: getattr(importlib.import_module(VERBS[name][0]), kind) for name, kind in FLAG_CLASSES.items()}
     return Union[tuple(Annotated[verbs[name], tyro.conf.subcommand(name)] for name in VERBS)]  # noqa: UP007
 
 
 def make_data_class() -> type[Any]:
-    commands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in DATA_FLAGS.items())
+    kinds: dict[str, type[Any]] = importlib.import_module(VERBS["data"][0]).FLAGS
+    commands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items())
     return dataclasses.make_dataclass("Data", [("command", Union[commands])])  # noqa: UP007
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 
 from scalelab.errors import NotSupported, ScalelabError, UsageError
-from scalelab.measure.memory_limit import has_reached_limit
+from scalelab.measure.memory.limit import has_reached_limit
 from scalelab.records.trial import Cause, Status
 from scalelab.units import format_bytes
 

@@ -45,7 +45,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from scalelab.measure.memory import look_at_memory
+from scalelab.measure.memory.recording import look_at_memory
 from scalelab.measure.messages import watch_messages
 from scalelab.measure.step import mark_nothing, take_step
 from scalelab.measure.training import Training

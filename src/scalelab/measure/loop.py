@@ -49,7 +49,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scalelab.measure.failure import is_out_of_memory
-from scalelab.measure.memory_limit import has_room_for
+from scalelab.measure.memory.limit import has_room_for
 from scalelab.measure.profiles import let_threads_finish, list_activities
 from scalelab.measure.randomness import read_random_state, restore_random_state
 from scalelab.measure.step import mark_nothing, take_step

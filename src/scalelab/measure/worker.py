@@ -47,8 +47,8 @@ from scalelab.measure.exchange import name_backend, run_exchange
 from scalelab.measure.failure import Failure, classify
 from scalelab.measure.instruments import look
 from scalelab.measure.loop import run_block
-from scalelab.measure.memory_forecast import forecast_memory
-from scalelab.measure.memory_limit import LimitWatch, give_pages, limit_memory
+from scalelab.measure.memory.forecast import forecast_memory
+from scalelab.measure.memory.limit import LimitWatch, give_pages, limit_memory
 from scalelab.measure.reading import run_reading
 from scalelab.measure.replica_clock import make_replica_clock
 from scalelab.measure.stored_data import read_from_set

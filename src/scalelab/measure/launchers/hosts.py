@@ -152,9 +152,16 @@ def start_agent(
         f"--master-addr={hosts[0].address}",
         f"--master-port={trial.port or PORT}",
         f"--log-dir={scratch}",
-        *("-m", "scalelab.measure.host_rank", str(directory), f"host{number}", json.dumps(cores)),
+        *("-m", "scalelab.measure.processes.host_rank", str(directory), f"host{number}", json.dumps(cores)),
     ]
-    agent = [sys.executable, "-m", "scalelab.measure.host_agent", str(os.getpid()), str(directory), str(number)]
+    agent = [
+        sys.executable,
+        "-m",
+        "scalelab.measure.processes.host_agent",
+        str(os.getpid()),
+        str(directory),
+        str(number),
+    ]
     with host_log(directory, number).open("wb") as log:
         return subprocess.Popen(
             [*hosts[number].prefix(), *agent, *torchrun],

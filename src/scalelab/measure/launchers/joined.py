@@ -105,7 +105,17 @@ def run_member(
     listen_fd = None if meeting is None else meeting.listen_fd
     told = "" if meeting is None else str(listen_fd) if listen_fd is not None else "joined"
     who = json.dumps({"launcher": member.launcher, "agreeing": member.agreeing, "local_rank": member.local_rank})
-    command = [sys.executable, "-P", "-m", "scalelab.measure.member", str(os.getpid()), directory, device, told, who]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "scalelab.measure.processes.member",
+        str(os.getpid()),
+        directory,
+        device,
+        told,
+        who,
+    ]
     process = subprocess.Popen(
         command,
         env=os.environ | describe_member(member, meeting),

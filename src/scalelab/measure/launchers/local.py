@@ -36,7 +36,7 @@ START_SECONDS = 120.0
 
 
 class ServerProcess:
-    """A running `scalelab.measure.forkserver`, in its own session: Ctrl-C reaches only the parent."""
+    """A running `scalelab.measure.processes.forkserver`, in its own session: Ctrl-C reaches only the parent."""
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
@@ -44,7 +44,7 @@ class ServerProcess:
         try:
             # -P: a file in the working directory must not take the place of a module that the server imports.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "scalelab.measure.forkserver", str(events_write)],
+                [sys.executable, "-P", "-m", "scalelab.measure.processes.forkserver", str(events_write)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,

@@ -128,7 +128,7 @@ class StepLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         """Run the trial as a step; whatever interrupts this call, the step is ended first."""
         clear_previous(trial, directory)
-        launch, ranks = secrets.token_hex(4), "scalelab.measure.cluster_rank"
+        launch, ranks = secrets.token_hex(4), "scalelab.measure.processes.cluster_rank"
         with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:  # torchrun never removes its own
             name = f"scalelab-{trial.name}-{launch}"
             try:
@@ -271,7 +271,7 @@ class StepWatch:
 
 def start_step(command: StepCommand, directory: Path) -> subprocess.Popen[bytes]:
     """Start the command in its own session: Ctrl-C reaches only the parent."""
-    bound = (sys.executable, "-P", "-m", "scalelab.measure.bound", str(os.getpid()))
+    bound = (sys.executable, "-P", "-m", "scalelab.measure.processes.bound", str(os.getpid()))
     variables = {"PYTHONSAFEPATH": "1", **command.variables}
     with step_log(directory).open("wb") as log:
         return subprocess.Popen(

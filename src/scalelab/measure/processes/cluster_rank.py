@@ -1,4 +1,4 @@
-"""One rank of a trial under any launcher: `python -m scalelab.measure.cluster_rank DIRECTORY LAUNCH`.
+"""One rank of a trial under any launcher: `python -m scalelab.measure.processes.cluster_rank DIRECTORY LAUNCH`.
 
 srun, mpiexec, jsrun or torchrun starts one of these for every rank. It has no torch. It finds out which rank it is,
 meets the others, takes its share of the node's cores and then starts the rank itself beside it, with a log of its own
@@ -238,7 +238,14 @@ def describe_network(seat: Seat, meeting: Meeting | None) -> dict[str, str]:
 
 def run_child(seat: Seat, assignment: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
     """The rank itself, in its own session."""
-    command = [sys.executable, "-P", "-m", "scalelab.measure.assigned", str(os.getpid()), json.dumps(assignment)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "scalelab.measure.processes.assigned",
+        str(os.getpid()),
+        json.dumps(assignment),
+    ]
     variables = variables | {"LOCAL_RANK": str(assignment["local_rank"])}
     with log_file(seat.directory, seat.rank).open("ab") as log:
         # Descriptors stay open: the listener of rank 0, and the one by which an MPI library finds its launcher.

@@ -1,4 +1,4 @@
-"""An emulated host's torchrun: `python -m scalelab.measure.host_agent PARENT DIRECTORY NUMBER TORCHRUN-ARGUMENTS…`.
+"""An emulated host's torchrun: `python -m …host_agent PARENT DIRECTORY NUMBER TORCHRUN-ARGUMENTS…`.
 
 It is torchrun itself, called by its own main function and not by its command, for three reasons: it must end with the
 launcher, however that ends; ranks are told its process number, so that they end with it; and how they ended is written

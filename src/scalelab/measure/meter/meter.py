@@ -40,7 +40,7 @@ import psutil
 
 from scalelab import __version__
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.measure.meter_result import (
+from scalelab.measure.meter.result import (
     Outcome,
     Stay,
     announce,
@@ -49,7 +49,7 @@ from scalelab.measure.meter_result import (
     save_and_tidy,
     wait_for_outcomes,
 )
-from scalelab.measure.meter_steps import (
+from scalelab.measure.meter.steps import (
     Mark,
     NothingAgreed,
     Place,

@@ -46,7 +46,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from scalelab.analysis.memory import MemoryEvent, PhaseMark, account_step
 from scalelab.analysis.memory_sharding import Moment, Recording, Spread, UnitMark, spread_recording, spread_standing
 from scalelab.errors import UsageError
-from scalelab.measure.memory import StorageMap, make_report, read_event_tree, take_marked_steps
+from scalelab.measure.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
 from scalelab.measure.randomness import seed_everything
 from scalelab.measure.training import Training, dress_workload
 from scalelab.records.observations import RankReport

@@ -1,4 +1,4 @@
-"""Whether a backend adds numbers over processes: `python -m scalelab.measure.nccl_check BACKEND NUM` prints it as JSON.
+"""Whether a backend adds numbers over processes: `python -m …nccl_check BACKEND NUM` prints it as JSON.
 
 One process for every device, all on this host: each gives its number plus one to an all-reduce and must get the sum of
 all. They meet by a file, so that no port is taken, and talk over loopback where the backend takes no shorter way. The
@@ -48,7 +48,7 @@ def _start(backend: str, num_processes: int, rank: int, log: Path) -> subprocess
     loopback = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "scalelab.measure.nccl_check", *words],
+            [sys.executable, "-P", "-m", "scalelab.measure.processes.nccl_check", *words],
             env=os.environ | loopback,
             stdin=subprocess.DEVNULL,
             stdout=file,

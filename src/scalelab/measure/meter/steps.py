@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import StoreError, UsageError
 from scalelab.measure.agreement import samples_file
-from scalelab.measure.meter_result import MeterFailure
+from scalelab.measure.meter.result import MeterFailure
 from scalelab.records.samples import COLUMNS, render_samples
 from scalelab.records.store import RUNS_DIR, find_runs
 from scalelab.records.trial import PHASES, Cause, Status, StepKind

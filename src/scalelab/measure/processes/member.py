@@ -1,6 +1,6 @@
 """One rank of an externally launched training run.
 
-    python -m scalelab.measure.member PARENT DIRECTORY DEVICE MEETING WHO
+    python -m scalelab.measure.processes.member PARENT DIRECTORY DEVICE MEETING WHO
 
 torchrun, mpiexec or srun starts `scalelab train` on every rank, and each of them starts one of these beside itself,
 because the command itself has no torch. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who it is and where the
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.measure.agreement import die_with_parent
-from scalelab.measure.cluster_rank import choose_device_number
+from scalelab.measure.processes.cluster_rank import choose_device_number
 from scalelab.measure.worker import Assignment, run_rank
 from scalelab.ranks.placement import bind_ranks
 from scalelab.records.environment import usable_cores

@@ -1,4 +1,4 @@
-"""A command that does not outlive who started it: `python -m scalelab.measure.bound PARENT COMMAND…`.
+"""A command that does not outlive who started it: `python -m scalelab.measure.processes.bound PARENT COMMAND…`.
 
 It becomes the command after it has asked the kernel for a SIGTERM when the parent ends. A launcher that is killed can
 end nobody; srun and mpiexec that are told to stop end what they started on all nodes.

@@ -1,4 +1,4 @@
-"""A rank whose place has been worked out: `python -m scalelab.measure.assigned PARENT ASSIGNMENT`.
+"""A rank whose place has been worked out: `python -m scalelab.measure.processes.assigned PARENT ASSIGNMENT`.
 
 Started by `cluster_rank.py`, which has no torch; ASSIGNMENT is the record as JSON.
 """

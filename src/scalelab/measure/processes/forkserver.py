@@ -1,6 +1,6 @@
 """A process that has imported torch once and forks ranks from then on: a trial starts in a tenth of a second.
 
-Run as `python -m scalelab.measure.forkserver` by the local launcher. It reads one JSON request per line and answers,
+The local launcher runs it as `python -m`. It reads one JSON request per line and answers,
 over a pipe of its own that nothing else prints to, with events of one line each:
 
     {"launch": {...}}            ->  {"launched": {"pids": [...]}} or {"refused": "why"}

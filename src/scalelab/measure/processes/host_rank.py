@@ -1,4 +1,4 @@
-"""One rank on an emulated host, started by its torchrun: `python -m scalelab.measure.host_rank DIRECTORY HOST CORES`.
+"""One rank on an emulated host, started by its torchrun: `python -m …host_rank DIRECTORY HOST CORES`.
 
 It finds the others as any rank of torchrun does. All hosts are this machine, so the launcher hands out its cores over
 all of them: CORES is the JSON list of every rank's. A rank of an emulated host has the GPU of its number among all.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from scalelab.measure.agreement import die_with_parent, log_file, place_file
-from scalelab.measure.host_agent import AGENT_VARIABLE
+from scalelab.measure.processes.host_agent import AGENT_VARIABLE
 from scalelab.measure.worker import Assignment, run_rank
 from scalelab.records.files import write_json
 

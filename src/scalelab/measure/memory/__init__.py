@@ -1,0 +1,1 @@
+"""The memory of a step: recorded, forecast without allocating, and limited."""
