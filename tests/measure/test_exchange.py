@@ -136,7 +136,10 @@ def test_a_result_with_transfers_is_the_same_read_back(launcher: LocalLauncher, 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("backend", "words"), [("mpi", "--backend mpi: torch"), ("nccl", "--backend nccl: torch")])
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("mpi", "--backend mpi is not built into torch"), ("nccl", "--backend nccl is not built into torch")],
+)
 def test_a_backend_that_torch_has_not_is_refused_by_its_flag(
     backend: str, words: str, launcher: LocalLauncher, tmp_path: Path
 ) -> None:

@@ -121,7 +121,7 @@ def test_other_samples_than_were_written_are_a_failure(tmp_path: Path) -> None:
 
 def test_samples_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelab.measure.stored_data.read_available_memory", lambda: 5000)
-    with pytest.raises(UsageError, match=r"these samples are 5\.12 kB, and 5 kB of memory are free"):
+    with pytest.raises(UsageError, match=r"these samples are 5\.12 kB, but only 5 kB of memory are free"):
         make_arrays(make_reading_trial())
 
 

@@ -25,7 +25,7 @@ from tests.measure.trials import make_trial
 
 STOP_TWICE = """
 import os, signal, sys
-from scalelab.measure import cluster_rank
+from scalelab.measure.processes import cluster_rank
 for number in cluster_rank.STOPPING:
     signal.signal(number, cluster_rank._stop)
 try:

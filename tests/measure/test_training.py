@@ -86,7 +86,7 @@ def test_samples_are_counted_in_any_nest(batch: Any, num_samples: int | None) ->
 
 def test_a_batch_of_the_wrong_size_is_refused_with_both_sizes() -> None:
     with pytest.raises(
-        UsageError, match=r"a batch of 7 samples where .* needs 4 on each rank: let build\(\) take batch_size"
+        UsageError, match=r"a batch of 7 samples, but .* needs 4 on each rank: let build\(\) take batch_size"
     ):
         next(BatchStream([torch.ones(7, 2)], None, 4))
 
@@ -274,7 +274,7 @@ def test_a_batch_may_have_its_samples_second_or_in_a_list(batch: Any, is_right: 
 def test_a_smaller_last_batch_of_an_epoch_is_refused() -> None:
     stream = BatchStream([torch.ones(4, 2), torch.ones(4, 2), torch.ones(3, 2)], None, 4)
     take(stream, 3)
-    with pytest.raises(UsageError, match=r"a batch of 3 samples where .* drop_last=True"):
+    with pytest.raises(UsageError, match=r"a batch of 3 samples, but .* drop_last=True"):
         next(stream)
 
 

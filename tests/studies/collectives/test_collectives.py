@@ -257,7 +257,9 @@ def test_a_row_that_gave_nothing_has_its_status(tmp_path: Path) -> None:
 
 def test_where_nothing_was_measured_the_error_names_no_workload(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: 0.1, failures={"all_reduce-2": Status.INVALID})
-    with pytest.raises(NothingMeasured, match=r"no trial completed; all_reduce-2 was invalid: the fake launcher") as e:
+    with pytest.raises(
+        NothingMeasured, match=r"no trial completed; all_reduce-2 was invalid: simulated by the fake launcher"
+    ) as e:
         measure(tmp_path, launcher)
     assert "workload" not in str(e.value)
 
