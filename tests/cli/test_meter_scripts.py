@@ -173,7 +173,7 @@ def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -
         assert not list(store.trial_directory(result.trial.name).glob("rank*"))
     assert "metered-late · ddp.py · 2 ranks · global batch 8 · 30 steps" in str(show(tmp_path, "last")["setting"])
     compared = scalelab("compare", early.name, late.name, "--json", "-", cwd=tmp_path)
-    assert "metered-early → metered-late: B takes" in json.loads(compared.stdout)["summary"][0]
+    assert "metered-early → metered-late: B takes" in json.loads(compared.stdout)["findings"][0]["text"]
 
 
 @pytest.mark.ranks

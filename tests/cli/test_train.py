@@ -51,7 +51,7 @@ def test_a_training_prints_lines_and_an_answer_and_is_a_run_like_others(tmp_path
     assert (lines[0][3], lines[10][3]) == ("2.98e-04", "1.44e-04")
     result = read_result(tmp_path / "runs")
     assert [f"{point['loss']:.4f}" for point in result["curve"]] == [loss for _, _, loss, _ in lines]
-    assert "Training: What does this training learn" in done.stdout
+    assert "Training: What does this model learn" in done.stdout
     assert "train" in scalelab("list", cwd=tmp_path).stdout
     assert scalelab("show", "last", "--refresh", cwd=tmp_path).stdout.startswith("Training:")
     (table, *_) = json.loads((tmp_path / "out.json").read_text())["sections"][0]["tables"]
@@ -83,7 +83,7 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
     assert not psutil.wait_procs(family, timeout=10)[1]
     assert not list(tmp_path.glob("runs/*/trials/*/result.json")), "it ended before it was killed"
     shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
-    assert "the training did not end" in shown.stdout
+    assert "\nFailed\n" in shown.stdout
 
     resumed = scalelab("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -205,7 +205,7 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--steps", "5", "--epochs", "2"], "--steps 5 and --epochs 2 contradict each other"),
+        (["--steps", "5", "--epochs", "2"], "--steps 5 and --epochs 2 are mutually exclusive"),
         (["--ranks", "5"], "--global-batch-size 12 is not divisible by 5 ranks"),
         (["--strategy", "single", "--ranks", "2"], "--strategy single runs on one rank, got 2"),
         (["--bucket-cap-mb", "5"], "--bucket-cap-mb does not apply to --strategy single: use it with ddp"),

@@ -168,7 +168,7 @@ def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place:
     (number,) = slurm.list_jobs()
     assert left.stdout.startswith(f"Submitted job {number} for runs/")
     assert f"slurm job {number} " in scalelab("list", cwd=place).stdout
-    assert "when its batch job has ended" in " ".join(scalelab("show", "last", cwd=place).stdout.split())
+    assert "when its batch job has ended" in " ".join(scalelab("show", "last", "--full", cwd=place).stdout.split())
     busy = scalelab("resume", "last", cwd=place)
     assert busy.returncode == 1
     assert f"slurm job {number} of run" in busy.stderr
