@@ -83,7 +83,7 @@ def test_a_gain_below_one_is_told_as_slower() -> None:
         (["doctor", "nowhere.h5"], DataUnreadable, r"nowhere\.h5 cannot be read: no such file"),
         (["convert", "FILE", "--out", "x.foo"], UsageError, r"--out x\.foo has an unknown suffix"),
         (["convert", "FILE", "--out", "FILE"], UsageError, "is the input file"),
-        (["convert", "FILE", "--out", "y.h5", "--option", "level"], UsageError, "--option level cannot be read"),
+        (["convert", "FILE", "--out", "y.h5", "--option", "level"], UsageError, "--option must be NAME=VALUE"),
         (["convert", "FILE", "--out", "y.h5", "--chunk-samples", "0"], UsageError, "--chunk-samples must be at least"),
         (
             ["convert", "FILE", "--out", "y.h5", "--chunk-samples", "3"],

@@ -49,7 +49,7 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
         ((*STRONG, "--timeout", "soon"), ["--timeout 'soon'", "10min"]),
         ((*STRONG, "--timeout", "0s"), ["--timeout must be"]),
         ((*STRONG, "--memory-limit", "much"), ["--memory-limit 'much'", "2GiB"]),
-        ((*STRONG, "--port", "70000"), ["--port 70000", "65535"]),
+        ((*STRONG, "--port", "70000"), ["--port must be 1 to 65535", "65535"]),
         ((*STRONG, "--rank", "2"), ["--rank", "Did you mean --ranks?"]),
         (("run", "--ranks", "2"), ["the study comes first"]),
         (("run", "weak-scaling", "--batch-per-rank", "-3"), ["--batch-per-rank must be"]),

@@ -166,7 +166,7 @@ def test_a_shard_too_small_for_a_step_is_refused_with_the_sizes() -> None:
 @pytest.mark.parametrize("name", ["batch_size", "sequence", "accumulation"])
 def test_nothing_of_nothing_is_refused(name: str) -> None:
     fields = {"batch_size": 1, "sequence": 1, "accumulation": 1} | {name: 0}
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="at least 1"):
         TokenBatches(make_shards(50), rank=0, num_ranks=1, **fields)
 
 

@@ -55,7 +55,7 @@ def test_a_file_that_has_changed_between_batches_is_read_again(path: Path) -> No
     assert y[0] == 9
 
 
-@pytest.mark.parametrize(("change", "words"), [(b"", "0 bytes, and 13 are"), (bytes(14), "14 bytes, and 13 are")])
+@pytest.mark.parametrize(("change", "words"), [(b"", "0 bytes, expected 13"), (bytes(14), "14 bytes, expected 13")])
 def test_a_file_of_another_size_is_refused_by_name(path: Path, change: bytes, words: str) -> None:
     (path / "000" / "000003.bin").write_bytes(change)
     with (
@@ -93,5 +93,5 @@ def test_a_description_that_cannot_be_is_refused(path: Path, told: Any, words: s
 def test_a_shape_of_terabytes_does_not_become_memory(path: Path) -> None:
     told = {"columns": [{"name": "x", "dtype": "<f4", "shape": [10**13]}], "samples": 4}
     (path / files.MARKER).write_text(json.dumps(told))
-    with pytest.raises(DataUnreadable, match=r"000000.bin has 13 bytes, and samples.json tells 40000000000000"):
+    with pytest.raises(DataUnreadable, match=r"000000.bin has 13 bytes, but samples.json lists 40000000000000"):
         StoredSet(path).__getitems__([0])

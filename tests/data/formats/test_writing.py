@@ -46,7 +46,7 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     [
         ({}, "nothing to store: pass at least one array"),
         ({"x": np.zeros((0, 3))}, "the arrays have no samples"),
-        ({"x": np.float32(1)}, "x is a single number"),
+        ({"x": np.float32(1)}, "x is a scalar"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, r"different numbers of samples \(x 3, y 4\)"),
         ({"x": np.zeros(3, dtype=object)}, "x is object: only booleans"),
         ({"x": np.zeros(3, dtype=complex)}, "x is complex128: only booleans"),
