@@ -119,7 +119,7 @@ def test_the_library_of_the_launcher_is_found_beside_it(tmp_path: Path, monkeypa
         ('words of a library\n{"rank": 1, "num_ranks": 2, "local_rank": 0, "node": 1}', ""),
         ('{"error": "no mpi4py"}', "no mpi4py"),
         ("", "MPI_Init failed"),
-        ("no JSON", "did not answer"),
+        ("no JSON", "did not respond"),
     ],
 )
 def test_what_a_process_beside_the_rank_says_of_it_is_read(

@@ -201,7 +201,11 @@ def test_a_built_in_workload_trains_on_two_ranks(
         ("transformer", {**SMALL, "features": 32}, "feature number of src and tgt must be equal to d_model"),
         ("transformer", {**SMALL, "heads": 3}, "embed_dim must be divisible by num_heads"),
         ("gpt2", {"sequence": 65}, "index out of range"),
-        ("resnet18", {"data": "cifar10", "data_path": "gone"}, "CIFAR-10: gone/cifar-10-batches-py/data_batch_1 not found"),
+        (
+            "resnet18",
+            {"data": "cifar10", "data_path": "gone"},
+            "CIFAR-10: gone/cifar-10-batches-py/data_batch_1 not found",
+        ),
     ],
     ids=["features", "heads", "sequence", "files"],
 )
