@@ -7,8 +7,8 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell, make_row
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell
+from scalelab.report.findings import Caution, Known, as_findings
 from scalelab.units import Quantity
 
 COLUMNS = (
@@ -20,6 +20,11 @@ COLUMNS = (
     Column(key="exposed_comm", header="exposed comm", quantity="share"),
     Column(key="amdahl", header="Amdahl", quantity="ratio"),
 )
+
+
+def make_row(*sources: Known | Cell) -> tuple[Cell, ...]:
+    """A row of cells from estimates, plain values and cells."""
+    return tuple(source if isinstance(source, Cell) else make_cell(source) for source in sources)
 
 
 def build_strong_scaling() -> Document:

@@ -19,11 +19,10 @@ from scalelab.report.document import (
     Section,
     Table,
     make_cell,
-    make_row,
     read_document,
 )
 from scalelab.report.renderers.exports import render_json
-from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents
+from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents, make_row
 
 COLUMN = Column(key="speedup", header="speedup", quantity="ratio")
 

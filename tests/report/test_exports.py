@@ -10,7 +10,7 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, make_row, read_document
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, read_document
 from scalelab.report.renderers.exports import CSV_HEADER, render_csv, render_json
 from scalelab.report.text import clean_text
 from tests.report.samples import (
@@ -19,6 +19,7 @@ from tests.report.samples import (
     build_strong_scaling,
     build_troubled_scaling,
     draw_documents,
+    make_row,
 )
 
 

@@ -69,11 +69,6 @@ def make_cell(source: Value | Estimate, *, mark: str = "") -> Cell:
     return Cell(value=source, mark=mark)
 
 
-def make_row(*sources: Value | Estimate | Cell) -> tuple[Cell, ...]:
-    """A row of cells from estimates, plain values and cells."""
-    return tuple(source if isinstance(source, Cell) else make_cell(source) for source in sources)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of cells; the first column names the row."""

@@ -8,8 +8,9 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.report.cells import format_columns
 from scalelab.report.charts.columns import draw_columns, draw_lines, draw_stacks, make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis
-from scalelab.report.document import Column, Table, make_row
+from scalelab.report.document import Column, Table
 from tests.report.charts.figures import draw, list_layers, list_values
+from tests.report.samples import make_row
 
 TABLE = Table(
     columns=(

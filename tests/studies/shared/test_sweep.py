@@ -13,7 +13,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.answers.comparison import draw_comparison
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.charts.columns import draw_columns
-from scalelab.report.document import Chart, Column, Document, Table, make_row
+from scalelab.report.document import Chart, Column, Document, Table
 from scalelab.report.findings import Finding
 from scalelab.report.tables import Field
 from scalelab.studies.compile import Compile, Payoff, draw_payoffs
@@ -28,6 +28,7 @@ from scalelab.studies.shared.sampling import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, name_fastest, relative_column, step_column
 from scalelab.studies.throughput import Throughput
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
+from tests.report.samples import make_row
 from tests.studies.answers import find_row
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Change, run
 
