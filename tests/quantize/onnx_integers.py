@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from scalelab.quantize.export_nodes import load_package
-from scalelab.quantize.sessions import Model, find_types, list_layers, load_graph, open_session
+from scalelab.quantize.sessions import Model, list_layers, load_graph, open_session
 
 
 def read_integers(
@@ -23,3 +25,16 @@ def read_integers(
     arrays = session.run(names, {"images": images.to(torch.float32).contiguous().numpy()})
     found = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
     return {name: found[output] for name, output in outputs.items()} | {"logits": found["logits"]}
+
+
+def find_types(graph: Any) -> dict[str, int]:
+    """The element type of every tensor of integers, by its name: that of the zero points, handed on."""
+    constants = {constant.name: constant.data_type for constant in graph.graph.initializer}
+    types: dict[str, int] = {}
+    for node in graph.graph.node:
+        if node.op_type in ("MaxPool", "Flatten", "Clip") and node.input[0] in types:
+            types[node.output[0]] = types[node.input[0]]
+        elif node.op_type in ("QLinearConv", "QuantizeLinear", "QGemm") or node.domain:
+            found = [constants[name] for name in node.input if name.startswith(("uint8/", "int8/"))]
+            types[node.output[0]] = found[-1] if found else 0
+    return types

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import get_args
 
 from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.document import Cell, Chart, Column, Document, Section, Table, make_cell
-from scalelab.report.findings import Caution, Known, as_findings
+from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Known
 from scalelab.units import Quantity
 
 COLUMNS = (
@@ -20,6 +21,14 @@ COLUMNS = (
     Column(key="exposed_comm", header="exposed comm", quantity="share"),
     Column(key="amdahl", header="Amdahl", quantity="ratio"),
 )
+
+
+def as_findings(sentences: Iterable[str | Finding]) -> tuple[Finding, ...]:
+    """Sentences without a kind as findings, the first one the main one; findings stay as they are."""
+    return tuple(
+        one if isinstance(one, Finding) else Finding(kind="note", text=one, weight=DETAIL if number else MAIN)
+        for number, one in enumerate(sentences)
+    )
 
 
 def make_row(*sources: Known | Cell) -> tuple[Cell, ...]:

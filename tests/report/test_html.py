@@ -14,13 +14,12 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.findings import as_findings
 from scalelab.report.renderers import html_files as html_script
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import count_values, name_file, render_html, set_table
 from scalelab.report.renderers.html_files import load_script, pack_runs
 from tests.records import make_result, make_store
-from tests.report.samples import build_strong_scaling, build_troubled_table
+from tests.report.samples import as_findings, build_strong_scaling, build_troubled_table
 
 pytest.importorskip("vl_convert", reason="pages need the extra scalelab[report]")
 

@@ -16,7 +16,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.steps import plot_timeline
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import render_html
 from scalelab.report.renderers.html_files import pack_runs
@@ -27,7 +27,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.cli.commands import QUICK, scalelab
 from tests.report.browser import Seen, start_browser
-from tests.report.samples import COLUMNS, build_strong_scaling
+from tests.report.samples import COLUMNS, as_findings, build_strong_scaling
 from tests.studies.answers import set_machine
 
 pytestmark = pytest.mark.slow

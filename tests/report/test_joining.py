@@ -9,8 +9,9 @@ from scalelab.report.charts.lines import plot_rates, plot_speedup
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
 from scalelab.report.charts.steps import plot_steps
 from scalelab.report.document import Chart, Document, Section
-from scalelab.report.findings import MAIN, REASON, Caution, Finding, as_findings
+from scalelab.report.findings import MAIN, REASON, Caution, Finding
 from scalelab.report.joining import NamedDocument, join_documents, letter_runs, overlay_charts
+from tests.report.samples import as_findings
 
 RANKS = Axis(field="ranks", title="ranks", quantity="count")
 SPEEDUP = Axis(field="speedup", title="speedup", quantity="ratio")

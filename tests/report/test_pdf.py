@@ -14,9 +14,9 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Column, Document, Section, Table
-from scalelab.report.findings import Caution, as_findings
+from scalelab.report.findings import Caution
 from scalelab.report.renderers.pdf import arrange_charts, render_pdf
-from tests.report.samples import build_strong_scaling, build_troubled_scaling, make_row
+from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
 HOSTILE = (

@@ -39,7 +39,7 @@ from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.measure.agreement import transfers_file
 from scalelab.records.observations import Transfer
 from scalelab.records.samples import render_transfers
-from scalelab.records.settings import LACKED, NUMBER_BYTES, Exchange
+from scalelab.records.settings import NUMBER_BYTES, Exchange
 from scalelab.records.trial import Trial
 
 GROUP_SECONDS = 1e-4
@@ -243,7 +243,7 @@ def check_result(message: Message, call: Callable[[Message], object], operation:
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if LACKING_WORDS.search(str(error)):
             first_line = str(error).strip().splitlines()[0]
-            raise NotSupported(f"{dist.get_backend()} {LACKED} ({first_line})") from error
+            raise NotSupported(f"{dist.get_backend()} lacks this operation ({first_line})") from error
         raise
     for segment in expect_result(message, operation):
         _check_segment(segment, message, operation)

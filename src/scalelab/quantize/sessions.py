@@ -160,19 +160,6 @@ def find_weights(graph: Any) -> dict[str, bool]:
     return integers
 
 
-def find_types(graph: Any) -> dict[str, int]:
-    """The element type of every tensor of integers, by its name: that of the zero points, handed on."""
-    constants = {constant.name: constant.data_type for constant in graph.graph.initializer}
-    types: dict[str, int] = {}
-    for node in graph.graph.node:
-        if node.op_type in ("MaxPool", "Flatten", "Clip") and node.input[0] in types:
-            types[node.output[0]] = types[node.input[0]]
-        elif node.op_type in ("QLinearConv", "QuantizeLinear", "QGemm") or node.domain:
-            found = [constants[name] for name in node.input if name.startswith(("uint8/", "int8/"))]
-            types[node.output[0]] = found[-1] if found else 0
-    return types
-
-
 def load_graph(model: Model) -> Any:
     onnx = load_package("onnx")
     return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))

@@ -46,8 +46,6 @@ LabRange = Literal["max", "3sigma"]
 
 NUMBER_BYTES = 4
 """Messages consist of float32 values."""
-LACKED = "lacks this operation"
-"""How a reason says that the backend does not support the operation."""
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]

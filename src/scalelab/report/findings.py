@@ -125,11 +125,3 @@ def order_findings(findings: Iterable[Finding]) -> list[Finding]:
 def order_cautions(cautions: Iterable[Caution]) -> list[Caution]:
     """The worst first; equals in the order in which they were found."""
     return sorted(cautions, key=lambda caution: SEVERITIES.index(caution.severity))
-
-
-def as_findings(sentences: Iterable[str | Finding]) -> tuple[Finding, ...]:
-    """Sentences without a kind as findings, the first one the main one; findings stay as they are."""
-    return tuple(
-        one if isinstance(one, Finding) else Finding(kind="note", text=one, weight=DETAIL if number else MAIN)
-        for number, one in enumerate(sentences)
-    )
