@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from scalelab.analysis.breakdown import SMALLEST_EXCESS, LaunchSteps, find_excesses, find_quiet_step, find_slow_ranks
+from scalelab.analysis.breakdown import SMALLEST_EXCESS, LaunchSteps, find_excesses, find_quiet_step, find_slow
 from scalelab.records.trial import PHASES
 
 OWN = {"input": 0.01, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
@@ -42,7 +42,7 @@ def make_launches(num_rounds: int = 6, **fields: object) -> list[LaunchSteps]:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_phase_and_delay_are_found(rank: int, phase: str) -> None:
-    (found,) = find_slow_ranks(find_excesses(make_launches(excess={(rank, phase): 0.05})))
+    (found,) = find_slow(find_excesses(make_launches(excess={(rank, phase): 0.05})))
     assert (found.rank, found.phase, found.other) == (rank, phase, 1 - rank)
     assert found.seconds.value == pytest.approx(0.05, rel=0.1)
     assert found.seconds.low is not None
@@ -52,31 +52,31 @@ def test_rank_phase_and_delay_are_found(rank: int, phase: str) -> None:
 def test_equal_ranks_raise_no_alarm_in_two_hundred_runs() -> None:
     for run in range(200):
         launches = [make_launch(1000 + 6 * run + number, noise=0.05) for number in range(6)]
-        assert not find_slow_ranks(find_excesses(launches)), run
+        assert not find_slow(find_excesses(launches)), run
 
 
 def test_what_is_certain_and_small_is_no_alarm() -> None:
     excesses = find_excesses(make_launches(excess={(0, "input"): 0.9 * SMALLEST_EXCESS}))
     assert excesses[0].seconds.low is not None
     assert excesses[0].seconds.low > 0
-    assert not find_slow_ranks(excesses)
+    assert not find_slow(excesses)
 
 
 def test_what_is_large_and_uncertain_is_no_alarm() -> None:
     launches = [make_launch(seed, excess={(0, "forward"): 0.2 * (-1) ** seed + 0.05}) for seed in range(6)]
-    assert not find_slow_ranks(find_excesses(launches))
+    assert not find_slow(find_excesses(launches))
 
 
 @pytest.mark.parametrize(("num_ranks", "slow"), [(3, {0, 2}), (4, {1, 2}), (5, {4}), (8, {0, 3, 5})])
 def test_several_slow_ranks_are_all_named(num_ranks: int, slow: set[int]) -> None:
     excess = {(rank, "backward"): 0.1 for rank in slow}
-    found = find_slow_ranks(find_excesses(make_launches(num_ranks=num_ranks, excess=excess)))
+    found = find_slow(find_excesses(make_launches(num_ranks=num_ranks, excess=excess)))
     assert {(excess.rank, excess.phase) for excess in found} == {(rank, "backward") for rank in slow}
     assert all(excess.seconds.value == pytest.approx(0.1, rel=0.1) for excess in found)
 
 
 def test_a_rank_slow_in_two_phases_is_named_for_both_the_worse_first() -> None:
-    found = find_slow_ranks(find_excesses(make_launches(excess={(1, "input"): 0.05, (1, "optimizer"): 0.2})))
+    found = find_slow(find_excesses(make_launches(excess={(1, "input"): 0.05, (1, "optimizer"): 0.2})))
     assert [excess.phase for excess in found] == ["optimizer", "input"]
 
 
@@ -86,17 +86,17 @@ def test_bursts_of_other_work_do_not_hide_a_delay() -> None:
         hit = np.random.default_rng(number).random(launch.start.shape) < 0.4
         launch.times["forward"][hit] += 0.5
         launch.times["ready"][hit] += 0.5
-    (found,) = find_slow_ranks(find_excesses(launches))
+    (found,) = find_slow(find_excesses(launches))
     assert (found.rank, found.phase) == (0, "forward")
     assert found.seconds.value == pytest.approx(0.05, rel=0.1)
 
 
 def test_a_single_launch_has_an_interval_from_its_steps() -> None:
-    (found,) = find_slow_ranks(find_excesses(make_launches(1, excess={(0, "forward"): 0.1})))
+    (found,) = find_slow(find_excesses(make_launches(1, excess={(0, "forward"): 0.1})))
     assert (found.rank, found.phase) == (0, "forward")
     few = find_excesses([make_launch(0, excess={(0, "forward"): 0.1}, num_steps=5)])
     assert few[0].seconds.low is None
-    assert not find_slow_ranks(few)
+    assert not find_slow(few)
 
 
 def test_one_rank_has_nobody_to_be_compared_with() -> None:

@@ -263,7 +263,7 @@ def find_excesses(launches: Sequence[LaunchSteps]) -> list[Excess]:
     return sorted(found, key=lambda excess: -excess.seconds.value)
 
 
-def find_slow_ranks(excesses: Sequence[Excess]) -> list[Excess]:
+def find_slow(excesses: Sequence[Excess]) -> list[Excess]:
     """The excesses that are certain and large enough, the largest first."""
     return [excess for excess in excesses if excess.is_alarm]
 

@@ -19,14 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from scalelab.analysis.breakdown import (
-    SMALLEST_EXCESS,
-    Excess,
-    LaunchSteps,
-    RankBreakdown,
-    find_excesses,
-    find_slow_ranks,
-)
+from scalelab.analysis.breakdown import SMALLEST_EXCESS, Excess, LaunchSteps, RankBreakdown, find_excesses, find_slow
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.scaling_laws import add_delay
 from scalelab.analysis.stats import estimate_difference, estimate_median, estimate_ratio, judge
@@ -82,7 +75,7 @@ class Diagnosis:
     @cached_property
     def slow(self) -> list[Excess]:
         """Those that are certain."""
-        return find_slow_ranks(self.excesses)
+        return find_slow(self.excesses)
 
     @property
     def main(self) -> Excess | None:
