@@ -20,6 +20,11 @@ from scalelab.workloads.catalogue import BUILT_IN
 MOST_LINES = 40
 
 
+@pytest.fixture(autouse=True)
+def hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def read_help(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     with pytest.raises(SystemExit) as ended:
         main(words)
