@@ -21,12 +21,12 @@ from rich.table import Table
 from torch.nn import functional
 
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.data.augment import flip_and_crop, normalise, read_changes
 from scalelab.data.cifar10 import MEAN, STD
 from scalelab.data.images import SIDE
-from scalelab.data.sample_batches import draw_words
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
+from scalelab.worker.batches.augment import flip_and_crop, normalise, read_changes
+from scalelab.worker.batches.samples import draw_words
 
 NUM_CYCLES = 60
 BATCHES_PER_BLOCK = 5

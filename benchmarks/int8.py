@@ -48,7 +48,7 @@ from scalelab.quantize.recipe import QuantizedModel, quantize_model
 from scalelab.quantize.sessions import open_session, profile_layers
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
-from scalelab.workloads.networks import Lenet, Resnet18
+from scalelab.worker.models.networks import Lenet, Resnet18
 
 BATCHES = (1, 64)
 ROUNDS = {"resnet18": {1: 60, 64: 10}, "lenet": {1: 40, 64: 30}}

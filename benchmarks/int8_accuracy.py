@@ -52,15 +52,15 @@ from torch import nn
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import PairedCounts, count_pairs, estimate_paired_difference, measure_agreement
 from scalelab.analysis.stats import TAIL, Floats, find_t_quantile
-from scalelab.data.augment import normalise
 from scalelab.errors import ScalelabError
 from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.recipe import quantize_model
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.settings import Quantization
 from scalelab.units import format_quantity
+from scalelab.worker.batches.augment import normalise
+from scalelab.worker.models.images import load_images, normalise_by_half
 from scalelab.workloads.image_options import ImageOptions
-from scalelab.workloads.images import load_images, normalise_by_half
 
 FIRST_SEED = 11
 NUM_CALIBRATED = Quantization().num_samples

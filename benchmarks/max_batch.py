@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.files import write_json
 from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
 from scalelab.runs.experiment import run_study

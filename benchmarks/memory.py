@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.files import write_json
 from scalelab.records.observations import Instrument, MemoryReport
 from scalelab.records.trial import Status, StepPlan, Trial, to_builtins

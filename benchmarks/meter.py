@@ -25,9 +25,9 @@ from torch import nn
 
 from scalelab import Meter
 from scalelab.analysis.stats import estimate_difference
-from scalelab.measure.meter.steps import MOST_WAITING
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_interval, format_seconds
+from scalelab.worker.meter.steps import MOST_WAITING
 
 NUM_CYCLES = 40
 DIM, BATCH = 64, 16

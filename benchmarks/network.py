@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scalelab.measure.launchers.hosts import HostsLauncher
-from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.launch.hosts import HostsLauncher
+from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.records.environment import read_load_average
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.runs.experiment import run_study

@@ -23,11 +23,11 @@ from rich.table import Table
 from torch import nn
 
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.measure.batches import BatchStream
-from scalelab.measure.loop import run_clean_steps
-from scalelab.measure.training import Training, as_loss
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
+from scalelab.worker.batches.stream import BatchStream
+from scalelab.worker.loop import run_clean_steps
+from scalelab.worker.training import Training, as_loss
 
 NUM_CYCLES = 100
 STEPS_PER_BLOCK = 30

@@ -282,7 +282,7 @@ def track(batch: int) -> float | None:
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.distributed._tools.mem_tracker import MemTracker
 
-        from scalelab.workloads.gpt2 import Gpt2
+        from scalelab.worker.models.gpt2 import Gpt2
         from scalelab.workloads.gpt2_options import GPT2_SHAPES
     except ImportError:
         return None

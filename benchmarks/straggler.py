@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.analysis.breakdown import find_quiet_step
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import write_json
 from scalelab.records.settings import Perturbation

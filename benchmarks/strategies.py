@@ -40,12 +40,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.measure.loop import run_clean_steps
-from scalelab.measure.training import build_training
 from scalelab.records.environment import usable_cores
 from scalelab.records.trial import Trial
 from scalelab.units import format_quantity, format_seconds
-from scalelab.workloads.load import load_workload
+from scalelab.worker.loop import run_clean_steps
+from scalelab.worker.models.load import load_workload
+from scalelab.worker.training import build_training
 
 NUM_RANKS = 2
 CYCLES_AT_ONCE = 10

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 
 pytest_plugins = ("tests.slurm",)
 

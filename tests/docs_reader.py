@@ -23,7 +23,7 @@ import pytest
 
 from scalelab.cli import serve
 from scalelab.cli.app import run_verb
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import GradientTimes
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Trial, TrialResult
@@ -34,7 +34,7 @@ from tests.recipes.played import PlayedLauncher
 from tests.test_docs import COMMAND, PAGES, ROOT, list_blocks, provide_shards, provide_workloads
 
 ELSEWHERE = {
-    r"--launcher (slurm|pbs)\b": "needs a batch system: tests/launchers have one",
+    r"--launcher (slurm|pbs)\b": "needs a batch system: tests/launch/batch have one",
     r"--device cuda\b": "needs GPUs",
     r"^data fetch\b": "needs the network: tests/cli/test_data_fetch.py has a server",
     r"--tokenizer gpt2\b": "needs GPT-2's own files",

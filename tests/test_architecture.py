@@ -1,4 +1,4 @@
-"""The shape of the code is the one that `docs/explanation/architecture.md` draws."""
+"""The shape of the code is the one that `docs/architecture.md` draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "scalelab"
-PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 MOST_FILE_LINES = 400
@@ -38,7 +38,7 @@ def read_layout() -> list[str]:
 
 
 def name_module(file: Path) -> str:
-    """`measure.loop` for src/scalelab/measure/loop.py."""
+    """`worker.loop` for src/scalelab/worker/loop.py."""
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
 
 

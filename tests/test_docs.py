@@ -50,7 +50,7 @@ from scalelab.cli.show import Show
 from scalelab.cli.study_flags import parse_kind, parse_study
 from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.records.trial import Status, StepKind
 from scalelab.studies.catalogue import STUDIES, load_study
@@ -61,7 +61,7 @@ from scalelab.trace.ranks import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
 from tests.answers.traces import build_rank
-from tests.measure.trials import launch, make_trial
+from tests.worker.trials import launch, make_trial
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

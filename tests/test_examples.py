@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.study_flags import parse_study
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.trial import Status, StepPlan
-from tests.measure.trials import launch, make_trial
+from tests.worker.trials import launch, make_trial
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 WORKLOADS = [file for file in EXAMPLES if file.name != "my_study.py"]

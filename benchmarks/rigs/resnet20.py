@@ -11,8 +11,8 @@ import functools
 import torch
 from torch import nn
 
+from scalelab.worker.models.images import NUM_CLASSES, make_image_batches
 from scalelab.workloads.image_options import ImageOptions
-from scalelab.workloads.images import NUM_CLASSES, make_image_batches
 from scalelab.workloads.workload import BuildContext, Workload
 
 WIDTH = 16

@@ -21,8 +21,8 @@ import torch
 from rigs import resnet20
 from torch import nn
 
+from scalelab.worker.models.networks import build_lenet
 from scalelab.workloads.image_options import ImageOptions, LenetOptions
-from scalelab.workloads.networks import build_lenet
 from scalelab.workloads.workload import BuildContext, Workload
 
 Data = Literal["cifar10", "digits"]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalelab.errors import ScalelabError
-    from scalelab.measure.launchers.fake import FakeLauncher
-    from scalelab.measure.launchers.launcher import Launcher
-    from scalelab.measure.launchers.local import LocalLauncher
-    from scalelab.measure.meter.meter import Meter
+    from scalelab.launch.fake import FakeLauncher
+    from scalelab.launch.launcher import Launcher
+    from scalelab.launch.local import LocalLauncher
     from scalelab.records.store import RunStore, open_run
     from scalelab.records.trial import Status, Trial, TrialResult
     from scalelab.report.document import Document
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from scalelab.studies.shared.sampling import Sampling
     from scalelab.studies.shared.study import Study
     from scalelab.studies.shared.sweep import SweepStudy
+    from scalelab.worker.meter.meter import Meter
     from scalelab.workloads.workload import Workload
 
 __version__ = "0.2.0"
@@ -51,11 +51,11 @@ __all__ = [
 
 _HOMES = {
     "Document": "scalelab.report.document",
-    "FakeLauncher": "scalelab.measure.launchers.fake",
+    "FakeLauncher": "scalelab.launch.fake",
     "Job": "scalelab.studies.shared.job",
-    "Launcher": "scalelab.measure.launchers.launcher",
-    "LocalLauncher": "scalelab.measure.launchers.local",
-    "Meter": "scalelab.measure.meter.meter",
+    "Launcher": "scalelab.launch.launcher",
+    "LocalLauncher": "scalelab.launch.local",
+    "Meter": "scalelab.worker.meter.meter",
     "RunStore": "scalelab.records.store",
     "Sampling": "scalelab.studies.shared.sampling",
     "ScalelabError": "scalelab.errors",

@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.answers.comparison import RunSide, compare_runs
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.report.document import Document, read_document
 from scalelab.report.findings import select

@@ -11,8 +11,8 @@ import pytest
 from scalelab.answers.prediction.job import FoundLink, ScalingRun, read_job
 from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.launcher import Launcher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.launcher import Launcher
 from scalelab.predict.communication import LinkCost
 from scalelab.predict.job import scale_out
 from scalelab.records.observations import GradientTimes, Message, RankReport, TracedStep

@@ -21,15 +21,15 @@ from scalelab.cli.doctor.command import look_at_memory
 from scalelab.cli.doctor.host import ask_mpi, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor.ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
 from scalelab.cli.doctor.trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
-from scalelab.measure.processes import nccl_check
-from scalelab.measure.processes.nccl_check import try_backend
-from scalelab.measure.processes.roofline import list_backends
-from scalelab.ranks.discovery import Membership
-from scalelab.ranks.placement import Placement
+from scalelab.launch.ranks.discovery import Membership
+from scalelab.launch.ranks.placement import Placement
 from scalelab.records.environment import read_environment
 from scalelab.records.trial import to_builtins
+from scalelab.worker import nccl_check
+from scalelab.worker.nccl_check import try_backend
+from scalelab.worker.roofline import list_backends
 from tests.cli.commands import make_environment, scalelab
-from tests.launchers.programs import PLACE, WHEELS, find_mpiexec
+from tests.launch.programs import PLACE, WHEELS, find_mpiexec
 from tests.slurm import Cluster
 
 COMMAND = [sys.executable, "-m", "scalelab", "doctor"]
@@ -120,7 +120,7 @@ def test_a_script_of_slurm_is_no_rank_and_knows_its_job(slurm: Cluster, tmp_path
 
 @pytest.mark.slow
 def test_the_doctor_measures_the_roofs_with_torch_and_without(tmp_path: Path) -> None:
-    module = "scalelab.measure.processes.roofline"
+    module = "scalelab.worker.roofline"
     program = f"import sys; sys.modules['torch'] = None; from {module} import measure_roofs; import json;"
     bare = run([sys.executable, "-c", f"{program} print(json.dumps(measure_roofs()))"], tmp_path)
     with_torch = run([sys.executable, "-m", module, str(2**23)], tmp_path)
@@ -301,7 +301,7 @@ def test_nccl_is_tried_on_every_device_and_its_words_are_told(monkeypatch: pytes
     monkeypatch.setattr(doctor_trials, "find_gpus", lambda: (1, 2, 3, 4))
     monkeypatch.setattr(doctor_trials, "_run", answer)
     works, fails, hangs = look_at_nccl(), look_at_nccl(), look_at_nccl()
-    assert asked[0] == ("scalelab.measure.processes.nccl_check", "nccl", "4")
+    assert asked[0] == ("scalelab.worker.nccl_check", "nccl", "4")
     assert (works.grade, works.detail) == (Grade.OK, "all-reduce over 4 CUDA devices works")
     assert (fails.grade, hangs.grade) == (Grade.FAILED, Grade.FAILED)
     assert "no peer" in fails.detail

@@ -10,12 +10,12 @@ import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import RankUnknown
-from scalelab.measure.launchers.joined import find_member, meet
-from scalelab.ranks.discovery import Membership
+from scalelab.launch.joined import find_member, meet
+from scalelab.launch.ranks.discovery import Membership
 from tests.cli.commands import make_environment, scalelab
-from tests.launchers.programs import find_mpiexec
-from tests.ranks.launches import LAYOUTS, hydra, torchrun
-from tests.ranks.launches import slurm as slurm_variables
+from tests.launch.programs import find_mpiexec
+from tests.launch.ranks.launches import LAYOUTS, hydra, torchrun
+from tests.launch.ranks.launches import slurm as slurm_variables
 from tests.slurm import Cluster
 
 SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch-size", "12", "--steps", "4"]

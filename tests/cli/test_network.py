@@ -8,7 +8,7 @@ import pytest
 
 from scalelab.cli.app import main
 from tests.cli.commands import scalelab
-from tests.ranks.emulation import needs_hosts
+from tests.launch.ranks.emulation import needs_hosts
 
 SMALL = ["--workload", "mlp", "--dim", "64", "--depth", "2", "--steps", "4", "--rounds", "1", "--no-control"]
 LINKS = ["run", "network", *SMALL, "--batch-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
@@ -19,7 +19,7 @@ HOSTS = ["run", "strong-scaling", *SMALL, "--global-batch-size", "8", "--ranks",
 def test_without_root_it_says_so_before_a_run_is_made(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scalelab.measure.launchers.hosts.find_host_obstacle", lambda: "it needs root: become root")
+    monkeypatch.setattr("scalelab.launch.hosts.find_host_obstacle", lambda: "it needs root: become root")
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--runs-dir", str(tmp_path / "runs")])
     assert ended.value.code == 1

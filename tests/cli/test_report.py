@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.cli.app import run_verb
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import Dtypes
 from scalelab.studies.shared.sampling import Sampling

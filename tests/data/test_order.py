@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle, FullShuffle, Order, Sequential, choose_order, draw_order
-from scalelab.data.sample_batches import SampleBatches, StartMethod
 from scalelab.errors import UsageError
-from scalelab.workloads.transformer import StoredFetch, fetch_columns
+from scalelab.worker.batches.samples import SampleBatches, StartMethod
+from scalelab.worker.models.transformer import StoredFetch, fetch_columns
 
 blocks = st.builds(BlockShuffle, chunk_samples=st.integers(1, 9), window_chunks=st.integers(1, 6))
 orders: st.SearchStrategy[Order] = st.one_of(st.just(Sequential()), st.just(FullShuffle()), blocks)

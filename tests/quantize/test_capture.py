@@ -12,7 +12,7 @@ from torch.nn import functional
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.network import Network, run_float
-from scalelab.workloads.networks import Lenet, Resnet18
+from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
 
 

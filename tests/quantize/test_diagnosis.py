@@ -30,7 +30,7 @@ from scalelab.quantize.simulate import simulate, simulate_logits
 from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
 from scalelab.studies.quantize.answer import rank_layers
-from scalelab.workloads.networks import Lenet
+from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20, make_net
 
 

@@ -19,7 +19,7 @@ from scalelab.quantize.eager_kernels import ONEDNN
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.recipe import QuantizeSettings, quantize_model
 from scalelab.quantize.simulate import LOGITS, read_logits, run_layers, simulate
-from scalelab.workloads.networks import Lenet
+from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20
 
 SIDE = 8

@@ -14,7 +14,7 @@ from scalelab.errors import UsageError
 from scalelab.quantize.network import Network, QuantizedNetwork, run_float
 from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.recipe import QuantizedModel, QuantizeSettings, quantize_again, quantize_model
-from scalelab.workloads.networks import Lenet
+from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Small, draw_images, make_net
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized, Stage
 from scalelab.records.trial import Status, Trial, TrialResult

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.recipe import Size
 from scalelab.recipes.report import OTHER_MACHINE, ROW
 from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce

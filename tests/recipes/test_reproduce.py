@@ -15,7 +15,7 @@ from scalelab.cli import resume
 from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Main, Row, Size
 from scalelab.recipes.report import AGREES, OTHER_MACHINE, ROW, UNRESOLVED, Found, judge_main, merge_cautions

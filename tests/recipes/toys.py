@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.recipes.recipe import Answer, Check, Outcomes, Recipe, Row, Size
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.trial import Trial, TrialResult

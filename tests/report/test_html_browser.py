@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.steps import plot_timeline

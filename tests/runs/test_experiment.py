@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import DamagedRun, NothingMeasured, RunBusy, UnknownName, UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult

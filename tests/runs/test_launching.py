@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from scalelab.errors import LaunchFailed, UsageError
-from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.measure.launchers.stepped import Step, StepLauncher
+from scalelab.launch.local import LocalLauncher
+from scalelab.launch.stepped import Step, StepLauncher
 from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.runs.launching import choose_launcher, find_step
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
-from tests.launchers.played import write_mpiexec
+from tests.launch.played import write_mpiexec
 
 TWO_NODES = {
     "SLURM_JOB_ID": "5",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import LaunchFailed, StorageFull, StoreError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.runs.experiment import ignore_event

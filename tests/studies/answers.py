@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Cell, Document, Table

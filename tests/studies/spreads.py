@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import DeviceLoad, Message, MessageBasis, RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document

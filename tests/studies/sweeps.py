@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study

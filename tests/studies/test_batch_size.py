@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart

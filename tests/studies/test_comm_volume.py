@@ -15,10 +15,10 @@ from scalelab.report.findings import MAIN
 from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.measure.trials import write_workload
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.spreads import JOB, SAMPLING, conclude, make_comm_volume, send
+from tests.worker.trials import write_workload
 
 RESNET18 = replace(JOB, workload="resnet18", options={})
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Cell, Document

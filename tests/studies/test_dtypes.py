@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.findings import MAIN

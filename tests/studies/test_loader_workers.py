@@ -11,8 +11,8 @@ import pytest
 from scalelab.cli.study_flags import parse_study
 from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import count_cores
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Document

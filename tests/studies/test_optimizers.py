@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, Trial, TrialResult

@@ -10,8 +10,8 @@ import pytest
 
 from scalelab.analysis.quality import Warmup
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import WARMUP_FACTORS
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import WARMUP_FACTORS
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.findings import MAIN, Finding
 from scalelab.runs.experiment import run_study

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Perturbation, Phase
 from scalelab.records.trial import PHASES, Status
 from scalelab.report.document import Document
@@ -166,6 +166,6 @@ def test_a_delay_on_real_ranks_is_found(launcher: LocalLauncher, tmp_path: Path)
 
 
 def _launch(launcher: LocalLauncher, trial: Any, directory: Path) -> Any:
-    from tests.measure.trials import launch
+    from tests.worker.trials import launch
 
     return launch(launcher, trial, directory / trial.name)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.communication import expect_messages
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, StepPlan, TrialResult
 from scalelab.trace.ranks import JobTrace, find_match_doubts, find_trace_files, read_ranks
-from tests.measure.trials import launch, make_trial
+from tests.worker.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UnknownName, UsageError
+from scalelab.worker.models.load import BUILDERS
 from scalelab.workloads.catalogue import BUILT_IN, find_workload, make_options, resolve_options
-from scalelab.workloads.load import BUILDERS
 from scalelab.workloads.source import OwnWorkload
 
 

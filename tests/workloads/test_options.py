@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from scalelab.errors import UsageError
-from scalelab.workloads.gpt2 import Gpt2
+from scalelab.worker.models.gpt2 import Gpt2
+from scalelab.worker.models.networks import Lenet, Resnet18, make_mlp
+from scalelab.worker.models.transformer import make_transformer
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
-from scalelab.workloads.networks import Lenet, Resnet18, make_mlp
 from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions, largest_divisor
-from scalelab.workloads.transformer import make_transformer
-from tests.workloads.built import build, compute_loss, count_parameters
+from tests.worker.models.built import build, compute_loss, count_parameters
 
 MODELS: dict[type[Any], Callable[[Any], nn.Module]] = {
     MlpOptions: make_mlp,

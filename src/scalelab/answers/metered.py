@@ -20,7 +20,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import find_outliers
 from scalelab.analysis.stats import estimate_median
 from scalelab.errors import UsageError
-from scalelab.measure.meter.result import rescue_result
+from scalelab.launch.meter_result import rescue_result
 from scalelab.records.store import RunStore
 from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell

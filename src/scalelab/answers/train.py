@@ -16,12 +16,13 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.answers.metered import LOSS, STEP
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.outcome import read_unfinished
-from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.launch.outcome import read_unfinished
+from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Course
 from scalelab.records.store import RunStore
+from scalelab.records.strategies import Strategy, check_spreading, check_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -34,7 +35,6 @@ from scalelab.report.tables import (
     seconds_column,
     text_column,
 )
-from scalelab.strategies.catalogue import Strategy, check_spreading, check_strategy
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields

@@ -12,8 +12,8 @@ from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.joined import find_member
-from scalelab.measure.launchers.launcher import Launcher
+from scalelab.launch.joined import find_member
+from scalelab.launch.launcher import Launcher
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.records.trial import Trial
 from scalelab.report.document import Document

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from scalelab.errors import DamagedRun
-from scalelab.measure.agreement import curve_file, start_file
+from scalelab.launch.agreement import curve_file, start_file
 from scalelab.records.files import read_json
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import Status, from_builtins

@@ -12,7 +12,7 @@ from scalelab.cli.flags import parse_flags
 from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
 from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins

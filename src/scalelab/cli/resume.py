@@ -19,9 +19,9 @@ from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
 from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
-from scalelab.measure.launchers.batch import BatchSystem, find_own_job, name_job, read_record
-from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
-from scalelab.ranks.discovery import Membership
+from scalelab.launch.batch.system import BatchSystem, find_own_job, name_job, read_record
+from scalelab.launch.joined import JoinedLauncher, find_member, run_member
+from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.records.trial import Status

@@ -16,8 +16,8 @@ from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.resume import reopen_training
 from scalelab.cli.study_flags import parse_kind
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.joined import JoinedLauncher, find_member, run_member
-from scalelab.ranks.discovery import Membership
+from scalelab.launch.joined import JoinedLauncher, find_member, run_member
+from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import SINGLE_PROCESS

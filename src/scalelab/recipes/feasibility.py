@@ -24,16 +24,16 @@ from typing import Any, TypeVar
 
 from scalelab.answers.train import Train
 from scalelab.errors import RankUnknown, ScalelabError, UsageError
-from scalelab.measure.launchers.jobscripts import NO_PSIJ
-from scalelab.measure.launchers.site import Site
-from scalelab.measure.launchers.steps import find_program
-from scalelab.ranks.allocation import Scheduler, find_allocation
-from scalelab.ranks.namespaces import find_host_obstacle
+from scalelab.launch.batch.jobscripts import NO_PSIJ
+from scalelab.launch.batch.site import Site
+from scalelab.launch.ranks.allocation import Scheduler, find_allocation
+from scalelab.launch.ranks.namespaces import find_host_obstacle
+from scalelab.launch.steps import find_program
 from scalelab.recipes.recipe import Size
 from scalelab.records.environment import find_gpus, installed_version, read_allowed_memory
+from scalelab.records.strategies import SHARDED
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.optimizers import KEPT_TENSORS
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.site import Site
+from scalelab.launch.batch.site import Site
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.polaris.rows import POLARIS

@@ -289,7 +289,7 @@ class RankReport:
     optimizer_bytes: int | None = None
     """Of what the optimizer of this rank keeps between steps, after the last of them."""
     limited_bytes: int | None = None
-    """The highest of what a memory limit counts, over the whole launch; see `measure/memory_limit.py`."""
+    """The highest of what a memory limit counts, over the whole launch; see `worker/memory/limit.py`."""
     limit_bytes: int | None = None
     """The limit in the same bytes, where there is one: the trial's (CPU), or what the device has for torch (CUDA)."""
     memory: MemoryReport | None = None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from scalelab import __version__
 from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
-from scalelab.measure.launchers.batch import find_own_job
-from scalelab.measure.launchers.launcher import Launcher
+from scalelab.launch.batch.system import find_own_job
+from scalelab.launch.launcher import Launcher
 from scalelab.records.environment import Environment, read_environment
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalelab.errors import DamagedRun
-from scalelab.measure.agreement import remove_stored
-from scalelab.measure.launchers.launcher import Launcher
+from scalelab.launch.agreement import remove_stored
+from scalelab.launch.launcher import Launcher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run
 

@@ -20,6 +20,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
+from scalelab.records.strategies import Spread
 from scalelab.report.charts.columns import INTERVALS, draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Cell, Chart, Section, Table, make_cell
@@ -33,7 +34,6 @@ from scalelab.report.tables import (
     seconds_column,
     share_column,
 )
-from scalelab.strategies.catalogue import Spread
 from scalelab.studies.batch_size import check_batches, describe_saturation, warn_of_fit
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.sampling import Configuration

@@ -20,6 +20,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
+from scalelab.records.strategies import FSDP, Spread
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.columns import draw_columns, keep_charts
@@ -27,7 +28,6 @@ from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, count_column, make_table, text_column
-from scalelab.strategies.catalogue import FSDP, Spread
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling

@@ -18,13 +18,13 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
+from scalelab.records.strategies import Spread
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind, Known
-from scalelab.strategies.catalogue import Spread
 from scalelab.studies.scaling.findings import SPEEDUP
 from scalelab.studies.shared import sweep
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms

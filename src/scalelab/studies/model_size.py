@@ -23,6 +23,7 @@ from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
+from scalelab.records.strategies import Spread
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import INTERVALS, draw_columns, draw_stacks, keep_charts
@@ -30,7 +31,6 @@ from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
-from scalelab.strategies.catalogue import Spread
 from scalelab.studies.dimensions import describe_cell
 from scalelab.studies.scaling.findings import SPEEDUP
 from scalelab.studies.shared import communication as comm

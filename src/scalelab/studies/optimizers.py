@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
+from scalelab.records.strategies import SHARDED
 from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, seconds_column
-from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.job import Job

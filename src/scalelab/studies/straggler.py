@@ -26,12 +26,12 @@ from scalelab.analysis.stats import estimate_difference, estimate_median, estima
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.settings import Perturbation
+from scalelab.records.strategies import Spread
 from scalelab.records.trial import PHASES, Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
-from scalelab.strategies.catalogue import Spread
 from scalelab.studies.shared import breakdown, sweep
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from scalelab.data.formats.pt import open_set
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DataUnreadable
+from scalelab.worker.batches.pt import open_set
 
 NUMBERS = np.arange(24, dtype=np.float32).reshape(8, 3)
 ORDER = [5, 0, 5]

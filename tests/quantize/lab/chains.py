@@ -11,7 +11,7 @@ from scalelab.quantize.lab.chain import LabNetwork, scale_network
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.network import Network
-from scalelab.workloads.networks import Lenet
+from scalelab.worker.models.networks import Lenet
 
 
 def make_plain(bias: bool = True) -> nn.Module:

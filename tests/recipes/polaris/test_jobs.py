@@ -15,7 +15,7 @@ from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, TrialResult
 from tests.cli.commands import scalelab
-from tests.launchers.test_batch_jobs import play_program
+from tests.launch.batch.test_batch_jobs import play_program
 from tests.pbs import read_directives
 from tests.slurm import Cluster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.reproduce import main
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
 from scalelab.records.trial import Status, Trial

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.launchers.stepped import StepLauncher
-from scalelab.ranks.mpi import BY_MPI
+from scalelab.launch.ranks.mpi import BY_MPI
+from scalelab.launch.stepped import StepLauncher
 from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
@@ -17,7 +17,7 @@ from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport, RankSource
 from scalelab.records.settings import LauncherName
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult, not_run, to_builtins
-from tests.launchers.programs import make_step
+from tests.launch.programs import make_step
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0)
 

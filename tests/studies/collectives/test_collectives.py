@@ -11,7 +11,7 @@ import pytest
 from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.settings import Operation
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult

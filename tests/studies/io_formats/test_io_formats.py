@@ -16,7 +16,7 @@ from scalelab.cli.study_flags import parse_study
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DamagedRun, DataUnreadable, UnknownName, UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.store import RunStore

@@ -11,8 +11,8 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Optimization, StepShape
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Document

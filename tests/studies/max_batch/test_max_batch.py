@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import StepShape
 from scalelab.records.store import RunStore

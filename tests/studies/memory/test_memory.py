@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.environment import Gpu
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Status, Trial, TrialResult

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.fake import FakeLauncher
-from scalelab.ranks.links import parse_link
+from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.ranks.links import parse_link
 from scalelab.records.observations import Message, RankReport, TracedStep
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document

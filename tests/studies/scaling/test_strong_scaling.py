@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import NothingMeasured
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.brief import shorten

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import NothingMeasured
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial
 from scalelab.report.document import read_document
 from tests.studies.answers import (

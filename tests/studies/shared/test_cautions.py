@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.analysis.quality import Warmup
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Status, StepPlan, StepSample, Trial, TrialResult
 from scalelab.report.findings import Caution

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import answer, find_caution, find_finding, find_row, make_strong, make_weak, set_machine

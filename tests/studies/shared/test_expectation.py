@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, TrialResult
 from scalelab.studies.shared import expectation

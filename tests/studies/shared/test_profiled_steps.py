@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.measure.launchers.fake import FakeLauncher
+from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import DdpCounters, Message, RankReport, TracedStep
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document, Table

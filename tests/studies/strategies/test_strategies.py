@@ -10,7 +10,7 @@ import pytest
 
 from scalelab import run_study
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.local import LocalLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.findings import MAIN

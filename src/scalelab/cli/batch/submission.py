@@ -15,8 +15,7 @@ import tyro
 
 from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.measure.launchers.batch import BatchRecord, read_record, size_job
-from scalelab.measure.launchers.jobscripts import (
+from scalelab.launch.batch.jobscripts import (
     JobRequest,
     check_psij,
     make_executor,
@@ -24,9 +23,10 @@ from scalelab.measure.launchers.jobscripts import (
     render_launch,
     render_script,
 )
-from scalelab.measure.launchers.site import SCHEDULERS, Site, combine_sites, load_site
-from scalelab.measure.launchers.trial_jobs import JobLauncher, request_run, request_trial
-from scalelab.ranks.allocation import Scheduler
+from scalelab.launch.batch.site import SCHEDULERS, Site, combine_sites, load_site
+from scalelab.launch.batch.system import BatchRecord, read_record, size_job
+from scalelab.launch.batch.trial_jobs import JobLauncher, request_run, request_trial
+from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.records.trial import Trial
 from scalelab.runs.launching import Submitter, find_scheduler
 from scalelab.studies.shared.job import Job

@@ -26,7 +26,7 @@ from scalelab.cli.measuring import (
 from scalelab.cli.output import Output
 from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
-from scalelab.measure.launchers.batch import (
+from scalelab.launch.batch.system import (
     BatchJob,
     BatchRecord,
     BatchSystem,
@@ -41,7 +41,7 @@ from scalelab.measure.launchers.batch import (
     save_record,
     wait_for_results,
 )
-from scalelab.measure.launchers.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
+from scalelab.launch.batch.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, refuse_holder
 from scalelab.records.trial import Cause, Trial, not_run

@@ -21,10 +21,10 @@ from scalelab.cli.doctor.trials import look_at_nccl, look_at_roofs
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import OutputConsole
 from scalelab.errors import RankUnknown, ScalelabError
-from scalelab.measure.launchers.joined import find_member
-from scalelab.measure.launchers.launcher import Launcher
-from scalelab.measure.launchers.local import LocalLauncher
-from scalelab.ranks.discovery import Membership
+from scalelab.launch.joined import find_member
+from scalelab.launch.launcher import Launcher
+from scalelab.launch.local import LocalLauncher
+from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
 from scalelab.records.files import write_json
 from scalelab.records.store import RUNS_DIR

@@ -9,11 +9,11 @@ import psutil
 
 from scalelab.cli.doctor.checks import Check, Grade
 from scalelab.errors import RankUnknown
-from scalelab.ranks.allocation import find_allocation
-from scalelab.ranks.discovery import Membership, find_membership
-from scalelab.ranks.mpi import compare_memberships, find_by_mpi
-from scalelab.ranks.placement import Placement, find_mistakes, read_placement
-from scalelab.ranks.topology import count_hyperthreads, format_cores, read_numa_nodes
+from scalelab.launch.ranks.allocation import find_allocation
+from scalelab.launch.ranks.discovery import Membership, find_membership
+from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
+from scalelab.launch.ranks.placement import Placement, find_mistakes, read_placement
+from scalelab.launch.ranks.topology import count_hyperthreads, format_cores, read_numa_nodes
 from scalelab.records.environment import usable_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")

@@ -23,9 +23,9 @@ from scalelab.cli.doctor.checks import Check, Grade, print_check
 from scalelab.cli.doctor.host import ask_mpi, describe_device, describe_member, describe_nodes
 from scalelab.cli.doctor.trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun
-from scalelab.ranks.discovery import Membership
-from scalelab.ranks.placement import Placement, find_mistakes, read_placement
-from scalelab.ranks.topology import format_cores
+from scalelab.launch.ranks.discovery import Membership
+from scalelab.launch.ranks.placement import Placement, find_mistakes, read_placement
+from scalelab.launch.ranks.topology import format_cores
 from scalelab.records.files import read_json, storage_errors, write_json
 from scalelab.records.trial import from_builtins, to_builtins
 

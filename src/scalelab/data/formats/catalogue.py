@@ -21,7 +21,7 @@ class Entry:
     suffix: str
     """What names of its files end in; a directory has none."""
     module: str
-    """In this package; it has a `FORMATS` by name."""
+    """Relative to this package; it has a `FORMATS` by name."""
     extra: str = ""
     """What of scalelab must be installed for it; empty: nothing more."""
     marker: str = ""
@@ -29,22 +29,22 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {
-    "npy": Entry(sentence="NumPy's format, memory-mapped", suffix=".npy", module="npy"),
-    "npz": Entry(sentence="several .npy in an uncompressed zip, memory-mapped", suffix=".npz", module="npz"),
-    "npz-compressed": Entry(sentence="the same, deflated", suffix=".npz", module="npz"),
-    "pt": Entry(sentence="torch.save, memory-mapped", suffix=".pt", module="pt", extra="torch"),
-    "hdf5": Entry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module="hdf5", extra="data"),
-    "hdf5-gzip": Entry(sentence="chunked HDF5, gzip", suffix=".h5", module="hdf5", extra="data"),
-    "hdf5-lzf": Entry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module="hdf5", extra="data"),
-    "hdf5-blosc2": Entry(sentence="chunked HDF5, Blosc2", suffix=".h5", module="hdf5", extra="formats"),
-    "files": Entry(sentence="one file per sample", suffix="", module="files", marker="samples.json"),
-    "tokens": Entry(sentence="a token shard, memory-mapped", suffix=".bin", module="tokens"),
-    "safetensors": Entry(sentence="safetensors, memory-mapped", suffix=".safetensors", module="safetensors"),
-    "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module="zarr", extra="formats"),
-    "arrow": Entry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module="arrow", extra="formats"),
-    "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module="parquet", extra="formats"),
-    "lmdb": Entry(sentence="LMDB, one record per sample", suffix=".lmdb", module="lmdb", extra="formats"),
-    "webdataset": Entry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module="webdataset"),
+    "npy": Entry(sentence="NumPy's format, memory-mapped", suffix=".npy", module=".npy"),
+    "npz": Entry(sentence="several .npy in an uncompressed zip, memory-mapped", suffix=".npz", module=".npz"),
+    "npz-compressed": Entry(sentence="the same, deflated", suffix=".npz", module=".npz"),
+    "pt": Entry(sentence="torch.save, memory-mapped", suffix=".pt", module="scalelab.worker.batches.pt", extra="torch"),
+    "hdf5": Entry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-gzip": Entry(sentence="chunked HDF5, gzip", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-lzf": Entry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-blosc2": Entry(sentence="chunked HDF5, Blosc2", suffix=".h5", module=".hdf5", extra="formats"),
+    "files": Entry(sentence="one file per sample", suffix="", module=".files", marker="samples.json"),
+    "tokens": Entry(sentence="a token shard, memory-mapped", suffix=".bin", module=".tokens"),
+    "safetensors": Entry(sentence="safetensors, memory-mapped", suffix=".safetensors", module=".safetensors"),
+    "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module=".zarr", extra="formats"),
+    "arrow": Entry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module=".arrow", extra="formats"),
+    "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module=".parquet", extra="formats"),
+    "lmdb": Entry(sentence="LMDB, one record per sample", suffix=".lmdb", module=".lmdb", extra="formats"),
+    "webdataset": Entry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module=".webdataset"),
 }
 
 
@@ -52,7 +52,7 @@ def load_format(name: str) -> Format:
     """A format by its name; says what to install where its library is missing."""
     entry = find_entry(name)
     try:
-        module = importlib.import_module(f"scalelab.data.formats.{entry.module}")
+        module = importlib.import_module(entry.module, __package__)
     except ModuleNotFoundError as error:
         if not entry.extra or (error.name or "").startswith("scalelab"):
             raise

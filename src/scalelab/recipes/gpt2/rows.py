@@ -31,6 +31,7 @@ from scalelab.recipes.gpt2.published import SCHEDULE, make_checks
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.observations import Message, RankReport
 from scalelab.records.settings import Course, StepShape
+from scalelab.records.strategies import Strategy
 from scalelab.report.document import Table
 from scalelab.report.tables import (
     INTERVAL_NOTE,
@@ -42,7 +43,6 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, list_traced
 from scalelab.studies.shared.job import Job

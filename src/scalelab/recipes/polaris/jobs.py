@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.answers.train import Train
-from scalelab.measure.launchers.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
-from scalelab.measure.launchers.site import Site
-from scalelab.ranks.allocation import Scheduler
+from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
+from scalelab.launch.batch.site import Site
+from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size

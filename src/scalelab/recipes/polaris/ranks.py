@@ -13,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from scalelab.answers.train import Train
-from scalelab.ranks.mpi import BY_MPI, guess_local_rank
-from scalelab.ranks.topology import format_mask
+from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
+from scalelab.launch.ranks.topology import format_mask
 from scalelab.recipes.evidence import (
     Compared,
     divide_steps,

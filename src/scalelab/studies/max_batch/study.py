@@ -4,7 +4,7 @@ Every probe is a trial of its own: fresh processes that may die. A probe complet
 steps, so all of them agree on what is found, under any strategy. The peak is the highest of any rank. The probes so far
 decide which batch comes next (`analysis/batch_size.py`).
 
-A few memory forecasts decide where to begin (`measure/memory_forecast.py`): they allocate nothing, and their line lacks
+A few memory forecasts decide where to begin (`worker/memory/forecast.py`): they allocate nothing, and their line lacks
 only what libraries take on top. A job that cannot be forecast begins with one sample.
 
 A probe runs five steps. The optimizer creates its state at the end of the first, so the second is the first one that

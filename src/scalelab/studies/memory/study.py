@@ -19,9 +19,9 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
+from scalelab.records.strategies import Strategy
 from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
-from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
     draw_categories,

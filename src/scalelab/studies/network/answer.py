@@ -27,7 +27,7 @@ from scalelab.analysis.stats import (
     estimate_positive_over_rounds,
     estimate_ratio,
 )
-from scalelab.ranks.links import Link
+from scalelab.launch.ranks.links import Link
 from scalelab.records.observations import TracedStep
 from scalelab.records.trial import TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms

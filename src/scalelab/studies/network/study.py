@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
-from scalelab.ranks.links import UNSHAPED, Link, parse_link
+from scalelab.launch.ranks.links import UNSHAPED, Link, parse_link
 from scalelab.records.settings import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section

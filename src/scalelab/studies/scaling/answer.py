@@ -22,8 +22,8 @@ from scalelab.analysis.speedup import (
 from scalelab.analysis.stats import Rounds, estimate_ratio
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Instrument
+from scalelab.records.strategies import STRATEGIES
 from scalelab.records.trial import Trial, TrialResult
-from scalelab.strategies.catalogue import STRATEGIES
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import list_methods
 from scalelab.studies.shared.job import Job

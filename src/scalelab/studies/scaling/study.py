@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalelab.checks import check_at_least
+from scalelab.records.strategies import Spread
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.strategies.catalogue import Spread
 from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
 from scalelab.studies.scaling.report import conclude_scaling
 from scalelab.studies.shared.communication import FEW_STEPS

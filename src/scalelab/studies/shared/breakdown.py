@@ -8,12 +8,12 @@ from typing import Any
 from scalelab.analysis.breakdown import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
+from scalelab.records.strategies import SHARDED
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, Caution, CautionKind, FindingKind, Known
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, seconds_column, share_column, text_column
-from scalelab.strategies.catalogue import SHARDED
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.units import format_share
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.analysis.stats import Rounds
-from scalelab.ranks.placement import Placement, find_mistakes
+from scalelab.launch.ranks.placement import Placement, find_mistakes
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.arms import Arm

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.errors import StoreError
-from scalelab.ranks.links import parse_link
+from scalelab.launch.ranks.links import parse_link
 from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
 from scalelab.records.trial import Status, Trial, to_builtins

@@ -12,8 +12,8 @@ import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
-from scalelab.ranks.links import UNSHAPED, parse_link
+from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
+from scalelab.launch.ranks.links import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
 from scalelab.records.trial import Option

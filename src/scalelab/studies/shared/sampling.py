@@ -10,10 +10,10 @@ import tyro
 
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
-from scalelab.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
+from scalelab.records.strategies import check_strategy
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
-from scalelab.strategies.catalogue import check_strategy
 from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
 

@@ -14,7 +14,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 
 if TYPE_CHECKING:
-    from scalelab.measure.launchers.site import Site
+    from scalelab.launch.batch.site import Site
 
 
 class Study:

@@ -16,6 +16,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
+from scalelab.records.strategies import Strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import CONTROL as CONTROL
@@ -31,7 +32,6 @@ from scalelab.report.tables import (
     seconds_column,
     text_column,
 )
-from scalelab.strategies.catalogue import Strategy
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job

@@ -17,9 +17,9 @@ from scalelab.checks import check_at_least, check_divisible, flag
 from scalelab.errors import UsageError
 from scalelab.records.observations import Instrument
 from scalelab.records.settings import Spreading
+from scalelab.records.strategies import KNOWN_FIELDS, Strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Chart, Document, Section
-from scalelab.strategies.catalogue import KNOWN_FIELDS, Strategy
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import FEW_STEPS, make_traced_table
 from scalelab.studies.shared.job import Job

@@ -1,0 +1,1 @@
+"""How ranks are started, watched and ended: the parent's side of every launcher."""

@@ -1,0 +1,210 @@
+"""What a launcher and its ranks have agreed on: exit codes, signals, process groups and files, without torch.
+
+The CPU time of every replica of an emulated `dp`, readable from other processes.
+
+Replicas are threads of one process that live for one pass, so that a look from outside, twenty times a second, would
+miss most of them. The process itself therefore adds up what each of its replicas' threads used, in a small file that
+it and the parent map into memory. It costs two clock readings for each replica and pass, and only a trial whose
+utilization is looked at has it.
+
+Threads that an operation starts in a replica are not in it: with more than one core per replica the parent looks at
+cores instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from scalelab.errors import DamagedRun
+from scalelab.records.files import read_json, write_atomically
+from scalelab.records.settings import Course
+
+EXIT_FAILED = 1
+"""The rank failed; the reason is in its outcome file."""
+EXIT_STORAGE = 74
+"""The rank could not write its files (EX_IOERR of sysexits.h)."""
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of all its threads into its log."""
+
+
+PR_SET_PDEATHSIG = 1
+"""From prctl.h."""
+
+
+def log_file(directory: Path, rank: int) -> Path:
+    """What the rank printed, and its stacks after a time-out; stays with the trial."""
+    return directory / f"rank{rank}.log"
+
+
+def samples_file(directory: Path, rank: int) -> Path:
+    """The rank's samples so far, extended after every block; becomes part of `samples.csv`."""
+    return directory / f"rank{rank}.csv"
+
+
+def transfers_file(directory: Path, rank: int) -> Path:
+    """The rank's timings of an exchange so far, extended after each; becomes part of `transfers.csv`."""
+    return directory / f"rank{rank}.transfers.csv"
+
+
+def fetches_file(directory: Path, rank: int) -> Path:
+    """The rank's batches of a stored set so far, extended after each pass; becomes part of `fetches.csv`."""
+    return directory / f"rank{rank}.fetches.csv"
+
+
+def scratch_directory(directory: Path) -> Path:
+    """Where the stored sets of a trial are while it runs; nothing of it stays."""
+    return directory / "scratch"
+
+
+def outcome_file(directory: Path, rank: int) -> Path:
+    """How the rank ended, written last; becomes part of `result.json`."""
+    return directory / f"rank{rank}.json"
+
+
+def place_file(directory: Path, rank: int) -> Path:
+    """Where a rank of a cluster, or of an emulated host, is, written before anything else; a scratch file."""
+    return directory / f"rank{rank}.place.json"
+
+
+def end_file(directory: Path, rank: int) -> Path:
+    """How the process of a rank of a cluster ended, as its node saw it; a scratch file."""
+    return directory / f"rank{rank}.end.json"
+
+
+def loads_file(directory: Path, rank: int) -> Path:
+    """How busy a rank of a cluster was, as its node saw it; a scratch file."""
+    return directory / f"rank{rank}.loads.json"
+
+
+def read_words(path: Path, launch: str) -> dict[str, Any] | None:
+    """What a rank of a cluster has written in this launch; None: nothing yet."""
+    try:
+        words = read_json(path)
+    except DamagedRun:
+        return None
+    return words if words.get("launch") == launch else None
+
+
+def step_log(directory: Path) -> Path:
+    """What the command printed that started the ranks of a cluster; stays with the trial."""
+    return directory / "step.log"
+
+
+def host_file(directory: Path, number: int) -> Path:
+    """How the ranks of an emulated host ended that failed, as its torchrun saw it; a scratch file."""
+    return directory / f"host{number}.json"
+
+
+def host_log(directory: Path, number: int) -> Path:
+    """What the torchrun of an emulated host printed; stays with the trial."""
+    return directory / f"host{number}.log"
+
+
+def trace_file(directory: Path, rank: int) -> Path:
+    """What torch's profiler recorded; stays with the trial."""
+    return directory / "trace" / f"rank{rank}.json.gz"
+
+
+def curve_file(directory: Path) -> Path:
+    """The lines of a training run so far; becomes part of `result.json`."""
+    return directory / "curve.jsonl"
+
+
+def keep_curve(path: Path, num_steps: int) -> None:
+    """Keep the lines of the first steps; those beyond, and one that was cut, are dropped."""
+    if path.is_file():
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        kept = [line for line in whole if json.loads(line)["step"] < num_steps]
+        write_atomically(path, "".join(f"{line}\n" for line in kept))
+
+
+def quantized_file(directory: Path) -> Path:
+    """What taking a model to int8 has given so far, replaced after every stage; becomes part of `result.json`."""
+    return directory / "rank0.quantized.json"
+
+
+def start_file(directory: Path) -> Path:
+    """Where a training run went on from, written before its first step; stays with the trial."""
+    return directory / "start.json"
+
+
+def checkpoint_directory(directory: Path, course: Course) -> Path:
+    """Where a training run keeps its checkpoints."""
+    return Path(course.checkpoints) if course.checkpoints else directory / "checkpoints"
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """The checkpoints that were completed, oldest first."""
+    return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name) and path.is_dir())
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel kill this process when its parent dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def kill_group(pid: int) -> bool:
+    """End what is in a rank's process group; False where there is none: it has ended, or does not lead one yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def remove_scratch(directory: Path) -> None:
+    """Remove what the result replaces."""
+    for pattern in ("rank*.csv", "rank*.json", "host*.json", "rendezvous-*.json", "curve.jsonl"):
+        for file in directory.glob(pattern):
+            file.unlink()
+    remove_stored(directory)
+
+
+def remove_stored(directory: Path) -> None:
+    """Remove the stored sets of a trial."""
+    shutil.rmtree(scratch_directory(directory), ignore_errors=True)
+
+
+NUM_BYTES = 8
+"""Of one replica's seconds, a double."""
+
+
+def clock_file(directory: Path) -> Path:
+    """Shared while the trial runs; the parent removes it."""
+    return directory / "replicas.clock"
+
+
+def make_replica_clock(directory: Path, num_replicas: int) -> memoryview[float]:
+    """One double for each replica, which both sides see at once, at 0; stays mapped as long as the process lives."""
+    path = clock_file(directory)
+    path.write_bytes(bytes(NUM_BYTES * num_replicas))
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+
+
+def open_replica_clock(directory: Path, num_replicas: int, stack: ExitStack) -> memoryview[float] | None:
+    """What the rank has made; None: not yet. Unmapped with the stack."""
+    path = clock_file(directory)
+    if not path.is_file() or path.stat().st_size < NUM_BYTES * num_replicas:
+        return None
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    bytes_view = memoryview(mapped)
+    seconds = bytes_view.cast("d")
+    stack.callback(mapped.close)
+    stack.callback(bytes_view.release)
+    stack.callback(seconds.release)
+    return seconds

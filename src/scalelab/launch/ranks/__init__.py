@@ -1,0 +1,1 @@
+"""Who a rank is, where it runs, and which cores it may use."""

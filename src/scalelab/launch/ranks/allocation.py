@@ -1,0 +1,113 @@
+"""The nodes that a batch system has given to this job, from the variables that it sets.
+
+    Slurm   SLURM_JOB_ID, SLURM_JOB_NUM_NODES, SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE, SLURM_JOB_CPUS_PER_NODE
+    PBS     PBS_JOBID and PBS_NODEFILE, where a node stands once for every process that was asked for; NCPUS
+    LSF     LSB_JOBID and LSB_MCPU_HOSTS: pairs of a node and its slots. Where ranks are started by jsrun the first pair
+            is the node that the job's script runs on, with one slot, and no rank runs there
+
+Nothing here says which rank this process is: that is `discovery.py`'s question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scalelab.errors import RankUnknown
+from scalelab.launch.ranks.lists import expand_tasks, find_first_host, read_node_file
+
+Scheduler = Literal["slurm", "pbs", "lsf"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What one job may use."""
+
+    scheduler: Scheduler
+    job_id: str
+    num_nodes: int
+    first_node: str
+    tasks_per_node: int | None = None
+    """Processes requested per node; None: unknown."""
+    cores_per_node: int | None = None
+
+
+def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
+    """The allocation that this process is in; None: it is in none."""
+    if variables.get("SLURM_JOB_ID"):
+        return _read_slurm(variables)
+    if variables.get("PBS_JOBID"):
+        return _read_pbs(variables)
+    if variables.get("LSB_JOBID"):
+        return _read_lsf(variables)
+    return None
+
+
+def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: int | None = None) -> int:
+    """The maximum number of ranks per node: nodes are filled one after the other, up to their request."""
+    if given is not None:
+        return min(given, num_ranks)
+    if allocation is None:
+        return num_ranks
+    evenly = -(-num_ranks // allocation.num_nodes)
+    return min(num_ranks, max(evenly, allocation.tasks_per_node or 1))
+
+
+def _read_slurm(variables: Mapping[str, str]) -> Allocation:
+    nodes = variables.get("SLURM_JOB_NODELIST", "")
+    return Allocation(
+        scheduler="slurm",
+        job_id=variables["SLURM_JOB_ID"],
+        num_nodes=_read_number(variables, "SLURM_JOB_NUM_NODES") or _read_number(variables, "SLURM_NNODES") or 1,
+        first_node=find_first_host(nodes) or "",
+        tasks_per_node=_read_most(variables, "SLURM_TASKS_PER_NODE"),
+        cores_per_node=_read_least(variables, "SLURM_JOB_CPUS_PER_NODE"),
+    )
+
+
+def _read_pbs(variables: Mapping[str, str]) -> Allocation:
+    job_id, file = variables["PBS_JOBID"], variables.get("PBS_NODEFILE")
+    if not file:
+        return Allocation(scheduler="pbs", job_id=job_id, num_nodes=1, first_node="")
+    nodes = read_node_file(Path(file))
+    if not nodes:
+        raise RankUnknown(f"PBS_NODEFILE={file!r} lists no nodes: is the job still running?")
+    num_lines = len(Path(file).read_text(encoding="utf-8").split())
+    return Allocation(
+        scheduler="pbs",
+        job_id=job_id,
+        num_nodes=len(nodes),
+        first_node=nodes[0],
+        tasks_per_node=num_lines // len(nodes),
+        cores_per_node=_read_number(variables, "NCPUS"),
+    )
+
+
+def _read_lsf(variables: Mapping[str, str]) -> Allocation:
+    words = variables.get("LSB_MCPU_HOSTS", "").split()
+    slots = {node: int(count) for node, count in zip(words[::2], words[1::2], strict=False) if count.isdigit()}
+    first = next(iter(slots), "")
+    if len(slots) > 1 and slots[first] == 1 and min(list(slots.values())[1:]) > 1:
+        del slots[first]
+    return Allocation(
+        scheduler="lsf",
+        job_id=variables["LSB_JOBID"],
+        num_nodes=max(1, len(slots)),
+        first_node=next(iter(slots), ""),
+        cores_per_node=min(slots.values(), default=None),
+    )
+
+
+def _read_number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read_most(variables: Mapping[str, str], name: str) -> int | None:
+    return max(expand_tasks(variables[name], variable=name)) if variables.get(name) else None
+
+
+def _read_least(variables: Mapping[str, str], name: str) -> int | None:
+    return min(expand_tasks(variables[name], variable=name)) if variables.get(name) else None

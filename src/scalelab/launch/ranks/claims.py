@@ -1,0 +1,320 @@
+"""What each launcher tells a process about its rank, in environment variables.
+
+A claim is what one of them says; `SOURCES` has a reader for every launcher, the innermost first. Facts:
+
+    torchrun     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), beside TORCHELASTIC_RUN_ID
+    Open MPI     OMPI_COMM_WORLD_*; its NODE_RANK counts the ranks of one node, it is no index of nodes
+    MVAPICH      MV2_COMM_WORLD_*, from version 3 on MVP_COMM_WORLD_*
+    MPICH        PMI_RANK and PMI_SIZE beside MPI_LOCALRANKID and MPI_LOCALNRANKS, which only Hydra sets
+    Intel MPI    the same, and I_MPI_*
+    LSF jsrun    JSM_NAMESPACE_*
+    Flux         FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID, FLUX_JOB_NNODES; nobody says how many are on a node
+    Slurm        SLURM_PROCID and others, of a task only where SLURM_STEP_ID stands too: a job script has SLURM_PROCID=0
+                 without being a task. SLURM_GTIDS lists the tasks of the node. SLURM_NTASKS_PER_NODE is there only when
+                 the flag was given, and SLURM_NTASKS may be the job's, so that neither comes first
+    PALS         PALS_*, and PMI_* beside it on Polaris; the file PALS_APINFO has the whole job (`apinfo.py`). Slurm and
+                 Flux set these too on a Cray EX
+    PMI          PMI_RANK and PMI_SIZE alone: srun --mpi=pmi2
+    PMIx         PMIX_RANK alone, which nobody can do anything with
+    environment  RANK and WORLD_SIZE alone: somebody's own script
+
+The file in which PALS describes a job, for Cray's PMI library: who is where.
+
+Slurm and Flux write the same on a Cray EX. It has a header and tables whose places the header gives, in the machine's
+own byte order; only version 1, and only what it says of ranks, is read. On Aurora it is the one source that knows how
+many ranks there are when nodes have different numbers of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalelab.errors import RankUnknown
+from scalelab.launch.ranks.lists import expand_tasks
+
+HEADER = struct.Struct("@in" + 4 * "nni")
+"""Version, total size; then size, offset and count of profiles, commands, ranks and nodes."""
+PLACE = struct.Struct("@iii")
+"""Of a rank: its number on the node, its command, its node."""
+VERSION = 1
+MOST_RANKS = 10_000_000
+
+
+def read_apinfo(path: Path) -> list[tuple[int, int]] | None:
+    """The local rank and the node of every rank; None where the file cannot be read, or is of another version."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < HEADER.size:
+        return None
+    fields = HEADER.unpack_from(data)
+    version, size, offset, num_ranks = fields[0], *fields[8:11]
+    is_whole = 0 < num_ranks <= MOST_RANKS and offset > 0 and offset + size * num_ranks <= len(data)
+    if version != VERSION or size < PLACE.size or not is_whole:
+        return None
+    places = [PLACE.unpack_from(data, offset + size * rank) for rank in range(num_ranks)]
+    return [(local_rank, node) for local_rank, _, node in places]
+
+
+Variables = Mapping[str, str]
+
+TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+SHELL_STEPS = ("4294967290", "4294967291")
+"""SLURM_INTERACTIVE_STEP and SLURM_BATCH_SCRIPT of slurm.h: the shell of salloc, and that of a job's script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one launcher says."""
+
+    source: str
+    rank: int
+    num_ranks: int | None = None
+    local_rank: int | None = None
+    num_local_ranks: int | None = None
+    node: int | None = None
+    num_nodes: int | None = None
+    variables: tuple[str, ...] = ()
+    """The ones that were read, for messages."""
+
+
+@dataclass
+class Reader:
+    """Reads numbers from variables and remembers which."""
+
+    variables: Variables
+    seen: list[str]
+
+    def number(self, *names: str) -> int | None:
+        """The first of them that is set; None: none is."""
+        for name in names:
+            text = self.variables.get(name, "").strip()
+            if text:
+                self.seen.append(name)
+                try:
+                    return int(text)
+                except ValueError:
+                    raise RankUnknown(
+                        f"{name}={text!r} is not a valid number: unset it, or start with a launcher"
+                    ) from None
+        return None
+
+    def claim(self, source: str, rank: int, **found: int | None) -> Claim:
+        return Claim(source=source, rank=rank, variables=tuple(self.seen), **found)
+
+
+def read_torchrun(variables: Variables) -> Claim | None:
+    if not variables.get("TORCHELASTIC_RUN_ID"):
+        return None
+    return _read_rank_and_world("torchrun", variables)
+
+
+def read_environment(variables: Variables) -> Claim | None:
+    if not (variables.get("RANK") and variables.get("WORLD_SIZE")):
+        return None
+    return _read_rank_and_world("environment", variables)
+
+
+def _read_rank_and_world(source: str, variables: Variables) -> Claim | None:
+    read = Reader(variables, [])
+    rank = read.number("RANK")
+    if rank is None:
+        return None
+    return read.claim(
+        source,
+        rank,
+        num_ranks=read.number("WORLD_SIZE"),
+        local_rank=read.number("LOCAL_RANK"),
+        num_local_ranks=read.number("LOCAL_WORLD_SIZE"),
+        node=read.number("GROUP_RANK"),
+        num_nodes=read.number("GROUP_WORLD_SIZE"),
+    )
+
+
+def _read_world(source: str, prefix: str) -> Callable[[Variables], Claim | None]:
+    """A launcher whose variables are PREFIX_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE."""
+
+    def read_it(variables: Variables) -> Claim | None:
+        read = Reader(variables, [])
+        rank = read.number(f"{prefix}_RANK")
+        if rank is None:
+            return None
+        return read.claim(
+            source,
+            rank,
+            num_ranks=read.number(f"{prefix}_SIZE"),
+            local_rank=read.number(f"{prefix}_LOCAL_RANK"),
+            num_local_ranks=read.number(f"{prefix}_LOCAL_SIZE"),
+        )
+
+    return read_it
+
+
+def read_hydra(variables: Variables) -> Claim | None:
+    read = Reader(variables, [])
+    local_rank = read.number("MPI_LOCALRANKID")
+    rank = read.number("PMI_RANK")
+    if local_rank is None or rank is None:
+        return None
+    return read.claim(
+        "Intel MPI" if variables.get("I_MPI_HYDRA_UUID") else "MPICH",
+        rank,
+        num_ranks=read.number("PMI_SIZE"),
+        local_rank=local_rank,
+        num_local_ranks=read.number("MPI_LOCALNRANKS"),
+    )
+
+
+def read_pals(variables: Variables) -> Claim | None:
+    read = Reader(variables, [])
+    rank = read.number("PALS_RANKID")
+    if rank is None:
+        return None
+    return read.claim(
+        "PALS",
+        rank,
+        num_ranks=read.number("PMI_SIZE"),
+        local_rank=read.number("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        num_local_ranks=read.number("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        node=read.number("PALS_NODEID"),
+    )
+
+
+def read_pals_file(variables: Variables) -> Claim | None:
+    """What PALS has written for the job, where this rank can read it."""
+    read = Reader(variables, [])
+    rank = read.number("PALS_RANKID")
+    places = read_apinfo(Path(variables["PALS_APINFO"])) if variables.get("PALS_APINFO") else None
+    if rank is None or places is None:
+        return None
+    read.seen.append("PALS_APINFO")
+    if not 0 <= rank < len(places):
+        raise RankUnknown(
+            f"PALS_APINFO={variables['PALS_APINFO']!r} has {len(places)} ranks, but PALS_RANKID is {rank}: unset both"
+        )
+    local_rank, node = places[rank]
+    return read.claim(
+        "PALS's file",
+        rank,
+        num_ranks=len(places),
+        local_rank=local_rank,
+        num_local_ranks=sum(place[1] == node for place in places),
+        node=node,
+        num_nodes=len({place[1] for place in places}),
+    )
+
+
+def read_flux(variables: Variables) -> Claim | None:
+    read = Reader(variables, [])
+    rank = read.number("FLUX_TASK_RANK")
+    if rank is None:
+        return None
+    return read.claim(
+        "Flux",
+        rank,
+        num_ranks=read.number("FLUX_JOB_SIZE"),
+        local_rank=read.number("FLUX_TASK_LOCAL_ID"),
+        num_nodes=read.number("FLUX_JOB_NNODES"),
+    )
+
+
+def read_slurm(variables: Variables) -> Claim | None:
+    """A task of a step; None in a job script and in an interactive shell."""
+    read = Reader(variables, [])
+    if not variables.get("SLURM_STEP_ID") or is_shell(variables):
+        return None
+    rank = read.number("SLURM_PROCID")
+    if rank is None:
+        return None
+    node = read.number("SLURM_NODEID")
+    num_ranks, num_nodes = _read_tasks(read, node), read.number("SLURM_STEP_NUM_NODES")
+    _refuse_components(variables)
+    return read.claim(
+        "Slurm",
+        rank,
+        num_ranks=num_ranks,
+        local_rank=read.number("SLURM_LOCALID"),
+        num_local_ranks=_count_local_tasks(read, rank, node),
+        node=node,
+        num_nodes=num_nodes,
+    )
+
+
+def is_shell(variables: Variables) -> bool:
+    """Whether Slurm started an interactive shell, not a rank: salloc's, or `srun -n 1 --pty bash`."""
+    is_alone = variables.get("SLURM_STEP_NUM_TASKS") == "1"
+    return variables.get("SLURM_STEP_ID", "") in SHELL_STEPS or (is_alone and bool(variables.get("SLURM_PTY_PORT")))
+
+
+def _read_tasks(read: Reader, node: int | None) -> int | None:
+    """The number of tasks of the step, which two variables must agree on."""
+    num_ranks = read.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    text = read.variables.get(TASKS_PER_NODE)
+    if not text:
+        return num_ranks
+    counts = expand_tasks(text, variable=TASKS_PER_NODE)
+    if num_ranks is not None and sum(counts) != num_ranks:
+        raise RankUnknown(
+            f"{TASKS_PER_NODE}={text!r} adds up to {sum(counts)} tasks, but {read.seen[-1]} is {num_ranks}: start with"
+            " srun, or unset them"
+        )
+    if node is not None and node >= len(counts):
+        raise RankUnknown(
+            f"SLURM_NODEID={node} is out of range for the {len(counts)} nodes of {TASKS_PER_NODE}={text!r}: unset both"
+        )
+    return sum(counts)
+
+
+def _count_local_tasks(read: Reader, rank: int, node: int | None) -> int | None:
+    """How many tasks of the step are on this node, by the list of them and by the counts of all nodes."""
+    text, listed = read.variables.get(TASKS_PER_NODE), read.variables.get("SLURM_GTIDS")
+    counted = None
+    if text and node is not None:
+        read.seen.append(TASKS_PER_NODE)
+        counted = expand_tasks(text, variable=TASKS_PER_NODE)[node]
+    if not listed:
+        return counted
+    read.seen.append("SLURM_GTIDS")
+    tasks = listed.split(",")
+    if str(rank) not in tasks or counted not in (None, len(tasks)):
+        raise RankUnknown(
+            f"SLURM_GTIDS={listed!r} does not match the {counted or 'tasks'} of this node, which include rank {rank}"
+            f" (SLURM_PROCID, {TASKS_PER_NODE}): start with srun, or unset them"
+        )
+    return len(tasks)
+
+
+def _refuse_components(variables: Variables) -> None:
+    """In a step over several components of a heterogeneous job the numbers are one component's."""
+    if variables.get("SLURM_HET_SIZE", "0").strip() not in ("", "0", "1") and not variables.get("PMI_SIZE"):
+        raise RankUnknown(
+            f"SLURM_HET_SIZE={variables['SLURM_HET_SIZE']}: a step of a heterogeneous job can span several components,"
+            " but Slurm's variables count only one: set RANK and WORLD_SIZE and unset SLURM_STEP_ID, or use torchrun"
+        )
+
+
+def read_pmix(variables: Variables) -> Claim | None:
+    read = Reader(variables, [])
+    rank = read.number("PMIX_RANK")
+    return None if rank is None else read.claim("PMIx", rank)
+
+
+SOURCES: dict[str, Callable[[Variables], Claim | None]] = {
+    "torchrun": read_torchrun,
+    "Open MPI": _read_world("Open MPI", "OMPI_COMM_WORLD"),
+    "MVAPICH": _read_world("MVAPICH", "MVP_COMM_WORLD"),
+    "MVAPICH2": _read_world("MVAPICH2", "MV2_COMM_WORLD"),
+    "MPICH": read_hydra,
+    "Flux": read_flux,
+    "LSF jsrun": _read_world("LSF jsrun", "JSM_NAMESPACE"),
+    "Slurm": read_slurm,
+    "PALS": read_pals,
+    "PALS's file": read_pals_file,
+    "PMI": _read_world("PMI", "PMI"),
+    "PMIx": read_pmix,
+}
+"""Innermost first: a launcher inside another's job sets its variables beside the other's."""

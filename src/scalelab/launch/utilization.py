@@ -1,0 +1,369 @@
+"""How busy cores and GPUs are while a trial runs, seen from outside its ranks.
+
+A thread of the parent looks twenty times a second. What it looks at depends on who owns the device:
+
+    rank 0 …          the processor time of the rank's process, all threads together, over that of its cores. The
+                      kernel keeps it to the nanosecond, and what other programs do is not in it
+    replica 0 …       each replica of an emulated `dp`. Replicas are threads of one process, which adds up what each
+                      used (`replica_clock.py`); what the process used besides belongs to replica 0. With several
+                      cores per replica those are looked at instead: the kernel counts a core's time in ticks of
+                      10 ms, and for all programs
+    all replicas      the same process as a whole
+    other programs    what the cores of all ranks did beyond the ranks' own processes
+    gpu 0 …           NVML's utilization: the share of time in which at least one kernel ran; and the memory in use
+
+NVML is read through the package nvidia-ml-py where it is installed (`pip install 'scalelab[gpu]'`), otherwise from
+nvidia-smi; without either nothing is known, and the result is empty. Only trials that ask are looked at. Processes
+that a rank starts, such as loader workers, count as other programs.
+
+On a cluster the process beside every rank looks at that rank alone (`watch_rank`), for nobody else is on its node.
+Ranks of emulated hosts are this machine's, and are looked at once all have said which processes they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from scalelab.launch.agreement import clock_file, open_replica_clock
+from scalelab.launch.ranks.affinity import assign_cores
+from scalelab.records.observations import DeviceLoad
+from scalelab.records.trial import Trial
+
+PERIOD_SECONDS = 0.05
+SLOW_PERIOD_SECONDS = 0.2
+"""For nvidia-smi, which takes tens of milliseconds to answer."""
+OTHERS = "other programs"
+PROCESS = "all replicas"
+
+
+class Reader(Protocol):
+    """Samples devices; the first sample only starts the interval."""
+
+    period_seconds: float
+
+    def read(self) -> list[DeviceLoad]: ...
+
+
+FindPids = Callable[[], list[int] | None]
+"""The processes of all ranks; None: not all have begun."""
+
+
+@contextmanager
+def watch_devices(
+    trial: Trial,
+    directory: Path,
+    pids: Sequence[int] | FindPids,
+    cores: Sequence[Sequence[int]],
+    num_gpus: int | None = None,
+) -> Iterator[list[DeviceLoad]]:
+    """Fills the list that it gives for as long as the block lasts; a trial that does not ask has it stay empty.
+
+    `num_gpus` says how many of this host's GPUs are looked at; None: one for every rank.
+    """
+    loads: list[DeviceLoad] = []
+    if "utilization" not in trial.instruments:
+        yield loads
+        return
+    with ExitStack() as stack:
+        if trial.device == "cuda":
+            reader = open_gpus(num_gpus or trial.num_ranks, stack)
+        elif callable(pids):
+            reader = LateReader(pids, lambda found: make_reader(trial, directory, found, cores, stack))
+        else:
+            reader = make_reader(trial, directory, pids, cores, stack)
+        if reader is None:
+            yield loads
+            return
+        is_over = threading.Event()
+        thread = threading.Thread(target=_look, args=(reader, is_over, loads), name="utilization", daemon=True)
+        thread.start()
+        try:
+            yield loads
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@contextmanager
+def watch_rank(
+    trial: Trial, directory: Path, *, pid: int, cores: Sequence[int], rank: int, gpu: int
+) -> Iterator[list[DeviceLoad]]:
+    """One rank of several, by who runs beside it on its node: `gpu` is its device's number there.
+
+    What others do on its cores is only known where no other rank may use them.
+    """
+    if trial.num_processes == 1:
+        with watch_devices(trial, directory, [pid], [cores]) as loads:
+            yield loads
+        return
+    with watch_devices(trial, directory, [pid], [cores], num_gpus=gpu + 1) as loads:
+        yield loads
+    names = {f"gpu {gpu}": f"gpu {rank}"} if trial.device == "cuda" else {"rank 0": f"rank {rank}"}
+    if trial.bind != "none" and not trial.is_oversubscribed:
+        names[OTHERS] = OTHERS
+    loads[:] = [replace(load, device=names[load.device]) for load in loads if load.device in names]
+
+
+def make_reader(
+    trial: Trial, directory: Path, pids: Sequence[int], cores: Sequence[Sequence[int]], stack: ExitStack
+) -> Reader:
+    """The samplers of a trial's processes."""
+    if not trial.is_emulated:
+        return RankReader(cores, pids)
+    stack.callback(clock_file(directory).unlink, missing_ok=True)
+    threads = trial.threads_per_rank + trial.spare_cores_per_rank
+    groups = assign_cores(trial.num_ranks, threads, cores[0])
+    if threads > 1:
+        return ReplicaCoreReader(groups, pids)
+    return ReplicaReader(groups, pids, lambda: open_replica_clock(directory, trial.num_ranks, stack))
+
+
+def _look(reader: Reader, is_over: threading.Event, loads: list[DeviceLoad]) -> None:
+    reader.read()
+    while not is_over.wait(reader.period_seconds):
+        loads += reader.read()
+
+
+class LateReader:
+    """Starts sampling once all ranks have reported their process ids."""
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(self, find_pids: FindPids, make: Callable[[list[int]], Reader]) -> None:
+        self._find_pids, self._make = find_pids, make
+        self._reader: Reader | None = None
+
+    def read(self) -> list[DeviceLoad]:
+        if self._reader is None:
+            pids = self._find_pids()
+            self._reader = None if pids is None else self._make(pids)
+        return [] if self._reader is None else self._reader.read()
+
+
+class RankReader:
+    """The processor time of processes, and of everybody else on their cores."""
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(self, cores: Sequence[Sequence[int]], pids: Sequence[int]) -> None:
+        self._cores = cores
+        self._clocks = [find_process_clock(pid) for pid in pids]
+        self._last = time.perf_counter()
+        self._own: list[float | None] = [None] * len(pids)
+        self._of_cores = CoreTimes(join_cores(cores))
+
+    def read(self) -> list[DeviceLoad]:
+        now, before = time.perf_counter(), self._last
+        own = [read_clock(clock) for clock in self._clocks]
+        shares = self._of_cores.read()
+        spent = [None if a is None or b is None else b - a for a, b in zip(self._own, own, strict=True)]
+        self._last, self._own = now, own
+        seconds = now - before
+        loads = [
+            make_load(now, seconds, f"rank {rank}", used / seconds / len(group))
+            for rank, (used, group) in enumerate(zip(spent, self._cores, strict=True))
+            if used is not None
+        ]
+        if loads and len(loads) == len(spent):
+            used_by_ranks = sum(used for used in spent if used is not None) / seconds / len(shares)
+            loads.append(make_load(now, seconds, OTHERS, sum(shares.values()) / len(shares) - used_by_ranks))
+        return loads
+
+
+class ReplicaReader:
+    """Replicas that have one core each: by the time that their process adds up for them.
+
+    It adds up a pass when the pass has ended, so an interval lasts until every other replica has ended one: the time
+    of a pass that is longer than the period would otherwise count in the interval of its end alone, and be cut there.
+    """
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(
+        self, cores: Sequence[Sequence[int]], pids: Sequence[int], open_clock: Callable[[], memoryview[float] | None]
+    ) -> None:
+        self._num_cores = len({core for group in cores for core in group})
+        self._process = RankReader([join_cores(cores)], pids)
+        self._open_clock = open_clock
+        self._clock: memoryview[float] | None = None
+        self._last: list[float] | None = None
+
+    def read(self) -> list[DeviceLoad]:
+        self._clock = self._clock or self._open_clock()
+        now = None if self._clock is None else list(self._clock)
+        if now and self._last and any(a == b for a, b in zip(self._last[1:], now[1:], strict=True)):
+            return []
+        before, self._last = self._last, now
+        process = self._process.read()
+        if before is None or self._last is None or not process:
+            return []
+        whole = process[0]
+        seconds = whole.interval_seconds
+        spent = [now - then for then, now in zip(before, self._last, strict=True)]
+        spent[0] = whole.busy * seconds * self._num_cores - sum(spent[1:])
+        replicas = [
+            make_load(whole.seconds, seconds, f"replica {number}", used / seconds) for number, used in enumerate(spent)
+        ]
+        return [*replicas, *name_process(process)]
+
+
+class ReplicaCoreReader:
+    """Replicas that have several cores each: by those cores."""
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(self, cores: Sequence[Sequence[int]], pids: Sequence[int]) -> None:
+        self._cores = cores
+        self._process = RankReader([join_cores(cores)], pids)
+        self._of_cores = CoreTimes(join_cores(cores))
+
+    def read(self) -> list[DeviceLoad]:
+        shares = self._of_cores.read()
+        process = self._process.read()
+        if not process:
+            return []
+        now, seconds = process[0].seconds, process[0].interval_seconds
+        replicas = [
+            make_load(now, seconds, f"replica {number}", sum(shares[core] for core in group) / len(group))
+            for number, group in enumerate(self._cores)
+        ]
+        return [*replicas, *name_process(process)]
+
+
+def join_cores(cores: Sequence[Sequence[int]]) -> list[int]:
+    return sorted({core for group in cores for core in group})
+
+
+def name_process(loads: Sequence[DeviceLoad]) -> list[DeviceLoad]:
+    """The one process of an emulated dp is not one rank but all replicas."""
+    return [load if load.device == OTHERS else replace(load, device=PROCESS) for load in loads]
+
+
+class CoreTimes:
+    """The busy share of cores since the last reading."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._cores = cores
+        self._last = psutil.cpu_times(percpu=True)
+
+    def read(self) -> dict[int, float]:
+        now, before = psutil.cpu_times(percpu=True), self._last
+        self._last = now
+        return {core: _share_busy(before[core], now[core]) for core in self._cores}
+
+
+def _share_busy(before: Any, now: Any) -> float:
+    """All of a core's time that was not idle and not given to another machine; 0 where the clock has not ticked."""
+    passed = {name: getattr(now, name) - getattr(before, name) for name in now._fields if not name.startswith("guest")}
+    total = sum(passed.values())
+    unused = sum(passed.get(name, 0.0) for name in ("idle", "iowait", "steal"))
+    return max(0.0, 1 - unused / total) if total > 0 else 0.0
+
+
+def make_load(now: float, seconds: float, device: str, busy: float, memory: int | None = None) -> DeviceLoad:
+    """A share outside [0, 1], as two clocks that do not tick together can give, is cut."""
+    share = min(1.0, max(0.0, busy))
+    return DeviceLoad(seconds=now, device=device, busy=share, interval_seconds=seconds, memory_bytes=memory)
+
+
+def find_process_clock(pid: int) -> int | None:
+    """The kernel's clock of a process's processor time (clock_getcpuclockid(3)); None where there is none."""
+    find = getattr(ctypes.CDLL(None), "clock_getcpuclockid", None)
+    clock = ctypes.c_int()
+    if find is None or find(ctypes.c_int(pid), ctypes.byref(clock)) != 0:
+        return None
+    return clock.value
+
+
+def read_clock(clock: int | None) -> float | None:
+    """Seconds; None once the process has ended."""
+    try:
+        return None if clock is None else time.clock_gettime(clock)
+    except OSError:
+        return None
+
+
+def open_gpus(num_gpus: int, stack: ExitStack) -> Reader | None:
+    """NVML by its library, or by nvidia-smi; None: neither is here."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return SmiReader(num_gpus) if shutil.which("nvidia-smi") else None
+    try:
+        nvml.nvmlInit()
+        stack.callback(nvml.nvmlShutdown)
+        return NvmlReader(nvml, num_gpus)
+    except nvml.NVMLError:
+        return None
+
+
+def list_visible(num_gpus: int) -> list[str]:
+    """The driver's names of torch's first GPUs: CUDA_VISIBLE_DEVICES renumbers them."""
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return visible[:num_gpus] or [str(index) for index in range(num_gpus)]
+
+
+class NvmlReader:
+    """GPUs by the driver's own library."""
+
+    period_seconds = PERIOD_SECONDS
+
+    def __init__(self, nvml: Any, num_gpus: int) -> None:
+        self._nvml = nvml
+        self._handles = [
+            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+            for name in list_visible(num_gpus)
+        ]
+        self._last = time.perf_counter()
+
+    def read(self) -> list[DeviceLoad]:
+        now, seconds = time.perf_counter(), time.perf_counter() - self._last
+        self._last = now
+        loads = []
+        for number, handle in enumerate(self._handles):
+            try:
+                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+            except self._nvml.NVMLError:  # a slice of a GPU (MIG) has no utilization of its own
+                continue
+            loads.append(make_load(now, seconds, f"gpu {number}", busy, memory))
+        return loads
+
+
+class SmiReader:
+    """GPUs by nvidia-smi, asked again each time."""
+
+    period_seconds = SLOW_PERIOD_SECONDS
+
+    def __init__(self, num_gpus: int) -> None:
+        self._names = list_visible(num_gpus)
+        self._last = time.perf_counter()
+
+    def read(self) -> list[DeviceLoad]:
+        command = ["nvidia-smi", f"--id={','.join(self._names)}", "--query-gpu=utilization.gpu,memory.used"]
+        command.append("--format=csv,noheader,nounits")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        now, seconds = time.perf_counter(), time.perf_counter() - self._last
+        self._last = now
+        loads = []
+        for number, line in enumerate(done.stdout.splitlines()):
+            busy, _, memory = (part.strip() for part in line.partition(","))
+            if busy.isdigit() and memory.isdigit():
+                loads.append(make_load(now, seconds, f"gpu {number}", int(busy) / 100, int(memory) * 2**20))
+        return loads

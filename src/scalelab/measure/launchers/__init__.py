@@ -1,1 +1,0 @@
-"""How ranks come to life, seen from the parent: no torch here."""

@@ -1,1 +1,0 @@
-"""The memory of a step: recorded, forecast without allocating, and limited."""

@@ -1,1 +1,0 @@
-"""The Meter: records the steps of your own training loop into a run."""

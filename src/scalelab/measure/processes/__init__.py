@@ -1,1 +1,0 @@
-"""Programs that are started as processes: ranks under every launcher, and what the doctor asks for."""

@@ -1,1 +1,0 @@
-"""Where ranks are: the cores and devices each one owns."""

@@ -1,1 +1,0 @@
-"""Parallelization strategies: each is a function from model to model."""

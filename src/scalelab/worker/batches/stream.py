@@ -1,0 +1,174 @@
+"""One rank's batches: without end, of the right size, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from scalelab.errors import UsageError
+from scalelab.worker.randomness import find_generators, read_random_state, restore_random_state
+
+
+class BatchStream:
+    """Batches without end, on the device: started again when they run out.
+
+    The first batch is checked for its size, and so is the last of an epoch, which a loader without `drop_last` makes
+    smaller than the others: steps on it would be too fast. Checking every batch would cost every step.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        move: Callable[[Any], Any] | None,
+        batch_size: int,
+        *,
+        keeps_position: bool = False,
+    ) -> None:
+        """`keeps_position` is for training runs: `read_position` works, at a tenth of a millisecond per epoch, and a
+        smaller last batch is trained on and not refused.
+        """
+        self._batches = batches
+        self._keeps_position = keeps_position
+        self._move = move
+        self._batch_size = batch_size
+        self._last: Any = None
+        self._iterator: Iterator[Any]
+        self._num_taken = 0
+        self._begin_epoch(0, is_told=False)
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            batch = self._start_again()
+        if self._last is None:
+            self._check_size(batch, "let build() take batch_size and use it")
+        self._index += 1
+        self._num_taken += 1
+        self._last = batch
+        return batch if self._move is None else self._move(batch)
+
+    @property
+    def last(self) -> Any:
+        """The last batch, unchanged."""
+        return self._last
+
+    @property
+    def epochs_done(self) -> float:
+        """Passes over the data so far; whole ones only if the data has no length."""
+        length = self._count()
+        return self._epoch + (self._index / length if length else 0.0)
+
+    def _count(self) -> int | None:
+        """Batches per epoch, if known."""
+        try:
+            return len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def read_position(self) -> dict[str, Any]:
+        """The position in the stream: the epoch, its batches so far, and its initial random state."""
+        assert self._keeps_position
+        return {"epoch": self._epoch, "index": self._index, "random": self._random_at_start}
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Continue from a position: data that can `seek` jumps there; other data replays the epoch.
+
+        A generator cannot begin again: what has been taken from it already is not skipped once more.
+        """
+        seek = getattr(self._batches, "seek", None)
+        num_skipped = position["index"] - (self._num_taken if self._iterator is self._batches else 0)
+        restore_random_state(position["random"])
+        for generator, state in zip(find_generators(self._batches), position["random"]["generators"], strict=True):
+            generator.set_state(state)
+        if seek is not None:
+            seek(position["index"])
+        self._begin_epoch(position["epoch"])
+        if seek is None:
+            for _ in range(num_skipped):
+                next(self._iterator)
+        self._index = position["index"]
+
+    def _read_random(self) -> dict[str, Any]:
+        """What the order of an epoch may be drawn from: every global source, and the loader's own generators."""
+        return read_random_state() | {"generators": [g.get_state() for g in find_generators(self._batches)]}
+
+    def _begin_epoch(self, epoch: int, *, is_told: bool = True) -> None:
+        self._epoch, self._index = epoch, 0
+        if is_told:
+            for part in (self._batches, getattr(self._batches, "sampler", None)):
+                set_epoch = getattr(part, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+        self._random_at_start = self._read_random() if self._keeps_position else None
+        self._iterator = iter(self._batches)
+
+    def _start_again(self) -> Any:
+        if self._epoch == 0 and self._last is not None and not self._keeps_position:
+            self._check_size(self._last, "the last batch of the epoch is smaller, use drop_last=True")
+        self._begin_epoch(self._epoch + 1)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            if self._last is None:
+                raise UsageError("build() returned no batches: return at least one") from None
+            raise UsageError(
+                "the batches ran out and cannot be iterated again: return a list, a DataLoader or an"
+                " infinite generator from build()"
+            ) from None
+
+    def _check_size(self, batch: Any, advice: str) -> None:
+        if not could_hold(batch, self._batch_size):
+            raise UsageError(
+                f"build() returned a batch of {count_samples(batch)} samples, but this trial needs {self._batch_size}"
+                f" on each rank: {advice}"
+            )
+
+
+def could_hold(batch: Any, num_samples: int) -> bool:
+    """Whether a batch may be one of so many samples.
+
+    Most are tensors with the samples first. Some models want the sequence first (T, B, F), and some a list with one
+    entry per sample: these pass too, and so does what has no tensor at all.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.ndim == 0 or batch.shape[0] == num_samples or (batch.ndim > 2 and batch.shape[1] == num_samples)
+    parts = list_parts(batch)
+    tensors = [part for part in parts if count_samples(part) is not None]
+    return not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples)
+
+
+def count_samples(batch: Any) -> int | None:
+    """The leading dimension of the first tensor in a batch; None when there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else None
+    return next((found for part in list_parts(batch) if (found := count_samples(part)) is not None), None)
+
+
+def list_parts(batch: Any) -> list[Any]:
+    """What a batch is made of, if it is a collection."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, list | tuple) else []
+
+
+def make_mover(device: torch.device, dtype: torch.dtype) -> Callable[[Any], Any]:
+    """A function that brings a nest of tensors to the device, and its floating-point ones to the dtype."""
+
+    def move(batch: Any) -> Any:
+        if isinstance(batch, torch.Tensor):
+            wanted = dtype if batch.is_floating_point() else batch.dtype
+            return batch.to(device, wanted, non_blocking=True)
+        if isinstance(batch, Mapping):
+            return {key: move(value) for key, value in batch.items()}
+        if isinstance(batch, list | tuple):
+            moved = [move(value) for value in batch]
+            return batch._make(moved) if hasattr(batch, "_make") else type(batch)(moved)
+        return batch
+
+    return move

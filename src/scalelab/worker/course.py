@@ -1,0 +1,310 @@
+"""A real training run on one rank: steps, lines, evaluations, profiler, checkpoints.
+
+The steps are those of the measurements, with the same two clock readings. What happens between them (reading the loss
+of the other ranks, evaluating, saving) is not part of any step's time. Rank 0 appends every line to `curve.jsonl`,
+which the parent prints as it grows. After an interruption the lines and samples beyond the checkpoint are dropped,
+because those steps are taken again.
+
+Loss and accuracy: on the training's own batches where that is free, and on the test data.
+
+The model's output is taken from where it comes out, by a forward hook, so that this works for any loss of model and
+batch. In training only outputs of one row per sample are kept until the line is written: those of a language model
+are as large as everything else together.
+
+How much the gradients of samples differ, seen inside a training: two squared norms per step.
+
+A step that accumulates has, after its first pass, the gradient of b samples in `.grad`, and after its last the
+gradient of all B. Their squared norms are read where the gradients are, at the marks that every step makes at the end
+of a backward pass, so that the training itself is not changed. What they say about the noise is computed from the lines
+of the training, in `analysis/learning.py`.
+
+The gradient of the first pass is there divided by the number of passes, and by nothing of other ranks: DDP has not
+exchanged it yet. With a loss scale, both are multiplied by it. FSDP's ranks hold pieces, and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scalelab.errors import UsageError
+from scalelab.launch.agreement import (
+    checkpoint_directory,
+    curve_file,
+    keep_curve,
+    samples_file,
+    start_file,
+)
+from scalelab.records.files import write_atomically, write_json
+from scalelab.records.observations import CurvePoint
+from scalelab.records.samples import read_partial_samples, render_samples
+from scalelab.records.strategies import FSDP
+from scalelab.records.trial import StepKind, StepSample, Trial, to_builtins
+from scalelab.worker.batches.stream import BatchStream, count_samples, list_parts
+from scalelab.worker.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
+from scalelab.worker.instruments.profiles import RankProfiler, find_profile_file
+from scalelab.worker.loop import RawStep, is_so_everywhere, make_sample
+from scalelab.worker.randomness import untouched_randomness
+from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.training import Training
+
+NO_BATCH = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well the model does, over all ranks."""
+
+    loss: float
+    accuracy: float | None
+    """The share of right answers; None where the output has no classes."""
+
+
+class OutputTap:
+    """Keeps the output of the model's last forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.output: torch.Tensor | None = None
+        self._handle = model.register_forward_hook(self._keep)
+
+    def _keep(self, model: nn.Module, _: Any, output: Any) -> None:
+        is_small = isinstance(output, torch.Tensor) and output.ndim == 2
+        self.output = output.detach() if isinstance(output, torch.Tensor) and (is_small or not model.training) else None
+
+    def close(self) -> None:
+        self.output = None
+        self._handle.remove()
+
+
+def count_right(output: torch.Tensor | None, batch: Any) -> tuple[int, int]:
+    """Correct and total predictions if the batch is a pair with class labels; else two zeros."""
+    parts = list_parts(batch)
+    if output is None or len(parts) != 2 or not isinstance(parts[1], torch.Tensor):
+        return 0, 0
+    target = parts[1].to(output.device)
+    if target.is_floating_point() or output.ndim != target.ndim + 1 or output.shape[:-1] != target.shape:
+        return 0, 0
+    return int((output.argmax(-1) == target).sum()), target.numel()
+
+
+def score_step(training: Training, loss: float, tap: OutputTap, batch: Any) -> Score:
+    """The loss of a step, the mean over ranks, and the accuracy of its last pass."""
+    return gather_score(training, [loss, 1.0, *count_right(tap.output, batch)])
+
+
+def evaluate(training: Training, tap: OutputTap) -> Score:
+    """Loss and accuracy on the test data; leaves neither the model nor the random state changed."""
+    totals = [0.0, 0.0, 0.0, 0.0]
+    move = training.move or (lambda batch: batch)
+    with untouched_randomness(), eval_mode(training.model), torch.no_grad():
+        for raw in take_together(training):
+            batch = move(raw)
+            num_samples = count_samples(batch) or 1
+            loss = training.loss(training.model, batch).item()
+            right, answers = count_right(tap.output, batch)
+            for index, value in enumerate((loss * num_samples, num_samples, right, answers)):
+                totals[index] += value
+        tap.output = None
+    return gather_score(training, totals)
+
+
+def take_together(training: Training) -> Iterator[Any]:
+    """This rank's test batches; raises `UsageError` on all ranks where one has more of them than another.
+
+    A forward pass of a sharded model is done by all ranks or none, so this is agreed on before every batch.
+    """
+    assert training.test_batches is not None
+    iterator, num_taken = iter(training.test_batches), 0
+    while True:
+        batch = next(iterator, NO_BATCH)
+        if not is_so_everywhere(batch is not NO_BATCH, training):
+            break
+        num_taken += 1
+        yield batch
+    if not is_so_everywhere(batch is NO_BATCH, training):
+        raise UsageError(
+            f"some ranks have only {num_taken} test batches, others have more: return the same number on every rank"
+        )
+    if not num_taken:
+        raise UsageError("test_batches is empty: return a list or a DataLoader from build()")
+
+
+def gather_score(training: Training, totals: list[float]) -> Score:
+    """Sum over ranks: weighted losses, weights, right answers, answers."""
+    if dist.is_initialized():
+        device = next(training.model.parameters()).device
+        summed = torch.tensor(totals, dtype=torch.float64, device=device)
+        dist.all_reduce(summed)
+        totals = summed.tolist()
+    loss, weight, right, answers = totals
+    return Score(loss=loss / weight if weight else float("nan"), accuracy=right / answers if answers else None)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+class GradientNoise:
+    """The squared norms of a step's gradients, after its first pass and after its last."""
+
+    def __init__(self, trial: Trial, training: Training) -> None:
+        if trial.accumulation < 2:
+            raise UsageError(
+                f"the gradient noise scale needs at least two passes per step, and a step of {trial.batch_per_rank}"
+                " samples has one: set --micro-batch to at most half of that"
+            )
+        if trial.strategy in FSDP:
+            raise UsageError(
+                f"the gradient noise scale needs full gradients, and {trial.strategy} shards them: use ddp"
+            )
+        self._training = training
+        self._num_passes = 0
+        self.small: float | None = None
+        """Of the first pass; None if not finite."""
+        self.large: float | None = None
+        """Of the whole step."""
+
+    def begin(self) -> None:
+        """Before a step."""
+        self._num_passes = 0
+        self.small = self.large = None
+
+    def mark(self, phase: str) -> None:
+        """Called where a phase ends."""
+        if phase != "backward":
+            return
+        self._num_passes += 1
+        if self._num_passes == 1:
+            self.small = self._read_square(self._training.accumulation)
+        if self._num_passes == self._training.accumulation:
+            self.large = self._read_square(1)
+
+    def _read_square(self, factor: float) -> float | None:
+        """The squared norm of what is in `.grad`, multiplied by a factor and without the loss scale."""
+        parameters = self._training.model.parameters()
+        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in parameters if p.grad is not None]
+        scale = self._training.scaler.get_scale() if self._training.scaler else 1.0
+        square = (float(torch.stack(norms).norm()) * factor / scale) ** 2 if norms else math.nan
+        return square if math.isfinite(square) else None
+
+
+class CourseRun:
+    """One rank's part of a training run."""
+
+    def __init__(self, trial: Trial, training: Training, rank: int, directory: Path, samples: list[StepSample]) -> None:
+        assert trial.course is not None
+        assert isinstance(training.batches, BatchStream)
+        self._trial, self._course, self._training = trial, trial.course, training
+        self._batches: BatchStream = training.batches
+        self._rank, self._directory, self._samples = rank, directory, samples
+        self._num_steps = training.num_steps
+        self._checkpoints = checkpoint_directory(directory, trial.course)
+        self._num_written = self._num_epochs = 0
+        self._tap = OutputTap(training.model)
+        self._noise = GradientNoise(trial, training) if "gradient_noise" in trial.instruments else None
+
+    def run(self) -> None:
+        """From the last whole checkpoint, or the beginning, to the end."""
+        first = self._begin()
+        trace = find_profile_file(self._trial, self._directory, self._rank, self._num_steps)
+        profiler = RankProfiler(self._course, trace, first)
+        try:
+            for step in range(first, self._num_steps):
+                self._take(step, profiler.kind_of(step))
+                profiler.advance()
+                self._finish(step + 1)
+        finally:
+            profiler.close()
+            self._write_samples()
+            self._tap.close()
+
+    def _begin(self) -> int:
+        """Continue from a checkpoint if there is one; returns the first step."""
+        found, damaged = find_checkpoint(self._checkpoints)
+        wait_for_all()
+        first = load_checkpoint(found, self._training, self._trial, self._rank) if found else 0
+        file = samples_file(self._directory, self._rank)
+        self._samples += [sample for sample in read_partial_samples(file) if sample.step < first]
+        self._num_written = len(self._samples)
+        write_atomically(file, render_samples(self._samples))
+        self._num_epochs = int(self._batches.epochs_done)
+        if self._rank == 0:
+            clear_leftovers(self._checkpoints, first)
+            keep_curve(curve_file(self._directory), first)
+            write_json(start_file(self._directory), {"step": first, "damaged": damaged})
+        return first
+
+    def _take(self, step: int, kind: StepKind) -> None:
+        training = self._training
+        rate = float(training.optimizer.param_groups[0]["lr"])
+        if self._noise:
+            self._noise.begin()
+        training.synchronize()
+        start = perf_counter()
+        loss = take_step(training, self._noise.mark if self._noise else mark_nothing)
+        training.synchronize()
+        raw = RawStep(start, perf_counter(), loss.item())
+        self._samples.append(make_sample(self._rank, step, kind, raw))
+        if (step + 1) % self._course.log_every == 0 or step + 1 == self._num_steps:
+            score = score_step(training, raw.loss, self._tap, self._batches.last)
+            self._write_line(step, score, raw.end - raw.start, rate)
+        self._tap.output = None
+
+    def _finish(self, num_done: int) -> None:
+        """What is due after a step: an evaluation, a checkpoint, writing out what was measured."""
+        is_end = num_done == self._num_steps
+        is_due = self._is_evaluation_due(num_done)
+        if self._training.test_batches is not None and (is_end or is_due):
+            start = perf_counter()
+            self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
+        every = self._course.checkpoint_every
+        if self._course.keep and (is_end or (every is not None and num_done % every == 0)):
+            self._write_samples()
+            save_checkpoint(
+                self._checkpoints, num_done, self._training, self._trial, self._rank, keep=self._course.keep
+            )
+        elif num_done % max(self._course.log_every, 10) == 0:
+            self._write_samples()
+
+    def _is_evaluation_due(self, num_done: int) -> bool:
+        """By the count of steps, or when another epoch has been completed."""
+        before, self._num_epochs = self._num_epochs, int(self._batches.epochs_done)
+        every = self._course.evaluate_every
+        return num_done % every == 0 if every is not None else self._num_epochs > before
+
+    def _write_line(self, step: int, score: Score, seconds: float, rate: float | None) -> None:
+        if self._rank != 0:
+            return
+        point = CurvePoint(
+            step=step,
+            epoch=self._batches.epochs_done,
+            loss=score.loss if math.isfinite(score.loss) else None,
+            accuracy=score.accuracy,
+            learning_rate=rate,
+            seconds=seconds,
+            is_evaluation=rate is None,
+            small_gradient_square=self._noise.small if self._noise and rate is not None else None,
+            large_gradient_square=self._noise.large if self._noise and rate is not None else None,
+        )
+        with curve_file(self._directory).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_builtins(point)) + "\n")
+
+    def _write_samples(self) -> None:
+        with samples_file(self._directory, self._rank).open("a", encoding="utf-8", newline="") as file:
+            file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
+        self._num_written = len(self._samples)

@@ -1,0 +1,170 @@
+"""A process that has imported torch once and forks ranks from then on: a trial starts in a tenth of a second.
+
+The local launcher runs it as `python -m`. It reads one JSON request per line and answers,
+over a pipe of its own that nothing else prints to, with events of one line each:
+
+    {"launch": {...}}            ->  {"launched": {"pids": [...]}} or {"refused": "why"}
+                                     {"exited": {"pid": …, "code": …}} as each rank ends
+
+Not multiprocessing's forkserver, for two reasons: that one runs the caller's main module again in every rank, which
+for a measuring tool means the user's script; and its children outlive a killed parent. Here, when the parent's end of
+the pipe closes for whatever reason, all ranks are killed; when the forkserver itself is killed, the kernel kills the
+ranks (`PR_SET_PDEATHSIG`). Every rank leads a process group of its own, so that what it started ends with it.
+
+Nothing here may compute with torch before forking: its thread pools do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.profiler
+
+from scalelab.launch.agreement import die_with_parent, kill_group, log_file
+from scalelab.worker.worker import Assignment, run_rank
+
+
+class ForkServer:
+    """Forks ranks on request and reports their ends."""
+
+    def __init__(self, requests: int, events: TextIO) -> None:
+        self._requests = requests
+        self._events = events
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        """Serve until the parent closes its end, then clean up."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._send({"ready": {"torch": torch.__version__}})
+        try:
+            self._answer(wake_read)
+        finally:
+            self._kill_children()
+
+    def _answer(self, wake_read: int) -> None:
+        pending = b""
+        while True:
+            ready, _, _ = select.select([self._requests, wake_read], [], [])
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._reap()
+            if self._requests in ready:
+                received = os.read(self._requests, 65536)
+                if not received:
+                    return
+                *lines, pending = (pending + received).split(b"\n")
+                for line in lines:
+                    self._launch(json.loads(line)["launch"])
+
+    def _launch(self, request: dict[str, Any]) -> None:
+        listener = None
+        try:
+            if request["needs_rendezvous"]:
+                listener = socket.create_server(("127.0.0.1", request["port"]), backlog=1024)
+        except OSError as error:
+            self._send({"refused": f"port {request['port']} on 127.0.0.1 is not free: {error.strerror}"})
+            return
+        pids = []
+        for rank, cores in enumerate(request["cores"]):
+            assignment = Assignment(
+                directory=request["directory"],
+                rank=rank,
+                local_rank=rank,
+                cores=tuple(cores),
+                port=listener.getsockname()[1] if listener else 0,
+                listen_fd=listener.fileno() if listener else None,
+            )
+            pids.append(self._fork(assignment))
+        if listener:
+            listener.close()
+        self._children.update(pids)
+        self._send({"launched": {"pids": pids}})
+
+    def _fork(self, assignment: Assignment) -> int:
+        server = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.close(self._events.fileno())
+            become_rank(assignment, server)
+            code = run_rank(assignment)
+            sys.stdout.flush()
+        except BaseException:  # noqa: BLE001 - the child must never return into the server
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            kill_group(pid)
+            self._send({"exited": {"pid": pid, "code": os.waitstatus_to_exitcode(status)}})
+
+    def _kill_children(self) -> None:
+        for pid in self._children:
+            if not kill_group(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _send(self, event: dict[str, Any]) -> None:
+        self._events.write(json.dumps(event) + "\n")
+        self._events.flush()
+
+
+def become_rank(assignment: Assignment, server: int) -> None:
+    """Leave the server behind: own process group, own log, default signals, death with the server."""
+    os.setsid()
+    die_with_parent(server)
+    if assignment.rank and assignment.listen_fd is not None:
+        os.close(assignment.listen_fd)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log = os.open(log_file(Path(assignment.directory), assignment.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(
+        RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank), GLOO_SOCKET_IFNAME=find_loopback()
+    )
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
+
+
+def find_loopback() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
+
+
+def main(events_fd: str) -> None:
+    """Serve over the standard input and the pipe that the parent handed over."""
+    gc.collect()
+    gc.freeze()
+    ForkServer(0, os.fdopen(int(events_fd), "w")).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

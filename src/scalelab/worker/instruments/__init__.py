@@ -1,0 +1,1 @@
+"""What a trial records besides time."""

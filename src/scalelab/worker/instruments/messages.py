@@ -1,0 +1,198 @@
+"""What a rank sends in one step: every collective that it starts, with the bytes of its tensors.
+
+One step more is run after the timed ones, under a dispatch mode of torch that sees every operation before it is
+carried out. Collectives are operators of torch (`c10d::allreduce_` …) whoever starts them: DDP's reducer in C++, FSDP
+in Python, a layer or a gradient hook. The operator is what is counted, not what the backend makes of it: gloo, for one,
+carries a reduce-scatter out as an all-reduce of the whole tensor.
+
+Payload is the whole tensor that the collective is about: for an all-gather what all ranks receive, for a
+reduce-scatter what each rank gives. What a message is for follows from who started it and when;
+`analysis/communication.py` says what there should be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import SyncBatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.strategies import FSDP
+from scalelab.records.trial import Trial
+from scalelab.worker.step import take_step
+from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
+from scalelab.worker.training import Training
+
+NAMESPACES = ("c10d", "_c10d_functional")
+KINDS = (
+    ("allreduce", "all_reduce"),
+    ("all_reduce", "all_reduce"),
+    ("reduce_scatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("all_gather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("all_to_all", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+)
+"""Parts of an operator's name, and the collective that it is."""
+NORM_FILES = ("strategies/sync_batch_norm.py", "nn/modules/_functions.py")
+"""Where our batch norm and torch's synchronize statistics."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective, as it was started."""
+
+    kind: str
+    payload_bytes: int
+    is_from_norm: bool
+
+
+def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport) -> RankReport:
+    """The report with the messages of one step, and the sizes that they follow from."""
+    basis = describe_basis(training.model)
+    recorder = CallRecorder()
+    with recorder:
+        take_step(training, recorder.end_phase)
+    training.synchronize()
+    return replace(report, messages=count_messages(recorder.by_phase, trial.strategy), message_basis=basis)
+
+
+class CallRecorder(TorchDispatchMode):
+    """Sees every operation of a step and keeps the collectives, phase by phase."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_phase: dict[str, list[Call]] = {}
+        self._calls: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in NAMESPACES:
+            kind = name_kind(func.name())
+            if kind not in ("barrier", ""):
+                self._calls.append(Call(kind, find_payload(func, args), is_norm_calling()))
+        return func(*args, **(kwargs or {}))
+
+    def end_phase(self, phase: str) -> None:
+        """What was started since the last phase belongs to this one."""
+        self.by_phase.setdefault(phase, []).extend(self._calls)
+        self._calls = []
+
+
+def name_kind(operator: str) -> str:
+    """The collective behind an operator such as `c10d::_allgather_base_`; what is none, such as waiting, is empty."""
+    return next((kind for part, kind in KINDS if part in operator), "")
+
+
+def find_payload(func: Any, args: Sequence[Any]) -> int:
+    """The bytes of the whole tensor that a collective is about.
+
+    The operators of gathering and scattering are handed the whole, as one tensor or in pieces, beside one rank's piece:
+    the larger argument is the whole. The functional ones are handed only what goes in, of which an all-gather makes as
+    many as there are ranks.
+    """
+    sizes = [sum(leaf.nbytes for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)) for arg in args]
+    is_piece = func.namespace == "_c10d_functional" and name_kind(func.name()) == "all_gather"
+    return max(sizes, default=0) * (dist.get_world_size() if is_piece else 1)
+
+
+def is_norm_calling() -> bool:
+    """Whether a synchronised batch norm started the present call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(NORM_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def count_messages(by_phase: Mapping[str, Sequence[Call]], strategy: str) -> tuple[Message, ...]:
+    """Calls of one kind, purpose and phase as one line, in the order in which they first came."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for phase, calls in by_phase.items():
+        for call in calls:
+            found.setdefault((call.kind, name_purpose(call, phase, strategy), phase), []).append(call.payload_bytes)
+    return tuple(
+        Message(kind=kind, purpose=purpose, phase=phase, count=len(sizes), payload_bytes=sum(sizes))
+        for (kind, purpose, phase), sizes in found.items()
+    )
+
+
+def name_purpose(call: Call, phase: str, strategy: str) -> str:
+    """What the strategy sends in this phase with this collective; empty if it did not start it."""
+    if call.is_from_norm:
+        return "batch norm"
+    is_sharded = strategy in FSDP
+    sent = {
+        ("broadcast", "forward"): "" if is_sharded else "buffers",
+        ("all_gather", "forward"): "parameters" if is_sharded else "",
+        ("all_gather", "backward"): "parameters" if is_sharded else "gradients",
+        ("reduce_scatter", "backward"): "gradients",
+        ("all_reduce", "backward"): "gradients",
+    }
+    return sent.get((call.kind, phase), "")
+
+
+def describe_basis(model: nn.Module) -> MessageBasis:
+    """The sizes of a model, however it is spread."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    norms = [m for m in model.modules() if isinstance(m, SyncBatchNormOnCpu | SyncBatchNorm)]
+    return MessageBasis(
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        num_gradients=sum(parameter.numel() for parameter in parameters),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        unit_bytes=measure_units(model),
+        norm_channels=tuple(norm.num_features for norm in norms) if dist.get_world_size() > 1 else (),
+    )
+
+
+def measure_units(model: nn.Module) -> tuple[int, ...]:
+    """The bytes of every unit of FSDP, the root first, filled up to equal pieces; none where nothing is sharded."""
+    if isinstance(model, FullyShardedDataParallel):
+        return tuple(measure_flat(unit) for unit in FullyShardedDataParallel.fsdp_modules(model))
+    if isinstance(model, FSDPModule):
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        return tuple(sum(measure_dtensor(p) for p in list_own_parameters(unit)) for unit in units)
+    return ()
+
+
+def measure_flat(unit: FullyShardedDataParallel) -> int:
+    """FSDP1: a unit's parameters lie in one flat tensor, of which each rank has an equal piece."""
+    flat = getattr(unit, "_flat_param", None)
+    if flat is None:
+        return 0
+    padded: torch.Size = getattr(flat, "_padded_unsharded_size", flat.size())
+    return padded.numel() * int(flat.element_size())
+
+
+def list_own_parameters(unit: nn.Module) -> list[nn.Parameter]:
+    """FSDP2: the parameters of a unit that belong to no unit inside it."""
+    inner = {
+        id(parameter)
+        for module in unit.modules()
+        if module is not unit and isinstance(module, FSDPModule)
+        for parameter in module.parameters()
+    }
+    return [parameter for parameter in unit.parameters() if id(parameter) not in inner]
+
+
+def measure_dtensor(parameter: torch.Tensor) -> int:
+    """FSDP2: a parameter is cut along its first dimension, and each rank's rows are filled up to as many."""
+    if not isinstance(parameter, DTensor) or not parameter.dim():
+        return parameter.nbytes
+    num_ranks = parameter.device_mesh.size()
+    rows = -(-parameter.shape[0] // num_ranks) * num_ranks
+    return rows * (parameter.numel() // max(1, parameter.shape[0])) * parameter.element_size()

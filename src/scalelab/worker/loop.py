@@ -1,0 +1,337 @@
+"""The one timed loop, in its four forms.
+
+Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step
+times. The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's
+noise falls on all alike; only the profiled ones come last, for they leave the rank slower for a few steps:
+
+    phases      a clock reading after input, forward, backward and optimizer, and at the last gradient
+    comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored
+    profiled    torch's profiler
+
+The loss is read after the last clock reading, when the device has finished anyway. Only numbers are kept: holding on
+to tensors would cost a percent of a millisecond step in memory and garbage collection.
+`perf_counter` is the host's monotonic clock on Linux, the same for all ranks of a host.
+
+When a rank has computed its last gradient: what comes after it in backward is exchange and waiting.
+
+A hook on a parameter is called when its gradient has been accumulated, before DDP takes it into a bucket. Which
+parameter is the last is learnt in the first watched step, with a hook on each; later steps carry one hook only, so that
+they are hardly slower than clean ones. On a GPU the hook records an event in the stream of backward.
+
+Sharded strategies hold no whole parameters to hook on, and their ranks exchange in forward too: nothing is watched
+there.
+
+How long a rank wanted to run and the kernel had given its core to others.
+
+On a machine that other programs use too, a phase that takes longer on one rank may only have been interrupted there.
+Linux counts for every thread the time that it stood in the queue of a core (`/proc/thread-self/schedstat`, the second
+number, in nanoseconds; Documentation/scheduler/sched-stats.rst). Taking it off leaves what the phase took of itself:
+computing, sleeping, waiting. A reading costs less than a microsecond.
+
+Only the thread that trains is seen. Where torch computes with several threads, a stall of another one counts as
+computing; so does time that a hypervisor gives to other machines. On a GPU a stall of the host says little, and
+nothing is read.
+
+The state of a training, saved and put back: for steps that must leave no trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scalelab.records.trial import PHASES, Block, StepKind, StepSample
+from scalelab.worker.failure import is_out_of_memory
+from scalelab.worker.instruments.profiles import let_threads_finish, list_activities
+from scalelab.worker.memory.limit import has_room_for
+from scalelab.worker.randomness import read_random_state, restore_random_state
+from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.synchronization import can_update_without_sync, without_sync
+from scalelab.worker.training import Training
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+class StallClock:
+    """Reads the stalls of the thread that it was made in. Use as a context manager: it holds a file open."""
+
+    def __init__(self, *, is_wanted: bool = True) -> None:
+        self._file: int | None = None
+        if is_wanted:
+            try:
+                self._file = os.open(SCHEDSTAT, os.O_RDONLY)
+            except OSError:  # not Linux, or a kernel that does not count
+                self._file = None
+
+    def __enter__(self) -> StallClock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def read(self) -> float | None:
+        """Seconds since the thread started; None: not counted on this system."""
+        if self._file is None:
+            return None
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+
+
+class ReadyClock:
+    """Watches the gradients of a model. Use as a context manager: hooks must be taken off again."""
+
+    def __init__(self, model: nn.Module, stalls: StallClock | None = None) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad] if can_update_without_sync(model) else []
+        self._is_cuda = any(parameter.is_cuda for parameter in self._parameters)
+        self._hooks: list[Any] = []
+        self._last: nn.Parameter | None = None
+        self._stamp: float | None = None
+        self._stalls = stalls
+        self._stall_stamp: float | None = None
+        self._begin: Any = None
+        self._event: Any = None
+
+    def __enter__(self) -> ReadyClock:
+        self._watch(self._parameters)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unwatch()
+
+    def begin(self) -> None:
+        """Start of the step."""
+        self._stamp = self._stall_stamp = None
+        if self._is_cuda:
+            self._begin, self._event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._begin.record()
+
+    def read(self, start: float) -> float | None:
+        """Seconds from `start`, the clock's reading at the beginning, to the last gradient; None: nothing was seen."""
+        if self._stamp is None:
+            return None
+        if len(self._hooks) > 1 and self._last is not None:
+            self._unwatch()
+            self._watch([self._last])
+        if self._is_cuda:
+            self._event.synchronize()
+            return float(self._begin.elapsed_time(self._event)) / 1e3
+        return self._stamp - start
+
+    def read_stall(self, start: float | None) -> float | None:
+        """Seconds of stalls from `start`, their reading at the beginning, to the last gradient; None: unknown."""
+        return None if start is None or self._stall_stamp is None else self._stall_stamp - start
+
+    def _watch(self, parameters: list[nn.Parameter]) -> None:
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._see) for parameter in parameters]
+
+    def _unwatch(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _see(self, parameter: torch.Tensor) -> None:
+        self._stamp = perf_counter()
+        if self._stalls is not None:
+            self._stall_stamp = self._stalls.read()
+        self._last = parameter  # type: ignore[assignment]
+        if self._is_cuda:
+            self._event.record()
+
+
+class SavedState:
+    """Parameters, buffers, optimizer, learning rate, loss scale and random state.
+
+    Copies stay in the host's memory, where there is more of it.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._optimizer = training.optimizer
+        self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
+        self._tensors = [*training.model.parameters(), *training.model.buffers()]
+        self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
+        if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
+            raise MemoryError("the memory limit leaves no room for a copy of the model state")
+        self._copies = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors]
+        self._scalars = [
+            (state, key, copy.deepcopy(value))
+            for state, key, value in self._optimizer_values()
+            if not isinstance(value, torch.Tensor)
+        ]
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._others = [(part, part.state_dict()) for part in (training.scheduler, training.scaler) if part]
+        self._random = read_random_state()
+
+    @classmethod
+    def copy_of(cls, training: Training) -> SavedState | None:
+        """The state now; None when there is no memory for a copy."""
+        try:
+            return cls(training)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for tensor, saved in zip(self._tensors, self._copies, strict=True):
+                tensor.copy_(saved)
+        for state, key, value in self._scalars:
+            state[key] = value
+        for parameter, state in list(self._optimizer.state.items()):
+            for key in state.keys() - self._keys.get(parameter, set()):
+                del state[key]
+            if parameter not in self._keys:
+                del self._optimizer.state[parameter]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        for part, kept in self._others:
+            part.load_state_dict(kept)
+        restore_random_state(self._random)
+
+    def _optimizer_values(self) -> list[tuple[dict[str, Any], str, Any]]:
+        return [(state, key, state[key]) for state in self._optimizer.state.values() for key in state]
+
+
+class RawStep(NamedTuple):
+    """Two clock readings, the loss, and the phases' seconds where they were timed."""
+
+    start: float
+    end: float
+    loss: float
+    phases: dict[str, float] | None = None
+    ready: float | None = None
+    """Seconds until the last gradient was computed."""
+    stalls: dict[str, float | None] | None = None
+    """Seconds in which the core ran something else: by phase, and until the last gradient."""
+
+
+def run_block(training: Training, block: Block, rank: int, trace: Path, samples: list[StepSample]) -> None:
+    """Run one block and extend `samples` by its steps; by those that were completed when one raises an error."""
+    raw: list[RawStep] = []
+    first_step = samples[-1].step + 1 if samples else 0
+    try:
+        if block.kind is StepKind.PHASES:
+            run_phase_steps(training, block.num_steps, raw)
+        elif block.kind is StepKind.COMM_FREE:
+            run_comm_free_steps(training, block.num_steps, raw)
+        elif block.kind is StepKind.PROFILED:
+            run_profiled_steps(training, block.num_steps, raw, trace)
+        else:
+            run_clean_steps(training, block.num_steps, raw)
+    finally:
+        samples += [make_sample(rank, first_step + i, block.kind, readings) for i, readings in enumerate(raw)]
+
+
+def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
+    synchronize = training.synchronize
+    for _ in range(num_steps):
+        synchronize()
+        start = perf_counter()
+        loss = take_step(training, mark_nothing)
+        synchronize()
+        raw.append(RawStep(start, perf_counter(), loss.item()))
+
+
+def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
+    is_on_cpu = next(training.model.parameters()).device.type == "cpu"
+    with StallClock(is_wanted=is_on_cpu) as stalls, ReadyClock(training.model, stalls) as ready:
+        for _ in range(num_steps):
+            training.synchronize()
+            clock = PhaseClock(training.synchronize, stalls.read)
+            ready.begin()
+            loss = take_step(training, clock.mark)
+            stalled = clock.stalls | {"ready": ready.read_stall(clock.start_stall)}
+            raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds, ready.read(clock.start), stalled))
+
+
+class PhaseClock:
+    """Adds up the time of each phase over the passes of a step, with the device synchronised at every mark.
+
+    `read_stall` gives the time so far in which the core was given to others; it is added up by phase as well.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], read_stall: Callable[[], float | None]) -> None:
+        self._synchronize = synchronize
+        self._read_stall = read_stall
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.stalls: dict[str, float | None] = dict.fromkeys(PHASES)
+        self.start_stall = self._last_stall = read_stall()
+        self.start = self.last = perf_counter()
+
+    def mark(self, phase: str) -> None:
+        self._synchronize()
+        now = perf_counter()
+        self.seconds[phase] += now - self.last
+        self.last = now
+        stall = self._read_stall()
+        if stall is not None and self._last_stall is not None:
+            self.stalls[phase] = (self.stalls[phase] or 0.0) + stall - self._last_stall
+        self._last_stall = stall
+
+
+def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
+    """Steps without gradient all-reduce; the first one settles after saving the state and is dropped.
+
+    Where any rank has no memory for a copy of its state, or none left beside it, all leave the block out: an
+    instrument must not be what a trial runs out of memory by. So they do where a rank holds only a piece of the
+    gradients and cannot update without the exchange.
+    """
+    if not can_update_without_sync(training.model):
+        return
+    saved = SavedState.copy_of(training)
+    if not is_so_everywhere(saved is not None, training):
+        return
+    assert saved is not None
+    is_done = True
+    try:
+        with without_sync(training.model):
+            run_clean_steps(training, 1, [])
+            run_clean_steps(training, num_steps, raw)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        is_done = False
+        training.optimizer.zero_grad()
+    saved.restore()
+    del saved
+    if not is_so_everywhere(is_done, training):
+        raw.clear()
+
+
+def is_so_everywhere(is_so: bool, training: Training) -> bool:
+    """Whether something holds on every rank."""
+    if not dist.is_initialized():
+        return is_so
+    device = next(training.model.parameters()).device
+    votes = torch.tensor(int(is_so), device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())
+
+
+def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], trace: Path) -> None:
+    with torch.profiler.profile(activities=list_activities(), record_shapes=True) as profiler:
+        for number in range(num_steps):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                run_clean_steps(training, 1, raw)
+            profiler.step()
+        let_threads_finish()
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(trace))
+
+
+def make_sample(rank: int, step: int, kind: StepKind, raw: RawStep) -> StepSample:
+    """A step as it is stored."""
+    phases: dict[str, float | None] = {f"{name}_seconds": raw.phases[name] for name in PHASES} if raw.phases else {}
+    if raw.stalls:
+        phases |= {f"{name}_stall_seconds": raw.stalls[name] for name in ("input", "forward", "ready", "optimizer")}
+    seconds = raw.end - raw.start
+    return StepSample(rank, step, kind, raw.start, seconds, loss=raw.loss, ready_seconds=raw.ready, **phases)

@@ -1,0 +1,1 @@
+"""Memory of a rank: recorded, limited and forecast."""

@@ -1,0 +1,357 @@
+"""The instrument `memory_forecast`: the memory of a step before anything is allocated.
+
+The workload is built and stepped on fake tensors (torch's `FakeTensorMode`): they have shapes, types and a device, go
+through the same operators and the same autograd, and have no memory. A dispatch mode on top writes down when every
+storage is made and released: the same list that the profiler gives of a real step, accounted by the same rules. What a
+strategy adds is put in by rule afterwards (`analysis.memory_sharding`). torch's own `MemTracker` does the same walk; it
+gives peaks by category and not the list, which the rules of a strategy need.
+
+Batches are taken outside the fake mode, so that a DataLoader can shuffle; what comes out real is made fake. `Module.to`
+wants to swap the contents of parameters, which torch refuses to fake ones that anything refers to weakly, so within a
+forecast it puts new parameters in their place.
+
+On a processor with bfloat16 kernels torch hands matrix products of that type to oneDNN, which takes a scratchpad from
+torch's allocator while it runs. Its size follows from oneDNN's blocking: the processor, the caches, the threads and the
+layout of the matrices. There is no formula to copy and torch does not expose the query, so every distinct product is
+run once, for real, on matrices of at most 2048 rows and columns (8 MB in bfloat16); blocks hardly grow beyond that.
+
+What is not in it: what other kernels need while they run (oneDNN's and cuDNN's convolutions), torch.compile's fusions,
+the memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from scalelab.analysis.memory import MemoryEvent, PhaseMark, account_step
+from scalelab.analysis.memory_sharding import Moment, Recording, Spread, UnitMark, spread_recording, spread_standing
+from scalelab.errors import UsageError
+from scalelab.records.observations import RankReport
+from scalelab.records.settings import Perturbation, Spreading
+from scalelab.records.trial import Trial
+from scalelab.worker.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
+from scalelab.worker.models.load import load_workload
+from scalelab.worker.randomness import seed_everything
+from scalelab.worker.strategies.blocks import find_blocks
+from scalelab.worker.training import Training, dress_workload
+
+CUDA_BLOCK_BYTES = 512
+"""What CUDA's caching allocator rounds up to."""
+END = object()
+"""Instead of a batch: there are no more."""
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+"""The operators that torch may hand to oneDNN's matrix product."""
+MOST_MEASURED = (64, 2048, 2048)
+"""Batch, rows and columns up to which a product is run to see its scratchpad."""
+SCRATCHPAD = 0
+"""The address of a scratchpad: no storage has it, and only one is alive at a time."""
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and type of a matrix."""
+
+
+def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
+    """The report with the memory that a step of one rank would take."""
+    if trial.strategy == "dp":
+        raise UsageError("memory cannot be estimated for dp, whose replicas are threads: use single or ddp")
+    device = torch.device(trial.device)
+    try:
+        with stay_fake() as fake_mode:
+            training = build_plain(trial, device, fake_mode)
+            recorder = Recorder(training, device, trial.threads_per_rank)
+            recorder.run()
+    except NEEDS_VALUES as error:
+        raise UsageError(
+            f"memory cannot be estimated for this workload: it reads tensor values ({error}), and an"
+            " estimate has shapes only"
+        ) from error
+    spread = describe_spread(trial, training)
+    events, marks = spread_recording(recorder.recording, spread)
+    account = account_step(events, marks, spread_standing(recorder.standing, spread))
+    return replace(
+        report,
+        num_parameters=training.num_parameters,
+        buffer_bytes=recorder.standing["buffers"],
+        memory=make_report(account),
+    )
+
+
+def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -> Training:
+    """One rank's share of the job without a strategy, a loss scale or delays."""
+    batch = trial.batch_per_pass * trial.accumulation
+    plain = replace(
+        trial,
+        strategy="single",
+        num_ranks=1,
+        global_batch=batch,
+        options={name: 0 if name == "workers" else value for name, value in trial.options.items()},
+        spreading=Spreading(),
+        perturbation=Perturbation(),
+        shape=replace(trial.shape, compile=False),
+    )
+    seed_everything(plain.seed)
+    workload = load_workload(plain, 0)
+    workload = replace(workload, batches=OutsideBatches(workload.batches, fake_mode), test_batches=None)
+    return replace(dress_workload(workload, plain, 0, device), scaler=None, synchronize=lambda: None)
+
+
+def describe_spread(trial: Trial, training: Training) -> Spread:
+    """What the rules need to know of the model and its strategy."""
+    units = list_units(training.model)
+    # On one rank FSDP has nothing to cut, and turns to NO_SHARD.
+    is_whole = trial.num_ranks == 1 and trial.strategy in ("fsdp-full", "fsdp-grad-op")
+    return Spread(
+        strategy="fsdp-none" if is_whole else trial.strategy,
+        num_ranks=trial.num_ranks,
+        unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
+        gradient_bytes=sum(p.nbytes for p in training.model.parameters() if p.requires_grad),
+        has_scratch=trial.device == "cpu",
+        gradients_in_buckets=trial.spreading.gradient_as_bucket_view,
+    )
+
+
+def list_units(model: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of every unit: the rest of the model first, then the blocks."""
+    blocks = [list(block.parameters()) for block in find_blocks(model)]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    return [[parameter for parameter in model.parameters() if id(parameter) not in inside], *blocks]
+
+
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of this type on this processor: the question that torch's dispatch asks."""
+    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def shorten_operand(tensor: torch.Tensor) -> Operand:
+    """Its layout, or that of a smaller one with its dimensions in the same order."""
+    short = tensor[tuple(slice(most) for most in MOST_MEASURED[3 - tensor.dim() :])]
+    strides = tensor.stride() if short.shape == tensor.shape else torch.empty_like(short).stride()
+    return tuple(short.shape), strides, tensor.dtype
+
+
+def measure_scratchpad(func: Any, operands: Iterable[Operand], num_threads: int) -> int:
+    """What an operator takes beyond its result while it runs, on real operands and as many threads as a rank has."""
+    before = torch.get_num_threads()
+    with _disable_current_modes():
+        real = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in operands]
+        torch.set_num_threads(num_threads)
+        try:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                kept = func(*real)  # not released before the profile ends
+        finally:
+            torch.set_num_threads(before)
+    del kept
+    events, _ = read_event_tree(profiler.profiler.kineto_results.experimental_event_tree())
+    alive = list(itertools.accumulate((event.num_bytes for event in events), initial=0))
+    return max(alive) - alive[-1]
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down when storages are made and released in two steps of a fake training."""
+
+    def __init__(self, training: Training, device: torch.device, num_threads: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recording = Recording([], [])
+        self.standing: dict[str, int] = {}
+        self._training = training
+        self._storages = StorageMap(self._training, device, lambda storage: storage._cdata)
+        self._device = device
+        self._sizes: dict[int, int] = {}
+        self._known: set[int] = set()
+        """What was there before, and this step's batch."""
+        self._num_threads = num_threads
+        self._scratchpads: dict[tuple[Any, ...], int] = {}
+        """Bytes by operator and operands."""
+
+    def run(self) -> None:
+        """Take the two steps; what is there before the first is known, and is no event."""
+        self._know_batch()
+        with self, watch_units(self._training.model, self._mark_unit):
+            take_marked_steps(self._training, self._storages, self._mark_phase)
+            self.standing = self._storages.standing(self._sizes)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, torch.Tensor) and result.device.type == self._device.type:
+                self._see(result.untyped_storage())
+        if func in PRODUCTS and self._device.type == "cpu" and has_kernels(args[0].dtype):
+            self._see_scratchpad(func, tuple(shorten_operand(operand) for operand in args))
+        return results
+
+    def _see_scratchpad(self, func: Any, operands: tuple[Operand, ...]) -> None:
+        if (func, operands) not in self._scratchpads:
+            self._scratchpads[func, operands] = measure_scratchpad(func, operands, self._num_threads)
+        size = self._scratchpads[func, operands]
+        if size:
+            self._add(size, SCRATCHPAD)
+            self._add(-size, SCRATCHPAD)
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._known or self._sizes.get(address) == size or not size:
+            return
+        if address not in self._sizes:
+            weakref.finalize(storage, self._forget, address)
+        self._sizes[address] = size
+        self._add(size, address)
+
+    def _forget(self, address: int) -> None:
+        self._add(-self._sizes.pop(address), address)
+
+    def _add(self, num_bytes: int, address: int) -> None:
+        if self._device.type == "cuda":
+            num_bytes = -(-num_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+        events = self.recording.events
+        events.append(MemoryEvent(float(len(events)), num_bytes, address))
+
+    def _know_batch(self) -> None:
+        self._known = {*self._storages.parameters(), *self._storages.buffers(), *self._storages.batch()}
+
+    def _mark_phase(self, phase: str, named: Mapping[int, str]) -> None:
+        if phase == "input":
+            self._know_batch()
+        position = len(self.recording.events)
+        self.recording.marks.append(PhaseMark(phase=phase, position=position, named=named))
+
+    def _mark_unit(self, unit: int, moment: Moment, parameters: list[nn.Parameter]) -> None:
+        gradients = tuple(self._storages.find(p.grad for p in parameters)) if moment == "gradients" else ()
+        mark = UnitMark(position=len(self.recording.events), unit=unit, moment=moment, gradients=gradients)
+        self.recording.marks.append(mark)
+
+
+SeeUnit = Callable[[int, Moment, list[nn.Parameter]], None]
+
+
+def _see_unit(see: SeeUnit, number: int, parameters: list[nn.Parameter], moment: Moment) -> None:
+    see(number, moment, parameters)
+
+
+@contextmanager
+def watch_units(model: nn.Module, see: SeeUnit) -> Iterator[None]:
+    """Tell when a unit's forward begins and ends, when its backward begins, and when its last gradient is there."""
+    hooks: list[Any] = []
+    for number, (module, parameters) in enumerate(zip([model, *find_blocks(model)], list_units(model), strict=True)):
+        hooks += _watch_unit(module, parameters, functools.partial(_see_unit, see, number, parameters))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _watch_unit(module: nn.Module, parameters: list[nn.Parameter], see: Callable[[Moment], None]) -> Iterator[Any]:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    missing = {id(parameter) for parameter in trained}
+
+    def begin_backward(_: object) -> None:
+        see("backward")
+
+    def end_forward(_: object, __: object, output: Any) -> None:
+        see("forward_end")
+        missing.update(id(parameter) for parameter in trained)
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(begin_backward)
+                return
+
+    def accumulate(parameter: torch.Tensor) -> None:
+        missing.discard(id(parameter))
+        if not missing:
+            see("gradients")
+
+    yield module.register_forward_pre_hook(lambda *_: see("forward"))
+    yield module.register_forward_hook(end_forward)
+    for parameter in trained:
+        yield parameter.register_post_accumulate_grad_hook(accumulate)
+
+
+class OutsideBatches:
+    """Batches that are taken outside the fake mode and handed out fake."""
+
+    def __init__(self, batches: Iterable[Any], fake_mode: FakeTensorMode) -> None:
+        self._batches = batches
+        self._fake_mode = fake_mode
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type] # what has no length says so itself
+
+    def __iter__(self) -> Iterator[Any]:
+        with _disable_current_modes():
+            inside = iter(self._batches)
+        while True:
+            with _disable_current_modes():
+                batch = next(inside, END)
+            if batch is END:
+                return
+            yield tree_map_only(torch.Tensor, self._make_fake, batch)
+
+    def _make_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._fake_mode.from_tensor(tensor)
+
+
+@contextmanager
+def stay_fake() -> Iterator[FakeTensorMode]:
+    """Every tensor that is made has no memory, and modules convert by putting new parameters in place."""
+    plain_apply = nn.Module._apply
+    nn.Module._apply = convert_by_replacing  # type: ignore[method-assign]
+    try:
+        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield fake_mode
+    finally:
+        nn.Module._apply = plain_apply  # type: ignore[method-assign]
+
+
+def convert_by_replacing(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    """What `nn.Module._apply` does, with new parameters and buffers; what is shared stays shared.
+
+    Copies are made even where nothing is converted: a fake parameter that was copied deeply, as `nn.Transformer` does
+    with its layers, does not know its own storage.
+    """
+    made: dict[int, Any] = {}
+    with torch.no_grad():
+        for part in module.modules() if recurse else [module]:
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        found = convert(tensor)
+                        found = tensor.detach().clone() if found is tensor else found
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        made[id(tensor)] = nn.Parameter(found, tensor.requires_grad) if is_parameter else found
+                    tensors[name] = made[id(tensor)]
+    return module

@@ -1,0 +1,331 @@
+"""The instrument `memory`: every byte that torch's allocator gives out in a step, by category, with its peak.
+
+On a CPU torch's profiler records each allocation and release of the allocator: the equal of what CUDA calls allocated.
+It does not know what was there before it began, so that is counted from the storages themselves: parameters, optimizer,
+buffers, the batch; and DDP's buckets from what DDP says of them. Two steps are run: the first fills the memory as every
+later step finds it, the second is accounted (`analysis.memory` has the rules).
+
+On CUDA the caching allocator's own history is read instead, the peak is the allocator's, and a snapshot for the public
+viewer (pytorch.org/memory_viz) is kept. What the categories do not explain there is the rest.
+
+The data set lies in the host's memory and is not counted, on a CPU either: only the batch of the step is.
+
+What lies where in a step's memory: the storages of a training by category, and the marks between its phases.
+
+Both the measurement and the forecast ask the same questions of the same training; only what an address is differs. A
+real tensor has a pointer, a fake one the identity of its storage.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import pickle
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType, _ExperimentalConfig
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves
+
+from scalelab.analysis.memory import BEGIN, Change, MemoryAccount, MemoryEvent, PhaseMark, account_step, find_alive
+from scalelab.records.files import write_atomically
+from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.trial import Trial
+from scalelab.worker.instruments.profiles import let_threads_finish
+from scalelab.worker.step import take_step
+from scalelab.worker.strategies.ddp import find_hook_state
+from scalelab.worker.training import Training
+
+Storages = dict[int, int]
+"""Bytes by address."""
+AddressOf = Callable[[torch.UntypedStorage], int]
+Record = Callable[[str, Mapping[int, str]], None]
+"""Told the phase that ends, and the categories of known addresses."""
+
+
+class StorageMap:
+    """Finds the storages of a training run on its device."""
+
+    def __init__(self, training: Training, device: torch.device, address_of: AddressOf) -> None:
+        self._training = training
+        self._device = device
+        self._address_of = address_of
+
+    def find(self, values: Iterable[Any]) -> Storages:
+        """The storages of tensors, each once; non-tensors and other devices are left out."""
+        found: Storages = {}
+        for value in values:
+            tensor = _localise(value)
+            if tensor is not None and tensor.device.type == self._device.type and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                found[self._address_of(storage)] = storage.nbytes()
+        return found
+
+    def parameters(self) -> Storages:
+        return self.find(self._training.model.parameters())
+
+    def gradients(self) -> Storages:
+        return self.find(parameter.grad for parameter in self._training.model.parameters())
+
+    def buffers(self) -> Storages:
+        return self.find(self._training.model.buffers())
+
+    def optimizer(self) -> Storages:
+        return self.find(tree_leaves(list(self._training.optimizer.state.values())))
+
+    def batch(self) -> Storages:
+        return self.find(tree_leaves(getattr(self._training.batches, "last", None)))
+
+    def remembered(self) -> Storages:
+        """What a hook of DDP that compresses gradients keeps from step to step."""
+        model = getattr(self._training.model, "_orig_mod", self._training.model)
+        state = find_hook_state(model) if isinstance(model, DistributedDataParallel) else None
+        kept = () if state is None else (state.p_memory_dict, state.q_memory_dict, state.error_dict)
+        return self.find(tensor for tensors in kept for tensor in tensors.values())
+
+    def outputs(self, output: Any) -> Storages:
+        return self.find(tree_leaves(output))
+
+    def standing(self, alive: Collection[int]) -> dict[str, int]:
+        """What was there before; of what events made, the addresses that are alive are told, and not counted twice."""
+        found = {
+            "parameters": self.parameters(),
+            "optimizer": self.optimizer(),
+            "buffers": self.buffers(),
+            "batch": self.batch(),
+            "buckets": self.remembered(),
+        }
+        return {name: sum(size for at, size in sizes.items() if at not in alive) for name, sizes in found.items()}
+
+
+def _localise(value: Any) -> torch.Tensor | None:
+    """A tensor; of a sharded one, this rank's piece."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    local = getattr(value, "_local_tensor", value)
+    return local if isinstance(local, torch.Tensor) else value
+
+
+def take_marked_steps(training: Training, storages: StorageMap, record: Record) -> None:
+    """One step that fills the memory as every later one finds it, then the step that is accounted."""
+
+    def mark(phase: str) -> None:
+        record(phase, _name_kept(phase, storages))
+
+    with _watch_output(training, storages, record):
+        take_step(training, mark)
+        record(BEGIN, {})
+        take_step(training, mark)
+
+
+def _name_kept(phase: str, storages: StorageMap) -> dict[int, str]:
+    """The categories of what is known by its owner when a phase ends."""
+    if phase == "input":
+        return dict.fromkeys(storages.batch(), "batch")
+    if phase == "backward":
+        return dict.fromkeys(storages.remembered(), "buckets") | dict.fromkeys(storages.gradients(), "gradients")
+    if phase == "optimizer":
+        return dict.fromkeys(storages.optimizer(), "optimizer")
+    return {}
+
+
+@contextmanager
+def _watch_output(training: Training, storages: StorageMap, record: Record) -> Iterator[None]:
+    """Mark the end of the model's forward and the start of the loss."""
+
+    def see(_: object, __: object, output: Any) -> None:
+        if torch.is_grad_enabled():
+            record("model", dict.fromkeys(storages.outputs(output), "output"))
+
+    hook = training.model.register_forward_hook(see)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def place_marks(recorded: Iterable[tuple[float, str, Mapping[int, str]]], times: list[float]) -> list[PhaseMark]:
+    """Marks by the time they were made at, among events by their times, ascending."""
+    ordered = torch.tensor(times, dtype=torch.float64)
+    return [
+        PhaseMark(phase=phase, position=int(torch.searchsorted(ordered, seconds)), named=named)
+        for seconds, phase, named in recorded
+    ]
+
+
+def count_bucket_bytes(training: Training) -> int:
+    """DDP's buckets, as DDP reports them; they were allocated before recording started."""
+    model = getattr(training.model, "_orig_mod", training.model)
+    if not isinstance(model, DistributedDataParallel):
+        return 0
+    told = model._get_ddp_logging_data()
+    sizes = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
+    return sum(int(size) for size in sizes.split(",") if size.strip())
+
+
+EXCHANGE_PREFIXES = ("FullyShardedDataParallel._", "FSDP::", "c10d::", "gloo:", "nccl:")
+"""What sharded strategies and process groups call their own work in a profile."""
+SCRATCH_NAMES = re.compile(r"c10d::|FSDP::all_gather( |$)")
+"""Of them, those whose memory a process group's thread may release."""
+EXCHANGE_PATHS = ("torch/distributed/fsdp", "torch/distributed/distributed_c10d")
+"""Where that work is in a stack."""
+MARK = "scalelab.mark."
+MOST_ENTRIES = 1_000_000
+"""Of CUDA's history: far more than two steps make."""
+COLUMNS = ("seconds", "alive_bytes", "num_bytes", "category", "phase")
+
+Recorded = list[tuple[float, str, Mapping[int, str]]]
+
+
+def look_at_memory(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:
+    """The report with the memory of a further step; a timeline, and on CUDA a snapshot, beside it."""
+    is_cuda = trial.device == "cuda"
+    device = next(training.model.parameters()).device
+    storages = StorageMap(training, device, lambda storage: storage.data_ptr())
+    events, recorded = (record_cuda if is_cuda else record_cpu)(training, storages, _name_file(directory, report.rank))
+    marks = place_marks(recorded, [event.seconds for event in events])
+    standing = storages.standing(find_alive(events))
+    standing["buckets"] += count_bucket_bytes(training)
+    account = account_step(events, marks, standing)
+    file = f"memory/rank{report.rank}.csv"
+    write_timeline(directory / file, account.timeline)
+    memory = make_report(account, file)
+    return replace(report, memory=add_cuda_figures(memory, device, directory, report.rank) if is_cuda else memory)
+
+
+def make_report(account: MemoryAccount, file: str = "") -> MemoryReport:
+    """An account as it travels with a rank's report."""
+    return MemoryReport(
+        peak_bytes=account.peak_bytes,
+        peak_phase=account.peak_phase,
+        current_bytes=account.current_bytes,
+        by_category=account.by_category,
+        phase_peaks=account.phase_peaks,
+        file=file,
+    )
+
+
+def record_cpu(training: Training, storages: StorageMap, _: Path) -> tuple[list[MemoryEvent], Recorded]:
+    """Two steps under the profiler: the allocator's calls and the marks, on one clock."""
+    named: list[Mapping[int, str]] = []
+
+    def record(phase: str, addresses: Mapping[int, str]) -> None:
+        named.append(addresses)
+        with record_function(MARK + phase):
+            pass
+
+    every_thread = _ExperimentalConfig(profile_all_threads=False)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=every_thread) as profiler:
+        take_marked_steps(training, storages, record)
+        let_threads_finish()
+    results = profiler.profiler.kineto_results
+    events, marks = read_event_tree(results.experimental_event_tree())
+    recorded = [(seconds, phase, names) for (seconds, phase), names in zip(marks, named, strict=True)]
+    return events, recorded
+
+
+def read_event_tree(roots: Sequence[Any]) -> tuple[list[MemoryEvent], list[tuple[float, str]]]:
+    """The allocator's calls and our marks in the order of time, from what the profiler calls its event tree."""
+    events: list[MemoryEvent] = []
+    marks: list[tuple[float, str]] = []
+    scratch: dict[MemoryEvent, float] = {}
+    waiting: list[tuple[Any, float | None, bool]] = [(root, None, False) for root in roots]
+    while waiting:
+        node, exchange_end, is_scratch = waiting.pop()
+        kind, extra = node.typed
+        seconds = node.start_time_ns / 1e9
+        if kind == _EventType.Allocation:
+            events.append(MemoryEvent(seconds, extra.alloc_size, extra.ptr, exchange_end is not None))
+            if is_scratch and exchange_end is not None and extra.alloc_size > 0:
+                scratch[events[-1]] = exchange_end
+        elif node.name.startswith(MARK):
+            marks.append((seconds, node.name.removeprefix(MARK)))
+        if exchange_end is None and node.name.startswith(EXCHANGE_PREFIXES):
+            exchange_end = node.end_time_ns / 1e9
+        is_scratch = is_scratch or SCRATCH_NAMES.match(node.name) is not None
+        waiting += [(child, exchange_end, is_scratch) for child in node.children]
+    events.sort(key=lambda event: event.seconds)
+    return end_scratch(events, scratch), sorted(marks)
+
+
+def end_scratch(events: Sequence[MemoryEvent], scratch: Mapping[MemoryEvent, float]) -> list[MemoryEvent]:
+    """The events with a release of what a collective took for itself, where nobody saw one.
+
+    A process group's own thread may be the last to let go of it, and the profiler does not watch that thread. The call
+    that asked for the collective has waited for it, so that it is released by the end of this call.
+    """
+    following: dict[int, MemoryEvent] = {}
+    unseen: list[MemoryEvent] = []
+    for event in reversed(events):
+        after = following.get(event.address)
+        if event in scratch and (after is None or after.num_bytes > 0):
+            end = min(scratch[event], math.inf if after is None else after.seconds)
+            unseen.append(MemoryEvent(end, -event.num_bytes, event.address, True))
+        following[event.address] = event
+    return sorted([*events, *unseen], key=lambda event: event.seconds)
+
+
+def record_cuda(training: Training, storages: StorageMap, snapshot_file: Path) -> tuple[list[MemoryEvent], Recorded]:
+    """Two steps with the caching allocator's history switched on; its snapshot is kept for the public viewer."""
+    recorded: Recorded = []
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MOST_ENTRIES)
+    try:
+        take_marked_steps(training, storages, lambda phase, names: recorded.append((time.time(), phase, names)))
+        torch.cuda.synchronize()
+        snapshot = torch.cuda.memory._snapshot()
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    snapshot_file.parent.mkdir(parents=True, exist_ok=True)
+    snapshot_file.write_bytes(pickle.dumps(snapshot))
+    return list(read_snapshot(snapshot, torch.cuda.current_device())), recorded
+
+
+def read_snapshot(snapshot: Mapping[str, Any], device: int) -> Iterator[MemoryEvent]:
+    """The calls of one device's caching allocator; memory counts as released when that is asked for."""
+    for entry in snapshot["device_traces"][device]:
+        sign = {"alloc": 1, "free_requested": -1}.get(entry["action"])
+        if sign is not None:
+            paths = (frame["filename"] for frame in entry.get("frames", ()))
+            is_exchange = any(part in path for path in paths for part in EXCHANGE_PATHS)
+            yield MemoryEvent(entry["time_us"] / 1e6, sign * entry["size"], entry["addr"], is_exchange)
+
+
+def add_cuda_figures(memory: MemoryReport, device: torch.device, directory: Path, rank: int) -> MemoryReport:
+    """The allocator's own peak instead of ours; what the categories leave over is the rest."""
+    peak = int(torch.cuda.max_memory_allocated(device))
+    rest = peak - memory.peak_bytes + memory.by_category.get("rest", 0)
+    return replace(
+        memory,
+        peak_bytes=peak,
+        current_bytes=int(torch.cuda.memory_allocated(device)),
+        reserved_bytes=int(torch.cuda.max_memory_reserved(device)),
+        by_category={**memory.by_category, "rest": rest},
+        snapshot=str(_name_file(directory, rank).relative_to(directory)),
+    )
+
+
+def _name_file(directory: Path, rank: int) -> Path:
+    """What the public viewer reads."""
+    return directory / "memory" / f"rank{rank}.pickle"
+
+
+def write_timeline(path: Path, timeline: Sequence[Change]) -> None:
+    """Every call of the allocator in the step: when, what was alive after it, its size, category and phase."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    begin = timeline[0].seconds if timeline else 0.0
+    writer.writerows((f"{change.seconds - begin:.9f}", *change[1:]) for change in timeline)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue())

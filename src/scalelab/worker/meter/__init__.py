@@ -1,0 +1,1 @@
+"""The Meter in a script of the user's own."""

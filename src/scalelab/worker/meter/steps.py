@@ -1,0 +1,341 @@
+"""The steps that a Meter records, and how they reach the disk during training.
+
+A mark is a point in time: a reading of the host's clock, or on CUDA an event in the stream of kernels, so that nothing
+waits for the device. A step is two marks, the host's readings before and after the batch was asked for, the marks of
+phases and a loss. Steps are kept as they are and become samples when they are written: once a second, between two
+steps, and every 512 steps where a second holds more. On CUDA those are written whose last event has passed. What was
+written survives the process; what was not is at most the last second.
+
+torch is never imported here: a script that has not loaded it has neither tensors nor devices.
+
+What a Meter says about the process that it is in: its script, how it ended, what memory it took.
+
+Who this process is, and one directory for all ranks, without a collective.
+
+A collective would hang where only some ranks have a Meter, and would be one more thing on somebody's wire. The
+rendezvous store is enough: rank 0 puts the directory there, the others wait for it. Which store:
+
+    the process group's          where there is one
+    torchrun's agent's           before that, where torchrun serves it
+    none                         one rank needs none
+
+torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already. That
+store is there before any rank is, so one that does not answer is not waited for: torch would try again for minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from scalelab.errors import StoreError, UsageError
+from scalelab.launch.agreement import samples_file
+from scalelab.launch.meter_result import MeterFailure
+from scalelab.records.samples import COLUMNS, render_samples
+from scalelab.records.store import RUNS_DIR, find_runs
+from scalelab.records.trial import PHASES, Cause, Status, StepKind
+
+WRITE_SECONDS = 1.0
+"""How long a step may wait to be written."""
+MOST_WAITING = 512
+"""How many steps may wait: writing them is one pause between two steps, of about two milliseconds."""
+
+_CLEAN, _PHASES, _SETTLE = (kind.value for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.SETTLE))
+
+Mark = Any
+"""A float, or a CUDA event."""
+
+
+class Step:
+    """One step while it runs, and until it is written."""
+
+    __slots__ = ("begin", "end", "holds_another", "loss", "number", "phases", "ready", "start")
+
+    def __init__(self, number: int, start: float, ready: float, begin: Mark) -> None:
+        self.number = number
+        self.start = start
+        self.ready = ready
+        self.begin = begin
+        self.end: Mark = None
+        self.phases: list[tuple[str, Mark, Mark]] | None = None
+        self.loss: Any = None
+        self.holds_another = False
+
+
+class StepLog:
+    """One rank's samples file, extended between steps."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._rank = rank
+        self._waiting: list[Step] = []
+        self._last_write = perf_counter()
+        self.num_written = 0
+        self.failure: OSError | None = None
+        """Why nothing is written any more."""
+        self._file = samples_file(directory, rank).open("x", encoding="utf-8", newline="")
+        self._write(render_samples(()))
+
+    def add(self, step: Step, now: float) -> bool:
+        """Keep a finished step; returns whether it is time to write."""
+        self._waiting.append(step)
+        return now - self._last_write >= WRITE_SECONDS or len(self._waiting) >= MOST_WAITING
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Write the steps whose times are known; the last time, wait for those that are not."""
+        steps = self._waiting
+        num_known = (
+            len(steps) if is_last else next((i for i, s in enumerate(steps) if not has_passed(s.end)), len(steps))
+        )
+        known, self._waiting = steps[:num_known], steps[num_known:]
+        if known and self.failure is None:
+            if is_last:
+                wait_for(known[-1].end)
+            if self._write(render_steps(self._rank, known)):
+                self.num_written += len(known)
+        self._last_write = perf_counter()
+
+    def close(self) -> None:
+        """Let go of the file; what is to be written has been."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write(self, text: str) -> bool:
+        """Whether it arrived; after the first time that it did not, nothing more is tried."""
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self.failure = error
+            return False
+        return True
+
+
+def render_steps(rank: int, steps: list[Step]) -> str:
+    """Steps as lines of the samples file, as `render_samples` writes them but in half the time."""
+    losses = read_losses([step.loss for step in steps])
+    return "".join([_render_step(rank, step, loss) for step, loss in zip(steps, losses, strict=True)])
+
+
+_NOT_WATCHED = "," * (len(COLUMNS) - COLUMNS.index("loss") - 1)
+"""What a Meter does not see: the columns behind the loss stay empty."""
+
+
+def _render_step(rank: int, step: Step, loss: float | None) -> str:
+    waited, forward, backward, optimizer = step.ready - step.start, "", "", ""
+    if step.phases:
+        spans: dict[str, float] = {}
+        for name, begin, end in step.phases:
+            spans[name] = spans.get(name, 0.0) + measure_span(begin, end)
+        waited += spans.pop("input", 0.0)
+        forward, backward, optimizer = (str(spans.get(name, "")) for name in PHASES[1:])
+    kind = _SETTLE if step.holds_another else _PHASES if step.phases else _CLEAN
+    seconds = measure_span(step.begin, step.end)
+    return (
+        f"{rank},{step.number},{kind},{step.start},{seconds},{waited},{forward},{backward},{optimizer},"
+        f"{'' if loss is None else loss}{_NOT_WATCHED}\n"
+    )
+
+
+def choose_marks() -> Callable[[], Mark]:
+    """How points in time are marked: by events where CUDA is in use, by the host's clock elsewhere."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return perf_counter
+
+    def mark() -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    return mark
+
+
+def measure_span(begin: Mark, end: Mark) -> float:
+    """Seconds between two marks of one kind."""
+    seconds: float = end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
+    return seconds
+
+
+def has_passed(mark: Mark) -> bool:
+    return isinstance(mark, float) or bool(mark.query())
+
+
+def wait_for(mark: Mark) -> None:
+    if not isinstance(mark, float):
+        mark.synchronize()
+
+
+def take_loss(value: Any) -> Any:
+    """A loss as it is kept: a number at once where that waits for nothing, else a scalar on the device, copied.
+
+    Copied, because the script may change its tensor in place before the loss is read. Of a tensor that is spread over
+    ranks the local part is taken: putting it together would be a collective.
+    """
+    if isinstance(value, float):
+        return value
+    if not hasattr(value, "detach"):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"loss {value!r} is not a number: pass a number or a tensor with one element") from None
+    local = value.to_local() if hasattr(value, "to_local") else value
+    if local.numel() != 1:
+        raise UsageError(f"loss has {local.numel()} elements: pass one, such as loss.mean()")
+    return local.item() if local.is_cpu else local.detach().clone().reshape(())
+
+
+def read_losses(values: list[Any]) -> list[float | None]:
+    """The numbers of losses, with one copy from the device for all that are there."""
+    on_device = [value for value in values if hasattr(value, "detach")]
+    if not on_device:
+        return values
+    torch: Any = sys.modules["torch"]
+    numbers = iter(torch.stack([value.double() for value in on_device]).tolist())
+    return [next(numbers) if hasattr(value, "detach") else value for value in values]
+
+
+def make_configuration(name: str) -> str:
+    """A Meter's name as it names a directory; what cannot stand in one becomes a dash."""
+    found = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80]
+    if not found:
+        raise UsageError(f"{name!r} is not a valid run name: use letters and digits")
+    return "control-run" if found == "control" else found
+
+
+def name_script() -> str:
+    """The file that is run, without its directory."""
+    return Path(find_script()).name
+
+
+def find_script() -> str:
+    """The path of the file that is run; a word where there is none."""
+    return str(getattr(sys.modules.get("__main__"), "__file__", None) or "interactive")
+
+
+def describe_end(error: BaseException | None, rank: int, log: StepLog) -> MeterFailure | None:
+    """Why a rank's Meter ended before training did; None if it did not."""
+    num_steps = log.num_written
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if log.failure is None:
+            return None
+        reason = f"rank {rank} could record only {num_steps} steps: {log.failure.strerror}"
+        return MeterFailure(status=Status.CRASHED, reason=reason)
+    words = type(error).__name__ + (f": {text}" if (text := str(error).strip().partition("\n")[0]) else "")
+    reason = f"rank {rank} raised an error after {num_steps} steps: {words}"
+    if "torch" not in sys.modules:
+        return MeterFailure(status=Status.CRASHED, reason=reason)
+    from scalelab.worker.failure import format_own_frames, is_lost_peer, is_out_of_memory  # they need torch
+
+    is_full, own = is_out_of_memory(error), format_own_frames(error, f"{find_script()}:main")
+    status = Status.OUT_OF_MEMORY if is_full else Status.CRASHED
+    cause = Cause.ALLOCATION if is_full else Cause.LOST_PEER if is_lost_peer(error) else Cause.RAISED
+    return MeterFailure(status=status, cause=cause, reason=reason, traceback=own)
+
+
+def read_peak_memory(device: str, resident_bytes: int) -> int:
+    """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
+    if device == "cuda":
+        return int(sys.modules["torch"].cuda.max_memory_allocated())
+    return resident_bytes
+
+
+def say_where(path: Path) -> str:
+    """The last line: where the run is, and the next useful command."""
+    here = Path.cwd()
+    short = path.relative_to(here) if path.is_relative_to(here) else path
+    name = "last" if find_runs(here / RUNS_DIR)[-1:] == [path] else str(short)
+    return f"Saved to {short}  ·  scalelab show {name}"
+
+
+CONNECT_SECONDS = 5.0
+"""How long torchrun's store may take to answer."""
+WAIT_SECONDS = 60.0
+"""How long a rank waits for rank 0 to make the run."""
+UNUSABLE = "-"
+"""What rank 0 sends if it could not create the run; never a valid path."""
+
+
+class Place(NamedTuple):
+    """Which of the ranks this process is."""
+
+    rank: int
+    num_ranks: int
+
+
+def find_place() -> Place:
+    """From the process group, else from torchrun's variables, else the only rank."""
+    distributed = find_process_group()
+    if distributed is not None:
+        return Place(distributed.get_rank(), distributed.get_world_size())
+    try:
+        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        return Place(0, 1)
+    return place if 0 <= place.rank < place.num_ranks else Place(0, 1)
+
+
+def find_process_group() -> Any:
+    """`torch.distributed` where it has a default process group, else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def open_rendezvous(place: Place) -> Any:
+    """The store that the ranks meet at; None for one rank."""
+    if place.num_ranks == 1:
+        return None
+    distributed = find_process_group()
+    if distributed is not None:
+        return distributed.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return reach_agent_store(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    raise UsageError(
+        f"WORLD_SIZE is {place.num_ranks}, but there is no process group to agree on a run:"
+        " create the Meter after torch.distributed.init_process_group"
+    )
+
+
+def reach_agent_store(host: str, port: str) -> Any:
+    """torchrun's own store; raises `StoreError` where nothing answers."""
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot reach torchrun's store at {host}:{port}: {words}") from None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
+
+
+def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
+    """What rank 0 makes, on every rank; raises `StoreError` where rank 0 has made nothing."""
+    if place.rank == 0:
+        text = UNUSABLE
+        try:
+            text = make()
+        finally:
+            if rendezvous is not None:
+                rendezvous.set(key, text)
+        return text
+    try:
+        rendezvous.wait([key], timedelta(seconds=WAIT_SECONDS))
+    except RuntimeError:
+        raise StoreError(f"rank 0 created no Meter of this name within {WAIT_SECONDS:g} s") from None
+    text = str(rendezvous.get(key), "utf-8")
+    if text == UNUSABLE:
+        raise NothingAgreed
+    return text
+
+
+class NothingAgreed(StoreError):
+    """Rank 0 could not create the run, and has reported it."""

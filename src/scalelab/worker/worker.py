@@ -1,0 +1,372 @@
+"""One rank of a trial, from start to end.
+
+It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extended after every block, and
+`rank<r>.json`, written last. Both are read by the launcher; what a rank measured before it failed is kept.
+
+What an optimizer keeps between steps: momenta, averages of squares, counters.
+
+Weights that were trained elsewhere, put into a model before anything else is done with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import gc
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.tensor import DTensor
+
+from scalelab.errors import StorageFull, UsageError
+from scalelab.launch.agreement import (
+    DUMP_SIGNAL,
+    EXIT_FAILED,
+    EXIT_STORAGE,
+    make_replica_clock,
+    outcome_file,
+    samples_file,
+    trace_file,
+)
+from scalelab.launch.ranks.affinity import assign_cores
+from scalelab.launch.ranks.topology import find_numa_nodes, read_numa_nodes
+from scalelab.records.environment import usable_cores
+from scalelab.records.files import read_json, write_json
+from scalelab.records.observations import Fetch, RankReport, RankSource, Transfer
+from scalelab.records.samples import render_samples
+from scalelab.records.settings import Quantization
+from scalelab.records.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
+from scalelab.worker.batches.stored import read_from_set
+from scalelab.worker.course import CourseRun
+from scalelab.worker.exchange import name_backend, run_exchange
+from scalelab.worker.failure import Failure, classify
+from scalelab.worker.instruments.instruments import look
+from scalelab.worker.loop import run_block
+from scalelab.worker.memory.forecast import forecast_memory
+from scalelab.worker.memory.limit import LimitWatch, give_pages, limit_memory
+from scalelab.worker.reading import run_reading
+from scalelab.worker.strategies.dp import own_cores
+from scalelab.worker.training import Training, build_training
+
+
+def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors in its state, of this rank's piece where they are sharded."""
+    return sum(tensor.nbytes for state in optimizer.state.values() for tensor in find_tensors(state))
+
+
+def find_tensors(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nest of dicts, lists and tuples."""
+    if isinstance(state, DTensor):
+        yield state.to_local()
+    elif isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for part in state.values():
+            yield from find_tensors(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from find_tensors(part)
+
+
+def load_weights(model: nn.Module, settings: Quantization) -> None:
+    """Load trained weights from a file; a mismatch raises an error that lists the differences."""
+    if not settings.weights:
+        return
+    advice = "save it with torch.save(model.state_dict(), …)"
+    try:
+        found: Any = torch.load(settings.weights, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(f"--weights {settings.weights} cannot be read ({type(error).__name__}): {advice}") from error
+    state = find_state(found)
+    if state is None:
+        raise UsageError(f"--weights {settings.weights} holds a {type(found).__name__}, not a state_dict: {advice}")
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UsageError(f"--weights {settings.weights} does not match the model: {words}") from error
+
+
+def find_state(found: Any) -> dict[str, torch.Tensor] | None:
+    """A state_dict, or the one inside a training checkpoint; names without DDP's prefix."""
+    if not isinstance(found, dict):
+        return None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found.get(key), dict):
+            found = found[key]
+    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        return None
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
+
+
+KEPT_ALIVE: list[Training] = []
+"""What must not be destroyed before the process ends; see `leave_together`."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+LONGEST_WAIT_SECONDS = 1800.0
+"""Timeout of one collective; a whole training run may take days."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of glibc's `mallopt`, from malloc.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What the launcher decides for a rank, beyond the trial."""
+
+    directory: str
+    rank: int
+    cores: tuple[int, ...]
+    local_rank: int
+    address: str = "127.0.0.1"
+    """Where rank 0 listens."""
+    port: int = 0
+    listen_fd: int | None = None
+    """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
+    host: str = ""
+    """Where the rank is; empty: on the machine that says so itself."""
+    launcher: str = ""
+    agreeing: tuple[str, ...] = ()
+    host_rank: int | None = None
+    """Who started the rank, which sources agree, and its local rank, for the report."""
+    sources: tuple[RankSource, ...] = ()
+    is_joined: bool = False
+    """Whether torchrun started the rank and its variables hold the rendezvous address."""
+
+
+def run_rank(assignment: Assignment) -> int:
+    """Run one rank of the trial and return its exit code."""
+    directory, rank = Path(assignment.directory), assignment.rank
+    faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
+    samples: list[StepSample] = []
+    transfers: list[Transfer] = []
+    fetches: list[Fetch] = []
+    report = RankReport(
+        rank=rank,
+        host=assignment.host or socket.gethostname(),
+        launcher=assignment.launcher,
+        agreeing=assignment.agreeing,
+        local_rank=assignment.host_rank,
+        sources=assignment.sources,
+        cores=assignment.cores,
+    )
+    trial = from_builtins(read_json(directory / "trial.json"), Trial)
+    failure: Failure | None = None
+    try:
+        report = _measure(trial, assignment, directory, report, samples, transfers, fetches)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
+        if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in NO_SPACE):
+            return EXIT_STORAGE
+        num_done = len(samples) or len(transfers) or len(fetches)
+        failure = classify(error, rank=rank, num_steps_done=num_done, workload=trial.workload)
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    try:
+        write_json(outcome_file(directory, rank), {"report": to_builtins(report), "failure": to_builtins(failure)})
+    except OSError:
+        return EXIT_STORAGE
+    return EXIT_FAILED if failure else 0
+
+
+def _measure(
+    trial: Trial,
+    assignment: Assignment,
+    directory: Path,
+    report: RankReport,
+    samples: list[StepSample],
+    transfers: list[Transfer],
+    fetches: list[Fetch],
+) -> RankReport:
+    """Set up the process, build the workload, run every block; extends `samples` or the other lists as it runs."""
+    if trial.is_forecast:
+        return forecast_memory(trial, report)
+    rank = assignment.rank
+    device = prepare_process(trial, assignment)
+    report = locate_rank(trial, report)
+    if trial.trains_nothing:
+        return _measure_alone(trial, device, directory, report, transfers, fetches)
+    if trial.reading is not None:
+        trial = read_from_set(trial, rank, directory)
+    limit_memory(trial, device)
+    watch = LimitWatch(trial, device)
+    report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+    training = build_training(trial, rank, device)
+    KEPT_ALIVE.append(training)
+    if trial.quantization is not None:
+        load_weights(training.model, trial.quantization)
+    if trial.is_emulated and assignment.cores:
+        is_watched = "utilization" in trial.instruments
+        clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
+        own_cores(training.model, share_cores(trial, assignment), clock)
+    buffers = sum(buffer.nbytes for buffer in training.model.buffers())
+    report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers, shuffle=training.shuffle)
+    if dist.is_initialized():
+        dist.barrier()
+    gc.collect()
+    if trial.course is not None:
+        CourseRun(trial, training, rank, directory, samples).run()
+        report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    elif trial.quantization is None:
+        report = _run_plan(trial, training, directory, report, samples, device)
+        report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
+        report = look(trial, training, directory, report)
+    if trial.quantization is not None:
+        _quantize(trial, training, directory)
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    report = watch.complete(report)
+    leave_together(training)
+    return replace(report, involuntary_switches=switches)
+
+
+def _measure_alone(
+    trial: Trial,
+    device: torch.device,
+    directory: Path,
+    report: RankReport,
+    transfers: list[Transfer],
+    fetches: list[Fetch],
+) -> RankReport:
+    """Measurements without training: communication, or reading."""
+    if trial.reading is not None:
+        report = run_reading(trial, report.rank, device, directory, report, fetches)
+    else:
+        report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+        run_exchange(trial, report.rank, device, directory, transfers)
+        report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return replace(report, involuntary_switches=switches)
+
+
+def _run_plan(
+    trial: Trial,
+    training: Training,
+    directory: Path,
+    report: RankReport,
+    samples: list[StepSample],
+    device: torch.device,
+) -> RankReport:
+    """Run every block of a measurement, each on disk before the next."""
+    rank = report.rank
+    with samples_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
+        file.write(render_samples(()))
+        for number, block in enumerate(trial.plan.blocks):
+            for part in _split_first(block.num_steps) if number == 0 else (block.num_steps,):
+                num_before = len(samples)
+                try:
+                    run_block(training, block._replace(num_steps=part), rank, trace_file(directory, rank), samples)
+                finally:
+                    file.write(render_samples(samples[num_before:]).partition("\n")[2])
+                    file.flush()
+            if number == 0:
+                report = replace(report, peak_memory_bytes=read_peak_memory(device))
+    return report
+
+
+def _quantize(trial: Trial, training: Training, directory: Path) -> None:
+    """Quantize the model to int8; its imports are loaded only here."""
+    from scalelab.worker.quantizing import quantize_training
+
+    quantize_training(trial, training, directory)
+
+
+def _split_first(num_steps: int) -> tuple[int, ...]:
+    """The first step on its own, to separate its errors from later ones; then the rest."""
+    return (1, num_steps - 1) if num_steps > 1 else (num_steps,)
+
+
+def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
+    """Pin the cores, choose the device and join the process group."""
+    if assignment.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, share_cores(trial, assignment)[0])
+    torch.set_num_threads(trial.threads_per_rank)
+    if trial.allocator == "keep":
+        keep_freed_memory()
+    elif trial.allocator == "pages":
+        give_pages()
+    device = torch.device("cpu")
+    if trial.device == "cuda":
+        if assignment.local_rank >= torch.cuda.device_count():
+            raise UsageError(
+                f"rank {assignment.rank} needs GPU {assignment.local_rank}, but torch {torch.__version__} sees"
+                f" {torch.cuda.device_count()}: use --device cpu, fewer --ranks, or a CUDA build of torch"
+            )
+        device = torch.device("cuda", assignment.local_rank)
+        torch.cuda.set_device(device)
+    if trial.strategy not in SINGLE_PROCESS and not dist.is_initialized():
+        join_group(trial, assignment)
+    return device
+
+
+def locate_rank(trial: Trial, report: RankReport) -> RankReport:
+    """The report with the cores that the rank really has; a process of emulated dp keeps those of all its replicas."""
+    cores = report.cores if trial.is_emulated and report.cores else usable_cores()
+    return replace(report, cores=cores, numa_nodes=find_numa_nodes(cores, read_numa_nodes()))
+
+
+def join_group(trial: Trial, assignment: Assignment) -> None:
+    """Connect to the other ranks: through torchrun's variables, or at the forkserver's socket."""
+    backend = name_backend(trial)
+    timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
+    if assignment.is_joined:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = TCPStore(
+        assignment.address,
+        assignment.port,
+        trial.num_ranks,
+        assignment.rank == 0,
+        timeout=timeout,
+        master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
+    )
+    dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
+
+
+def share_cores(trial: Trial, assignment: Assignment) -> tuple[tuple[int, ...], ...]:
+    """The rank's cores; those of each replica of an emulated dp, where the process itself works on replica 0's."""
+    if not trial.is_emulated:
+        return (assignment.cores,)
+    return assign_cores(trial.num_ranks, trial.threads_per_rank + trial.spare_cores_per_rank, assignment.cores)
+
+
+def keep_freed_memory() -> None:
+    """Make glibc's allocator keep freed memory.
+
+    Gradients are freed and allocated again in every step. glibc returns large blocks to the kernel by rules that
+    depend on what lies above them, and the next step pays for a page fault per 4 kB: steps then switch between two
+    speeds for no reason of their own (mallopt(3), M_TRIM_THRESHOLD and M_MMAP_MAX).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not (mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_MAX, 0)):
+        raise UsageError("--allocator keep needs glibc, which this machine does not have: use --allocator system")
+
+
+def read_peak_memory(device: torch.device) -> int:
+    """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def leave_together(training: Training) -> None:
+    """Wait for the others, so closing sockets does not look like a lost peer.
+
+    Nothing is destroyed, here or after a failure (`KEPT_ALIVE`): the destructor of a gloo group joins its threads
+    while it holds the interpreter's lock, and now and then a thread needs that lock to let go of its last piece of
+    work. The process ends a moment later anyway.
+    """
+    training.synchronize()
+    if dist.is_initialized():
+        dist.barrier()

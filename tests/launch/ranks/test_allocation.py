@@ -1,0 +1,54 @@
+"""What batch systems say of the nodes of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import RankUnknown
+from scalelab.launch.ranks.allocation import Allocation, find_allocation
+
+
+def test_without_a_batch_system_there_is_none() -> None:
+    assert find_allocation({"PATH": "/usr/bin", "SLURM_CONF": "/etc/slurm.conf"}) is None
+
+
+def test_slurm_says_nodes_tasks_and_cores() -> None:
+    variables = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_NODELIST": "nid[0012-0014]",
+        "SLURM_TASKS_PER_NODE": "4(x2),3",
+        "SLURM_JOB_CPUS_PER_NODE": "64(x2),32",
+    }
+    assert find_allocation(variables) == Allocation(
+        scheduler="slurm", job_id="17", num_nodes=3, first_node="nid0012", tasks_per_node=4, cores_per_node=32
+    )
+
+
+def test_pbs_names_a_node_once_for_every_process(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("x1\nx1\nx1\nx1\nx2\nx2\nx2\nx2\n")
+    found = find_allocation({"PBS_JOBID": "9.host", "PBS_NODEFILE": str(file), "NCPUS": "64"})
+    assert found == Allocation(
+        scheduler="pbs", job_id="9.host", num_nodes=2, first_node="x1", tasks_per_node=4, cores_per_node=64
+    )
+
+
+def test_a_file_of_pbs_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RankUnknown, match="PBS_NODEFILE"):
+        find_allocation({"PBS_JOBID": "9", "PBS_NODEFILE": str(tmp_path / "gone")})
+    (tmp_path / "empty").touch()
+    with pytest.raises(RankUnknown, match="lists no nodes"):
+        find_allocation({"PBS_JOBID": "9", "PBS_NODEFILE": str(tmp_path / "empty")})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_nodes", "first", "cores"),
+    [("batch3 1 a1 42 a2 42", 2, "a1", 42), ("a1 8 a2 8", 2, "a1", 8), ("a1 1", 1, "a1", 1), ("", 1, "", None)],
+)
+def test_lsf_puts_the_node_of_the_script_first(hosts: str, num_nodes: int, first: str, cores: int | None) -> None:
+    found = find_allocation({"LSB_JOBID": "4", "LSB_MCPU_HOSTS": hosts})
+    assert found is not None
+    assert (found.num_nodes, found.first_node, found.cores_per_node) == (num_nodes, first, cores)

@@ -1,0 +1,355 @@
+"""Who a process is under every launcher: every rank of two nodes, uneven nodes, ranks dealt out in turn, one task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from scalelab.errors import RankUnknown
+from scalelab.launch.ranks.discovery import Membership, find_membership, list_claims
+from scalelab.launch.ranks.mpi import guess_local_rank
+from tests.launch.ranks.launches import (
+    LAUNCHERS,
+    LAYOUTS,
+    Seat,
+    Variables,
+    hydra,
+    ompi,
+    slurm,
+    torchrun,
+    world,
+    write_apinfo,
+)
+
+CASES = [(launcher, layout) for launcher in LAUNCHERS for layout in LAYOUTS]
+INNER = ("torchrun", "Open MPI", "MPICH", "Intel MPI", "MVAPICH", "MVAPICH2", "Flux")
+ONE_LAUNCH = (("Open MPI", "LSF jsrun"), ("Flux", "PALS"))
+"""The second sets, or has set, the first one's names for the same launch: they must agree."""
+NESTED = [(one, other) for one in INNER for other in ("Slurm", "PALS", "LSF jsrun") if (one, other) not in ONE_LAUNCH]
+
+
+def seat(rank: int, layout: str = "two nodes") -> Seat:
+    return LAYOUTS[layout][rank]
+
+
+@pytest.mark.parametrize(("launcher", "layout"), CASES)
+def test_every_rank_of_every_launcher_is_found(launcher: str, layout: str) -> None:
+    for one in LAYOUTS[layout]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert (found.rank, found.num_ranks, found.local_rank) == (one.rank, one.num_ranks, one.local_rank)
+        assert found.num_local_ranks in (one.num_local_ranks, None)
+        assert found.node in (one.node, None)
+        assert found.num_nodes in (one.num_nodes, None)
+        assert found.launcher == launcher
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "Flux"])
+def test_every_launcher_but_flux_says_how_many_ranks_a_node_has(launcher: str) -> None:
+    for one in LAYOUTS["two nodes"]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert found.num_local_ranks == one.num_local_ranks
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Slurm", "PALS"])
+@pytest.mark.parametrize("layout", ["two nodes", "uneven", "in turn"])
+def test_some_launchers_say_which_node_this_is(launcher: str, layout: str) -> None:
+    for one in LAYOUTS[layout]:
+        found = find_membership(LAUNCHERS[launcher](one))
+        assert found is not None
+        assert found.node == one.node
+
+
+@pytest.mark.parametrize(("inner", "outer"), NESTED)
+def test_the_innermost_launcher_wins(inner: str, outer: str) -> None:
+    """One process per node, from which another launcher started the ranks: variables of the outer one are left."""
+    for one in LAYOUTS["two nodes"]:
+        daemon = Seat(rank=one.node, num_ranks=2, local_rank=0, num_local_ranks=1, node=one.node, num_nodes=2)
+        found = find_membership(LAUNCHERS[outer](daemon) | LAUNCHERS[inner](one))
+        assert found is not None
+        assert (found.launcher, found.rank, found.num_ranks) == (inner, one.rank, 8)
+        assert found.local_rank == one.local_rank
+        assert outer in found.outer
+
+
+def test_flux_knows_how_many_are_on_a_node_where_there_is_no_choice() -> None:
+    alone = find_membership(LAUNCHERS["Flux"](seat(0, "one task")))
+    assert alone is not None
+    assert (alone.num_local_ranks, alone.node) == (1, 0)
+    spread = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_NNODES": "2"}
+    one_each = find_membership(spread)
+    assert one_each is not None
+    assert (one_each.num_local_ranks, one_each.local_rank) == (1, 0)
+
+
+NOBODY: dict[str, Variables] = {
+    "a shell": {"PATH": "/usr/bin"},
+    "the script of a Slurm job": {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"},
+    "the shell of salloc": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"},
+    "the shell of salloc on a node": slurm(seat(0, "one task")) | {"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8"},
+    "srun -n 1 --pty bash": slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "4711", "SLURM_NTASKS": "8"},
+    "the same with PMI": slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
+    "an interactive PBS job": {"PBS_JOBID": "7", "PBS_ENVIRONMENT": "PBS_INTERACTIVE", "PBS_NODEFILE": "/none"},
+    "an interactive LSF job": {"LSB_JOBID": "7", "LSB_INTERACTIVE": "Y", "LSB_MCPU_HOSTS": "batch 1 n1 42"},
+    "the script of flux batch": {"FLUX_URI": "local:///run/flux", "FLUX_ENCLOSING_ID": "f1"},
+}
+
+
+@pytest.mark.parametrize("case", NOBODY)
+def test_who_was_not_launched_is_no_rank(case: str) -> None:
+    assert find_membership(NOBODY[case]) is None
+
+
+def test_launchers_work_in_an_interactive_shell_of_slurm() -> None:
+    shell = slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "4711"}
+    for inner in ("torchrun", "Open MPI", "MPICH"):
+        found = find_membership(shell | LAUNCHERS[inner](seat(5)))
+        assert found is not None
+        assert (found.launcher, found.rank) == (inner, 5)
+    step = find_membership(slurm(seat(5)) | {"SLURM_PTY_PORT": "4711"})
+    assert step is not None
+    assert step.rank == 5
+
+
+def test_ranks_that_pmi_or_pals_starts_from_a_shell_of_slurm_are_no_shells() -> None:
+    shell = slurm(seat(0, "one task")) | {"SLURM_STEP_ID": "4294967290"}
+    for inner in ("PALS", "PMI"):
+        for rank in (0, 5):
+            found = find_membership(shell | LAUNCHERS[inner](seat(rank)))
+            assert found is not None
+            assert (found.launcher, found.rank, found.num_ranks) == (inner, rank, 8)
+    with pytest.raises(RankUnknown, match="PMIX_RANK"):
+        find_membership(shell | {"PMIX_RANK": "3"})
+
+
+def test_ancestors_that_are_hidden_leave_a_launch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr("psutil.Process.parents", refuse)
+    found = find_membership(hydra(Seat(0, 2, 0, 2, 0, 1)))
+    assert found is not None
+    assert found.launch is None
+
+
+def test_on_several_nodes_a_launch_of_mpich_is_named_by_where_its_mpiexec_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def name(proxy_id: str, rank: int) -> str | None:
+        command = ["hydra_pmi_proxy", "--control-port", "login1:38445", "--rmk", "user", "--proxy-id", proxy_id]
+        proxy = SimpleNamespace(name=lambda: "hydra_pmi_proxy", cmdline=lambda: command)
+        monkeypatch.setattr("psutil.Process.parents", lambda _: [proxy])
+        found = find_membership(hydra(seat(rank)))
+        assert found is not None
+        return found.launch
+
+    assert name("0", 0) == name("1", 5) == "hydra.login1-38445"
+
+
+def test_every_source_of_a_launch_is_listed_by_itself() -> None:
+    claims = list_claims(LAUNCHERS["PALS"](seat(5)) | {"PMIX_RANK": "5"})
+    assert [(claim.source, claim.rank, claim.num_ranks) for claim in claims] == [
+        ("PALS", 5, 8),
+        ("PMI", 5, 8),
+        ("PMIx", 5, None),
+    ]
+    assert list_claims({"PATH": "/usr/bin"}) == ()
+
+
+REFUSED: dict[str, tuple[Variables, str]] = {
+    "PMIx alone": ({"PMIX_RANK": "3"}, "PMIX_RANK"),
+    "no number of ranks": ({"OMPI_COMM_WORLD_RANK": "3"}, "OMPI_COMM_WORLD_RANK"),
+    "RANK alone": ({"RANK": "3"}, "WORLD_SIZE"),
+    "WORLD_SIZE alone": ({"WORLD_SIZE": "3"}, "RANK"),
+    "no number": ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK='x'"),
+    "rank beyond": ({"RANK": "3", "WORLD_SIZE": "3"}, "out of range for world size 3"),
+    "left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE"),
+    "a size left over from a script": (slurm(seat(5)) | {"WORLD_SIZE": "4"}, "WORLD_SIZE"),
+    "a rank left over from a script": (ompi(seat(5)) | {"RANK": "0"}, "RANK"),
+    "a larger job left over from a script": (slurm(seat(5)) | {"RANK": "0", "WORLD_SIZE": "16"}, "WORLD_SIZE"),
+    "the only rank around all tasks": (ompi(Seat(0, 1, 0, 1, 0, 1)) | slurm(seat(5)), "OMPI_COMM_WORLD_SIZE"),
+    "the only rank around all of PALS": (LAUNCHERS["PALS"](seat(5)) | hydra(Seat(0, 1, 0, 1, 0, 1)), "PALS_RANKID"),
+    "PMI against Slurm": (slurm(seat(5)) | {"PMI_RANK": "0", "PMI_SIZE": "8"}, "PMI_RANK"),
+    "PALS against Slurm": (slurm(seat(5)) | {"PALS_RANKID": "4"}, "PALS_RANKID"),
+    "PMI against PALS": (LAUNCHERS["PALS"](seat(5)) | {"PMI_RANK": "4"}, "PMI_RANK"),
+    "jsrun against Open MPI": (world("JSM_NAMESPACE", seat(1)) | ompi(seat(5)), "JSM_NAMESPACE_RANK"),
+    "tasks that do not add up": (slurm(seat(5)) | {"SLURM_STEP_NUM_TASKS": "9"}, "4(x2)"),
+    "tasks that are no list": (slurm(seat(5)) | {"SLURM_STEP_TASKS_PER_NODE": "four"}, "four"),
+    "tasks on more nodes than anybody has": (slurm(seat(5)) | {"SLURM_STEP_TASKS_PER_NODE": "1(x99999999)"}, "nodes"),
+    "a node beyond the list": (slurm(seat(5)) | {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
+    "a rank that is not among its node's": (slurm(seat(5)) | {"SLURM_GTIDS": "0,1,2,3"}, "SLURM_GTIDS"),
+    "a node with other ranks than counted": (slurm(seat(5)) | {"SLURM_GTIDS": "4,5"}, "SLURM_GTIDS"),
+    "a step over components": (slurm(seat(5)) | {"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE"),
+    "more local ranks than ranks": (world("OMPI_COMM_WORLD", Seat(0, 2, 0, 4, 0, 1)), "local ranks"),
+    "a local rank beyond": (hydra(Seat(5, 8, 4, 4, 1, 2)), "MPI_LOCALRANKID"),
+    "more nodes than ranks": ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "2"}, "FLUX_JOB_NNODES"),
+    "all ranks on a node that is not the only one": (
+        {"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_SIZE": "4", "PALS_NODEID": "1"}, "PALS_NODEID"
+    ),
+    "all ranks on one of two nodes": (
+        {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, "GROUP_WORLD_SIZE"
+    ),
+    "PALS without a list of nodes": ({"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4"}, "PALS_RANKID"),
+    "a list of nodes that is not there": (
+        {"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4", "PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_by_name(case: str) -> None:
+    variables, named = REFUSED[case]
+    with pytest.raises(RankUnknown) as refusal:
+        find_membership(variables)
+    assert named in str(refusal.value)
+
+
+def test_the_only_rank_of_torchrun_or_of_a_script_may_be_inside_any_task() -> None:
+    alone, task = Seat(0, 1, 0, 1, 0, 1), slurm(seat(5))
+    by_torchrun = find_membership(task | torchrun(alone))
+    assert by_torchrun is not None
+    assert (by_torchrun.launcher, by_torchrun.num_ranks, by_torchrun.outer) == ("torchrun", 1, ("Slurm",))
+    said = find_membership(task | ompi(alone) | {"RANK": "0", "WORLD_SIZE": "1"})
+    assert said is not None
+    assert (said.launcher, said.num_ranks, said.agreeing) == ("Open MPI", 1, ("PMIx", "environment"))
+
+
+def test_a_broken_launch_further_out_is_nobodys_business() -> None:
+    broken = slurm(seat(1)) | {"SLURM_HET_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "four"}
+    found = find_membership(broken | torchrun(seat(5)))
+    assert found is not None
+    assert (found.launcher, found.rank) == ("torchrun", 5)
+
+
+def test_a_scripts_own_rank_agrees_or_describes_a_larger_job() -> None:
+    same = find_membership(slurm(seat(5)) | {"RANK": "5", "WORLD_SIZE": "8"})
+    assert same is not None
+    assert (same.launcher, same.agreeing) == ("Slurm", ("environment",))
+    own = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    larger = find_membership(slurm(Seat(1, 2, 0, 1, 1, 2)) | own)
+    assert larger is not None
+    assert (larger.launcher, larger.rank, larger.num_ranks, larger.local_rank) == ("environment", 5, 8, 1)
+    alone = find_membership({"RANK": "1", "WORLD_SIZE": "2"})
+    assert alone is not None
+    assert (alone.rank, alone.num_ranks, alone.local_rank) == (1, 2, None)
+
+
+def name_aurora(tmp_path: Path, nodes: str) -> Variables:
+    """Rank 13 of PALS on Aurora, which says no number of ranks in any variable."""
+    file = tmp_path / "nodes"
+    file.write_text(nodes)
+    pals = {"PALS_RANKID": "13", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "1", "PALS_LOCAL_SIZE": "12"}
+    return pals | {"PMIX_RANK": "13", "PBS_NODEFILE": str(file)}
+
+
+def test_aurora_does_not_take_all_nodes_of_the_job_for_those_of_the_launch(tmp_path: Path) -> None:
+    """mpiexec -n 24 -ppn 12 inside a job of four nodes has 24 ranks, not 48."""
+    variables = name_aurora(tmp_path, "x1\nx2\nx3\nx4\n")
+    with pytest.raises(RankUnknown) as refusal:
+        find_membership(variables)
+    for name in ("PALS_LOCAL_SIZE=12", "PBS_NODEFILE=", "PALS_APINFO", "WORLD_SIZE"):
+        assert name in str(refusal.value)
+    found = find_membership(variables | {"WORLD_SIZE": "24"})
+    assert found is not None
+    assert (found.rank, found.num_ranks, found.local_rank, found.num_local_ranks, found.node) == (13, 24, 1, 12, 1)
+    assert found.master_address == "x1"
+
+
+def test_on_the_only_node_of_a_job_aurora_has_its_number_of_ranks(tmp_path: Path) -> None:
+    alone = {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "3", "PALS_NODEID": "0", "PMIX_RANK": "3"}
+    found = find_membership(name_aurora(tmp_path, "x4001c0\n") | alone)
+    assert found is not None
+    assert (found.rank, found.num_ranks, found.local_rank, found.num_nodes) == (3, 12, 3, 1)
+    assert "PBS_NODEFILE" in found.variables
+
+
+def test_pals_own_file_is_right_where_nodes_are_uneven(tmp_path: Path) -> None:
+    """By PALS_LOCAL_SIZE times the nodes, ranks of the first node would think of 8 and those of the second of 4."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x4001c0\nx4002c0\n")
+    file = write_apinfo(tmp_path / "apinfo", [(one.local_rank, one.node) for one in LAYOUTS["uneven"]])
+    for one in LAYOUTS["uneven"]:
+        pals = {"PALS_RANKID": str(one.rank), "PALS_LOCAL_SIZE": str(one.num_local_ranks), "PBS_NODEFILE": str(nodes)}
+        found = find_membership(pals | {"PALS_APINFO": str(file)})
+        assert found is not None
+        assert (found.num_ranks, found.local_rank, found.num_local_ranks) == (6, one.local_rank, one.num_local_ranks)
+        assert (found.node, found.num_nodes) == (one.node, 2)
+
+
+def test_pals_own_file_is_checked_against_its_variables(tmp_path: Path) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0)])
+    with pytest.raises(RankUnknown, match="PALS_APINFO"):
+        find_membership({"PALS_RANKID": "2", "PALS_APINFO": str(file)})
+    with pytest.raises(RankUnknown, match="PALS_LOCAL_SIZE"):
+        find_membership({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_APINFO": str(file)})
+
+
+@pytest.mark.parametrize("damage", ["other version", "cut", "missing"])
+def test_a_file_of_pals_that_cannot_be_read_is_not_believed(tmp_path: Path, damage: str) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0)], version=2 if damage == "other version" else 1)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:150])
+    if damage == "missing":
+        file.unlink()
+    with pytest.raises(RankUnknown, match="but no world size"):
+        find_membership({"PALS_RANKID": "1", "PALS_APINFO": str(file)})
+
+
+def test_slurm_on_a_cray_ex_sets_the_names_of_pals_too() -> None:
+    one = seat(5)
+    cray = {"PALS_RANKID": "5", "PALS_NODEID": "1", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "5", "PMI_SIZE": "8"}
+    found = find_membership(slurm(one) | cray | {"PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"})
+    assert found is not None
+    assert (found.launcher, found.rank, found.num_ranks) == ("Slurm", 5, 8)
+    assert found.agreeing == ("PALS", "PMI")
+
+
+def test_the_master_is_the_first_node() -> None:
+    def find_master(variables: Variables) -> str | None:
+        found = find_membership(variables)
+        assert isinstance(found, Membership)
+        return found.master_address
+
+    assert find_master(slurm(seat(5))) == "nid001"
+    assert find_master(slurm(seat(5)) | {"MASTER_ADDR": "elsewhere"}) == "elsewhere"
+    assert find_master(slurm(seat(5)) | {"SLURM_DISTRIBUTION": "arbitrary"}) is None
+    assert find_master(slurm(seat(0, "one task"))) == "127.0.0.1"
+    assert find_master(ompi(seat(5))) is None
+
+
+def test_the_rank_alone_gives_the_wrong_device() -> None:
+    """P2's short cut: on uneven nodes two ranks of a node get the same device, and so do ranks dealt out in turn."""
+    for layout, num_devices in (("uneven", 3), ("in turn", 4)):
+        on_first = [one for one in LAYOUTS[layout] if one.node == 0]
+        guessed = [guess_local_rank(one.rank, num_devices) for one in on_first]
+        assert len(set(guessed)) < len(guessed)
+        assert len({one.local_rank for one in on_first}) == len(on_first)
+
+
+@pytest.mark.parametrize("children", [[4, 4], [4, 2], [1, 5]])
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_ranks_that_a_script_starts_in_every_task_are_found(children: list[int], is_in_turn: bool) -> None:
+    tasks = [task for task, count in enumerate(children) for _ in range(count)]
+    if is_in_turn:
+        tasks = [task for turn in range(max(children)) for task, count in enumerate(children) if turn < count]
+    for rank, task in enumerate(tasks):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(len(tasks))}
+        found = find_membership(slurm(Seat(task, 2, 0, 1, task, 2)) | own)
+        assert found is not None
+        assert (found.launcher, found.rank, found.num_ranks) == ("environment", rank, len(tasks))
+
+
+def test_two_torchruns_with_the_same_port_have_different_names() -> None:
+    def name(agent: str, rank: int) -> str | None:
+        one = Seat(rank, 2, rank, 2, 0, 1)
+        found = find_membership(
+            torchrun(one) | {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_x/{agent}/attempt_0/{rank}/error.json"}
+        )
+        assert found is not None
+        return found.launch
+
+    assert name("none_a", 0) == name("none_a", 1) != name("none_b", 1)

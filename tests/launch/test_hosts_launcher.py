@@ -1,0 +1,220 @@
+"""Real ranks on emulated hosts: torchrun's rendezvous, the link, failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scalelab.errors import LaunchFailed
+from scalelab.launch.hosts import HostsLauncher
+from scalelab.launch.local import LocalLauncher
+from scalelab.launch.ranks.namespaces import list_namespaces, list_pids
+from scalelab.launch.utilization import OTHERS
+from scalelab.records.files import write_json
+from scalelab.records.settings import Exchange
+from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.runs.launching import choose_launcher
+from scalelab.studies.shared.job import Job
+from tests.launch.ranks.emulation import needs_hosts
+from tests.worker.trials import make_trial, write_step_workload
+
+PLAN = StepPlan(lead_in_steps=2, clean_steps=4, phase_steps=0, comm_free_steps=2, cycles=1)
+
+
+def make_spread(**fields: Any) -> Trial:
+    return make_trial(**({"link": "unshaped", "plan": PLAN} | fields))
+
+
+def launch(launcher: HostsLauncher, trial: Trial, directory: Path) -> TrialResult:
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "trial.json", to_builtins(trial))
+    return launcher.launch(trial, directory)
+
+
+@pytest.fixture
+def hosts() -> Iterator[HostsLauncher]:
+    """A launcher that leaves no namespace of ours behind."""
+    with HostsLauncher() as launcher:
+        yield launcher
+    assert not [name for name in list_namespaces() if f"-{os.getpid()}-" in name]
+
+
+def test_trials_on_one_host_are_the_local_launchers() -> None:
+    assert isinstance(choose_launcher(Job(), [make_trial(), make_trial(strategy="single", num_ranks=1)]), LocalLauncher)
+    assert isinstance(choose_launcher(Job(), [make_trial(strategy="single", num_ranks=1, link="1gbit")]), LocalLauncher)
+    assert isinstance(choose_launcher(Job(), [make_trial(), make_spread()]), HostsLauncher)
+
+
+def test_hosts_are_as_many_as_ranks_need() -> None:
+    assert make_spread().num_hosts == 2
+    assert make_spread(num_ranks=4, ranks_per_host=2).num_hosts == 2
+    assert make_spread(num_ranks=4, ranks_per_host=3).num_hosts == 2
+    assert make_spread(ranks_per_host=2).num_hosts == 1
+    assert make_trial(num_ranks=4).num_hosts == 1
+
+
+def test_where_no_host_can_be_emulated_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("scalelab.launch.hosts.find_host_obstacle", lambda: "it needs root: become root")
+    with pytest.raises(LaunchFailed, match="it needs root"):
+        HostsLauncher().check()
+    with pytest.raises(LaunchFailed, match="it needs root"):
+        launch(HostsLauncher(), make_spread(), tmp_path)
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_ranks_train_the_same_on_hosts_of_their_own_and_every_gradient_goes_over_the_link(
+    hosts: HostsLauncher, launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    options = {"dim": 128, "depth": 4}
+    (tmp_path / "inside").mkdir()
+    write_json(tmp_path / "inside/trial.json", to_builtins(make_trial(options=options, plan=PLAN)))
+    inside = launcher.launch(make_trial(options=options, plan=PLAN), tmp_path / "inside")
+    spread = launch(hosts, make_spread(options=options, link="1gbit"), tmp_path / "spread")
+    assert spread.status is Status.COMPLETED, spread.reason
+    assert spread.losses() == inside.losses()
+    assert [rank.host for rank in spread.ranks] == ["host0", "host1"]
+    assert [rank.cores for rank in spread.ranks] == [rank.cores for rank in inside.ranks]
+    gradients = 4 * (spread.ranks[0].num_parameters or 0)
+    exchanged = gradients * (len(spread.losses()))  # comm-free steps, which exchange nothing, are no part of them
+    assert all(sent > exchanged for sent in hosts.sent_bytes)
+    assert sum(hosts.sent_bytes) < 4 * exchanged
+    assert {path.name for path in (tmp_path / "spread").iterdir()} == {
+        "trial.json", "rank0.log", "rank1.log", "host0.log", "host1.log",
+    }  # fmt: skip
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_two_ranks_may_share_a_host(hosts: HostsLauncher, tmp_path: Path) -> None:
+    watched = make_spread(num_ranks=3, ranks_per_host=2, global_batch=6, instruments=("utilization",))
+    result = launch(hosts, watched, tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    assert [rank.host for rank in result.ranks] == ["host0", "host0", "host1"]
+    assert {load.device for load in result.loads} == {"rank 0", "rank 1", "rank 2", OTHERS}
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_no_message_crosses_a_link_faster_than_its_rate(hosts: HostsLauncher, tmp_path: Path) -> None:
+    """A bound that no busy machine can break: what the buckets let through at once is a few percent of the message."""
+    size, bytes_per_second = 4_000_000, 12.5e6
+    exchange = Exchange(operation="all_reduce", sizes=(size,), repeats=3, warmup_calls=0)
+    fields = {"workload": "", "options": {}, "strategy": NO_STRATEGY, "exchange": exchange}
+    result = launch(hosts, make_spread(link="100mbit", **fields), tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    assert len(result.transfers) >= 6
+    assert min(line.seconds / line.num_calls for line in result.transfers) > 0.9 * size / bytes_per_second
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(hosts: HostsLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank=1, step=4)
+    result = launch(hosts, make_spread(workload=spec), tmp_path / "t")
+    assert result.status is Status.CRASHED
+    assert "rank 1 was killed by SIGKILL" in result.reason
+    assert {s.step for s in result.samples if s.rank == 1} == {0, 1}
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_an_error_on_one_host_is_told_in_its_own_words(hosts: HostsLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "raise RuntimeError('the cable is cut')", rank=1, step=3)
+    result = launch(hosts, make_spread(workload=spec), tmp_path / "t")
+    assert result.status is Status.CRASHED
+    assert "the cable is cut" in result.reason
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@needs_hosts
+def test_a_rank_that_hangs_times_out_with_its_stack_in_the_log(hosts: HostsLauncher, tmp_path: Path) -> None:
+    spec = write_step_workload(tmp_path, "time.sleep(3600)", rank=1, step=2)
+    result = launch(hosts, make_spread(workload=spec, timeout_seconds=30.0), tmp_path / "t")
+    assert result.status is Status.TIMED_OUT
+    assert "not finished after 30 s" in result.reason
+    assert "in endless" in (tmp_path / "t/rank1.log").read_text()
+
+
+@pytest.mark.ranks
+@needs_hosts
+def test_a_torchrun_that_cannot_start_is_an_error_with_its_last_words(
+    hosts: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho there is no torch here\nexit 7\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("scalelab.launch.hosts.sys.executable", str(broken))
+    with pytest.raises(LaunchFailed, match="torchrun on host 0 exited with code 7: there is no torch here; see"):
+        launch(hosts, make_spread(), tmp_path / "t")
+
+
+@needs_hosts
+def test_an_agent_that_is_on_its_way_to_its_host_is_ended_too(
+    hosts: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come before `ip netns exec` has entered the namespace: nobody finds the process there."""
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def start_outside(*_: object) -> subprocess.Popen[bytes]:
+        if agents:
+            raise KeyboardInterrupt
+        agents.append(subprocess.Popen(["sleep", "600"]))
+        return agents[-1]
+
+    monkeypatch.setattr("scalelab.launch.hosts.start_agent", start_outside)
+    with pytest.raises(KeyboardInterrupt):
+        launch(hosts, make_spread(), tmp_path)
+    assert [agent.returncode for agent in agents] == [-signal.SIGKILL]
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from scalelab.records.files import read_json
+from scalelab.launch.hosts import HostsLauncher
+from scalelab.records.trial import Trial, from_builtins
+directory = Path(sys.argv[1])
+HostsLauncher().launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@needs_hosts
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_that_is_stopped_leaves_no_process_and_no_namespace_beyond_the_next_start(
+    hosts: HostsLauncher, tmp_path: Path, how: signal.Signals
+) -> None:
+    marker = tmp_path / "stuck"
+    action = f"(open({str(marker)!r}, 'w').close(), time.sleep(3600))"
+    spec = write_step_workload(tmp_path, action, rank=1, step=2)
+    directory = tmp_path / "t"
+    directory.mkdir()
+    write_json(directory / "trial.json", to_builtins(make_spread(workload=spec)))
+    command = subprocess.Popen([sys.executable, "-c", LAUNCH, str(directory)], stderr=subprocess.DEVNULL)
+    while not marker.exists():
+        assert command.poll() is None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.wait(0.05)
+    names = [name for name in list_namespaces() if f"-{command.pid}-" in name]
+    family = [psutil.Process(pid) for name in names for pid in list_pids(name)]
+    assert len(names) == 3
+    assert len(family) == 4
+    command.send_signal(how)
+    command.wait(timeout=30)
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    left = [name for name in list_namespaces() if name in names]
+    assert bool(left) == (how is signal.SIGKILL)
+    hosts.check()
+    assert not [name for name in list_namespaces() if name in names]

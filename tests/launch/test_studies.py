@@ -1,0 +1,92 @@
+"""The same study under every launcher that is here: the losses are those of the local one, to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.launch.launcher import Launcher
+from scalelab.launch.local import LocalLauncher
+from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status
+from scalelab.runs.experiment import run_study
+from scalelab.studies.scaling.study import StrongScaling
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from tests.cli.commands import make_environment
+from tests.launch.programs import find_mpiexec
+from tests.launch.ranks.emulation import needs_hosts
+from tests.slurm import Cluster
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+SAMPLING = Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, profile_steps=0, control=False)
+FLAGS = [
+    *("--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--ranks", "1", "2"),
+    *("--rounds", "1"),
+    *("--steps", "4", "--warmup", "1", "--phase-steps", "0", "--comm-free-steps", "0", "--profile-steps", "0"),
+    "--no-control",
+]
+"""The study as a user types it."""
+
+
+def make_job(**fields: Any) -> Job:
+    return Job(workload="mlp", options={"dim": 16, "depth": 2}, **fields)
+
+
+def make_study(**fields: Any) -> StrongScaling:
+    return StrongScaling(job=make_job(**fields), ranks=(1, 2), global_batch=8, sampling=SAMPLING)
+
+
+def read_losses(store: RunStore) -> dict[str, dict[int, float]]:
+    """The losses of every configuration, all of which completed."""
+    results, damaged = store.results()
+    assert not damaged
+    assert [result.reason for result in results if result.status is not Status.COMPLETED] == []
+    return {result.trial.configuration: result.losses() for result in results}
+
+
+@pytest.fixture(scope="module")
+def expected(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
+    """The losses of ranks that the forkserver made."""
+
+    class Shared:
+        launch = launcher.launch
+
+        def close(self) -> None:
+            """It is everybody's."""
+
+    shared: Launcher = Shared()
+    losses = read_losses(run_study(make_study(), runs_dir=tmp_path_factory.mktemp("local"), launcher=shared)[0])
+    assert set(losses) == {"single-1", "ddp-1", "ddp-2"}
+    return losses
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel", pytest.param("hosts", marks=needs_hosts)])
+def test_a_study_learns_the_same_under_a_launcher(
+    name: str, expected: dict[str, dict[int, float]], tmp_path: Path
+) -> None:
+    is_mpi = name not in ("torchrun", "hosts")
+    fields = {"launcher": "mpi", "mpiexec": find_mpiexec(name)} if is_mpi else {"launcher": name}
+    store, _ = run_study(make_study(**fields), runs_dir=tmp_path)
+    assert read_losses(store) == expected
+    result = store.result("ddp-2-r1")
+    assert {rank.exit_code for rank in result.ranks} == {0}
+    assert len({rank.cores for rank in result.ranks}) == (2 if not result.trial.is_oversubscribed else 1)
+    assert len({rank.host for rank in result.ranks}) == (2 if name == "hosts" else 1)
+
+
+def test_a_study_learns_the_same_in_an_allocation_of_slurm(
+    slurm: Cluster, expected: dict[str, dict[int, float]], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *FLAGS, "--launcher", "slurm"]
+    done = subprocess.run(
+        ["salloc", "--quiet", "--ntasks=2", *command], cwd=tmp_path, env=make_environment(**slurm.variables),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (path,) = find_runs(tmp_path / "runs")
+    assert read_losses(RunStore.open(path)) == expected
