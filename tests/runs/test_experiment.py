@@ -164,7 +164,8 @@ def test_a_failed_run_of_an_own_workload_is_named_by_its_file(tmp_path: Path) ->
     study = make_strong(ranks=(1,), job=Job(workload=f"{tmp_path}/own.py:build", device="cpu"))
     failures = dict.fromkeys(("single-1", "control", "ddp-1"), Status.NOT_RUN)
     with pytest.raises(
-        NothingMeasured, match=r"^no trial completed; single-1 of --workload own\.py:build was not run: simulated by the fake"
+        NothingMeasured,
+        match=r"^no trial completed; single-1 of --workload own\.py:build was not run: simulated by the fake",
     ):
         run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(share_evenly, failures=failures))
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from scalelab.errors import LaunchFailed, RankUnknown
+from scalelab.launch.batch.site import SCHEDULERS
+from scalelab.launch.batch.trial_jobs import JobLauncher
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.local import LocalLauncher
-from scalelab.launch.batch.site import SCHEDULERS
+from scalelab.launch.ranks.allocation import Allocation, Scheduler, find_allocation
 from scalelab.launch.stepped import Step, StepLauncher
 from scalelab.launch.steps import find_program, is_this_host, tell_kind
-from scalelab.launch.batch.trial_jobs import JobLauncher
-from scalelab.launch.ranks.allocation import Allocation, Scheduler, find_allocation
 from scalelab.records.settings import LauncherName
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 
