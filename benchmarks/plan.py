@@ -30,12 +30,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize
 
-from scalelab.predict.communication import LinkCost, reduce_all
 from scalelab.predict.devices import find_device
 from scalelab.predict.layout_cost import Efficiency, time_step
 from scalelab.predict.layouts import Kernels, Layout, PlannedJob, find_footprint
+from scalelab.predict.network_model import LinkCost, reduce_all
 from scalelab.predict.planning import enclose_step
-from scalelab.predict.transformer import GPT2_SMALL, LLAMA3_8B, Transformer
+from scalelab.predict.transformer_shape import GPT2_SMALL, LLAMA3_8B, Transformer
 
 GIBI = 2**30
 MOST_STEP_ERROR, MOST_TRACKER_ERROR, MOST_FSDP_ERROR = 0.10, 0.02, 0.05

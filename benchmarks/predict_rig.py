@@ -30,8 +30,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from scalelab.analysis.link import fit_line
-from scalelab.predict.communication import MEBIBYTE, Gradient, LinkCost, share_cores
-from scalelab.predict.job import Line, ScaledJob, find_core_seconds, predict_step, settle_on_two, share_times
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkCost, share_cores
+from scalelab.predict.scaled_job import (
+    PerSampleCost,
+    ScaledJob,
+    find_core_seconds,
+    predict_step,
+    settle_on_two,
+    share_times,
+)
 from scalelab.records.environment import count_cores
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "rigs"))
@@ -95,7 +102,7 @@ def make_job(case: dict, gradients: dict, steps: dict, link: LinkCost, busy: lis
     network = share_cores(link, count_cores(), busy[0], busy[1], total)
     ratio = statistics.stdev(steps[1][0] + steps[1][1]) / one
     job = ScaledJob(
-        phases={name: Line(fixed=seconds * scale) for name, seconds in phases.items()},
+        phases={name: PerSampleCost(fixed=seconds * scale) for name, seconds in phases.items()},
         gradients=share_times(times, phases["backward"]),
         network=network,
         core_seconds=find_core_seconds(network, busy[0], busy[1], total),

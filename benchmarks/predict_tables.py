@@ -30,7 +30,7 @@ from scalelab.predict.extrapolate import (
     stay_linear,
     weigh_laws,
 )
-from scalelab.predict.tables import Columns, ScalingSeries, find_doubts, read_table
+from scalelab.predict.scaling_table import Columns, ScalingSeries, find_doubts, read_table
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CREEPS = (0.0, 0.0025, 0.005, 0.0075, 0.01, 0.0125)

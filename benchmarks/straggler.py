@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.analysis.breakdown import find_quiet_step
+from scalelab.analysis.step_parts import find_quiet_step
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import write_json

@@ -29,8 +29,8 @@ from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.errors import TraceUnreadable
 from scalelab.trace import reader as pieces
 from scalelab.trace.hta import read_hta
-from scalelab.trace.rank import read_rank
-from scalelab.trace.ranks import combine_ranks
+from scalelab.trace.job_trace import combine_ranks
+from scalelab.trace.rank_trace import read_rank
 
 NUM_TRACES = 10_000
 MOST_CPU_SECONDS = 5.0

@@ -163,7 +163,7 @@ def answer(tool: str, path: Path) -> dict[str, float]:
         found = {"idle": ours.idle_us, "compute": ours.compute_us, "non_compute": ours.non_compute_us}
         return found | {"kernel": ours.kernel_us, "overlap": 100 * (ours.overlap or 0.0)}
     from scalelab.answers.trace.view import make_counters
-    from scalelab.trace.rank import read_rank
+    from scalelab.trace.rank_trace import read_rank
 
     whole = read_rank(path, counters=make_counters(None)).breakdown.whole
     found = {"idle": whole.idle_ns / 1e3, "compute": whole.compute_ns / 1e3, "kernel": whole.span_ns / 1e3}

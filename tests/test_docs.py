@@ -57,7 +57,7 @@ from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.collectives.study import Collectives
 from scalelab.studies.quantize.study import Quantize
 from scalelab.trace.hta import HtaBreakdown
-from scalelab.trace.ranks import read_ranks
+from scalelab.trace.job_trace import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
 from tests.answers.traces import build_rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.learning import Change, estimate_change, judge_change
+from scalelab.analysis.learning import AccuracyChange, estimate_change, judge_change
 
 
 def test_what_seeds_share_cancels() -> None:
@@ -26,13 +26,13 @@ def test_only_seeds_that_both_have_are_compared() -> None:
 @pytest.mark.parametrize(
     ("value", "low", "high", "verdict"),
     [
-        (-0.10, -0.12, -0.08, Change.LOST),
-        (0.10, 0.08, 0.12, Change.GAINED),
-        (0.001, -0.004, 0.006, Change.NO_DIFFERENCE),
-        (-0.003, -0.004, -0.002, Change.NO_DIFFERENCE),
-        (-0.02, -0.10, 0.06, Change.UNRESOLVED),
-        (-0.5, None, None, Change.UNRESOLVED),
+        (-0.10, -0.12, -0.08, AccuracyChange.LOST),
+        (0.10, 0.08, 0.12, AccuracyChange.GAINED),
+        (0.001, -0.004, 0.006, AccuracyChange.NO_DIFFERENCE),
+        (-0.003, -0.004, -0.002, AccuracyChange.NO_DIFFERENCE),
+        (-0.02, -0.10, 0.06, AccuracyChange.UNRESOLVED),
+        (-0.5, None, None, AccuracyChange.UNRESOLVED),
     ],
 )
-def test_verdicts(value: float, low: float | None, high: float | None, verdict: Change) -> None:
+def test_verdicts(value: float, low: float | None, high: float | None, verdict: AccuracyChange) -> None:
     assert judge_change(Estimate(value=value, low=low, high=high)) is verdict

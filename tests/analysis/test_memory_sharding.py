@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.memory import MemoryAccount, MemoryEvent, PhaseMark, account_step
-from scalelab.analysis.memory_sharding import Recording, Spread, UnitMark, spread_recording, spread_standing
+from scalelab.analysis.memory_sharding import MemoryRecording, Sharding, UnitMark, spread_recording, spread_standing
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}
 
 
-def record_step() -> Recording:
+def record_step() -> MemoryRecording:
     """A root without parameters around two units; every unit keeps 10 bytes and makes a gradient of 100."""
     events: list[MemoryEvent] = []
     marks: list[PhaseMark | UnitMark] = []
@@ -47,11 +47,11 @@ def record_step() -> Recording:
     add(-UNIT, 11)
     add(-UNIT, 12)
     phase("optimizer")
-    return Recording(events, marks)
+    return MemoryRecording(events, marks)
 
 
 def account(strategy: str, num_ranks: int = 2, **fields: bool) -> MemoryAccount:
-    spread = Spread(
+    spread = Sharding(
         strategy=strategy, num_ranks=num_ranks, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT, **fields
     )
     events, marks = spread_recording(record_step(), spread)
@@ -136,6 +136,6 @@ def test_accumulated_passes_reduce_once() -> None:
     ]
     at = next(n for n, mark in enumerate(recording.marks) if isinstance(mark, PhaseMark) and mark.phase == "model")
     marks = [*recording.marks[:at], *early, *recording.marks[at:]]
-    spread = Spread(strategy="fsdp-full", num_ranks=2, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT)
-    events, _ = spread_recording(Recording(recording.events, marks), spread)
+    spread = Sharding(strategy="fsdp-full", num_ranks=2, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT)
+    events, _ = spread_recording(MemoryRecording(recording.events, marks), spread)
     assert events == spread_recording(recording, spread)[0]

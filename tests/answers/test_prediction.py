@@ -13,8 +13,8 @@ from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.launch.launcher import Launcher
-from scalelab.predict.communication import LinkCost
-from scalelab.predict.job import scale_out
+from scalelab.predict.network_model import LinkCost
+from scalelab.predict.scaled_job import scale_out
 from scalelab.records.observations import GradientTimes, Message, RankReport, TracedStep
 from scalelab.records.store import RunStore
 from scalelab.records.trial import StepKind, Trial, TrialResult

@@ -13,7 +13,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Document, Table
 from scalelab.report.findings import select
 from scalelab.trace.hta import HtaBreakdown
-from scalelab.trace.ranks import read_ranks
+from scalelab.trace.job_trace import read_ranks
 from tests.answers.traces import build_rank
 from tests.trace.build import TraceBuilder
 

@@ -16,7 +16,7 @@ from scalelab.answers.trace.charts import (
     merge_spans,
     read_recorded,
 )
-from scalelab.trace.ranks import JobTrace, read_ranks
+from scalelab.trace.job_trace import JobTrace, read_ranks
 from tests.answers.traces import build_rank
 from tests.report.charts.figures import list_values
 

@@ -9,7 +9,7 @@ import pytest
 from scalelab.cli.app import run_verb
 from scalelab.cli.plan import choose_batch, read_number
 from scalelab.errors import UsageError
-from scalelab.predict.transformer import GPT2_SMALL, choose_shape
+from scalelab.predict.transformer_shape import GPT2_SMALL, choose_shape
 
 SMALL = ("plan", "--model", "gpt2-small", "--device", "h100-sxm", "--devices", "8", "--tokens", "10B")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import LAWS, Tuning, extrapolate, follow_ring, follow_tree, stay_linear, weigh_laws
-from scalelab.predict.tables import ScalingSeries, find_doubts
+from scalelab.predict.scaling_table import ScalingSeries, find_doubts
 
 
 def make_series(throughput, **others):

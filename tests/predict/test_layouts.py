@@ -8,7 +8,7 @@ from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layout_cost import Efficiency, time_step
 from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_divisors, list_layouts
-from scalelab.predict.transformer import GPT2_SMALL, Transformer
+from scalelab.predict.transformer_shape import GPT2_SMALL, Transformer
 
 MODEL = Transformer(num_layers=32, width=4096, num_heads=32, vocabulary=51200, sequence=2048)
 JOB = PlannedJob(model=MODEL, device=find_device("a100-80gb"), global_batch=512)

@@ -6,7 +6,7 @@ import pytest
 
 from scalelab.predict.devices import find_device
 from scalelab.predict.layouts import CATEGORIES, Kernels, Layout, PlannedJob, find_footprint
-from scalelab.predict.transformer import GPT2_LARGE, GPT2_SMALL, Transformer
+from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, Transformer
 
 GIBI = 2**30
 SMALL = PlannedJob(model=GPT2_SMALL, device=find_device("h100-sxm"), dtype="float32", global_batch=8)

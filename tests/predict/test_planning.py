@@ -9,7 +9,7 @@ from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layouts import Asked, PlannedJob
 from scalelab.predict.planning import SmallRun, compare_linear, find_last_paying, make_plan, sum_training, sweep_devices
-from scalelab.predict.transformer import GPT2_SMALL, LLAMA3_8B, choose_shape
+from scalelab.predict.transformer_shape import GPT2_SMALL, LLAMA3_8B, choose_shape
 
 JOB = PlannedJob(model=LLAMA3_8B, device=find_device("a100-80gb"), global_batch=256)
 

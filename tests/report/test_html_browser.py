@@ -14,7 +14,7 @@ import pytest
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
-from scalelab.report.charts.steps import plot_timeline
+from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.exports import render_json

@@ -7,7 +7,7 @@ from typing import Any
 
 from scalelab.report.charts.lines import plot_rates, plot_speedup
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
-from scalelab.report.charts.steps import plot_steps
+from scalelab.report.charts.step_times import plot_steps
 from scalelab.report.document import Chart, Document, Section
 from scalelab.report.findings import MAIN, REASON, Caution, Finding
 from scalelab.report.joining import NamedDocument, join_documents, letter_runs, overlay_charts

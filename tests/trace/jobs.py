@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.matching import Matching, match_collectives
-from scalelab.trace.ranks import JobTrace, read_ranks
 from tests.trace.build import TraceBuilder
 
 SECOND_US = 1_000_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalelab.trace.collectives import Collective, Collectives
-from scalelab.trace.rank import read_rank
+from scalelab.trace.collectives import Collective, CollectiveList
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import GroupedBuilder
 
@@ -185,4 +185,4 @@ def test_collectives_come_in_the_order_of_their_start(tmp_path: Path) -> None:
 
 
 def test_no_collectives_are_an_empty_list() -> None:
-    assert list(Collectives()) == []
+    assert list(CollectiveList()) == []

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from scalelab.trace.collection import Call, Ran, assign_calls
+from scalelab.trace.collection import CollectiveCall, CollectiveRun, assign_calls
 from scalelab.trace.collectives import MessageSize
 
 UNSIZED = MessageSize()
 
 
-def ran(kind: str, start: int, elements: int | None = None) -> Ran:
-    return Ran(kind, start, MessageSize(elements, 4))
+def ran(kind: str, start: int, elements: int | None = None) -> CollectiveRun:
+    return CollectiveRun(kind, start, MessageSize(elements, 4))
 
 
-def call(kind: str, start: int, elements: int | None = None) -> Call:
-    return Call(kind, start, MessageSize(elements, 4))
+def call(kind: str, start: int, elements: int | None = None) -> CollectiveCall:
+    return CollectiveCall(kind, start, MessageSize(elements, 4))
 
 
 def test_the_kth_call_is_the_kth_that_runs() -> None:

@@ -14,7 +14,7 @@ from scalelab.trace import launches
 from scalelab.trace import launches as queues
 from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.launches import QueueTally
-from scalelab.trace.rank import Lane, read_rank
+from scalelab.trace.rank_trace import Lane, read_rank
 from tests.trace.build import TraceBuilder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.trace.idle import LaneCounter, LaneTimes
-from scalelab.trace.rank import read_rank
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelab.trace.matching import find_steps
-from scalelab.trace.windows import Step
+from scalelab.trace.windows import ProfilerStep
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import SECOND_US, GroupedBuilder, match, reduce_on_time, write_job
 
@@ -217,6 +217,6 @@ def test_three_ranks_are_matched_where_all_of_them_are(tmp_path: Path) -> None:
 
 
 def test_what_begins_between_steps_is_in_none() -> None:
-    steps = [Step(4, 10, 20), Step(5, 30, 40)]
+    steps = [ProfilerStep(4, 10, 20), ProfilerStep(5, 30, 40)]
     assert find_steps(steps, [9, 10, 19, 20, 30, 40]) == [None, 4, 4, None, 5, None]
     assert find_steps([], [1]) == [None]

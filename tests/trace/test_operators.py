@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.trace.operators import OperatorCounter, OperatorTime
-from scalelab.trace.rank import read_rank
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 
 

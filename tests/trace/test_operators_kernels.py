@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from scalelab.trace.operators import KernelCounter, KernelTime
-from scalelab.trace.rank import read_rank
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 
 

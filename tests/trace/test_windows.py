@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace.windows import RECORD, Records, Step, Window, arrange_steps, cut_windows
+from scalelab.trace.windows import RECORD, ProfilerStep, Records, Window, arrange_steps, cut_windows
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=20)
 
@@ -19,7 +19,7 @@ def make(spans: list[tuple[int, int]]) -> Records:
     return records
 
 
-def cut(spans: list[tuple[int, int]], steps: list[Step], num_blocks: int = 1) -> list[Window]:
+def cut(spans: list[tuple[int, int]], steps: list[ProfilerStep], num_blocks: int = 1) -> list[Window]:
     records = make(sorted(spans))
     low = min([int(records["start"].min()), *(step.start for step in steps)])
     high = max([int(records["end"].max()), *(step.end for step in steps)])
@@ -36,7 +36,7 @@ def cut(spans: list[tuple[int, int]], steps: list[Step], num_blocks: int = 1) ->
 def test_windows_follow_each_other_and_hold_every_event_where_it_runs(
     spans: list[tuple[int, int]], steps: list[tuple[int, int]], num_blocks: int
 ) -> None:
-    given_steps = [Step(number, start, start + length) for number, (start, length) in enumerate(steps)]
+    given_steps = [ProfilerStep(number, start, start + length) for number, (start, length) in enumerate(steps)]
     windows = cut(spans, given_steps, num_blocks)
     for window, following in pairwise(windows):
         assert window.end == following.start
@@ -54,7 +54,7 @@ def test_windows_follow_each_other_and_hold_every_event_where_it_runs(
 
 
 def test_the_last_event_belongs_to_all_steps_that_follow() -> None:
-    windows = cut([(10, 90)], [Step(0, 0, 50), Step(1, 50, 100)])
+    windows = cut([(10, 90)], [ProfilerStep(0, 0, 50), ProfilerStep(1, 50, 100)])
     assert [(w.start, w.end, w.step, len(w.all_records)) for w in windows] == [
         (0, 10, 0, 0),
         (10, 50, 0, 1),
@@ -63,7 +63,10 @@ def test_the_last_event_belongs_to_all_steps_that_follow() -> None:
 
 
 def test_a_step_on_several_streams_is_one() -> None:
-    assert arrange_steps([Step(3, 10, 20), Step(3, 5, 15), Step(4, 18, 30)]) == [Step(3, 5, 18), Step(4, 18, 30)]
+    assert arrange_steps([ProfilerStep(3, 10, 20), ProfilerStep(3, 5, 15), ProfilerStep(4, 18, 30)]) == [
+        ProfilerStep(3, 5, 18),
+        ProfilerStep(4, 18, 30),
+    ]
 
 
 def test_a_trace_of_nothing_is_an_empty_window() -> None:

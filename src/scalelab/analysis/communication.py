@@ -76,7 +76,7 @@ def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class MessageComparison:
     """One kind of message of a configuration: counted beside expected."""
 
     kind: str
@@ -94,7 +94,7 @@ class Line:
         return self.kind.replace("_", "-")
 
 
-def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ranks: int) -> list[Line]:
+def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ranks: int) -> list[MessageComparison]:
     """In the order in which they were first sent; what only theory has comes last."""
     counted = {_key(message): message for message in sent}
     expected = {_key(message): message.payload_bytes for message in theory}
@@ -102,7 +102,7 @@ def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ran
     for key in counted | expected:
         payload = counted[key].payload_bytes if key in counted else 0
         lines.append(
-            Line(
+            MessageComparison(
                 kind=key[0],
                 purpose=key[1],
                 phase=key[2],

@@ -41,7 +41,7 @@ TOLERANCE = 0.01
 """Two ways whose difference surely lies within one point of accuracy do not differ in practice."""
 
 
-class Change(StrEnum):
+class AccuracyChange(StrEnum):
     """What a difference in accuracy, candidate less reference, says about the candidate."""
 
     LOST = "lost accuracy"
@@ -56,17 +56,17 @@ def estimate_change(candidate: Mapping[int, float], reference: Mapping[int, floa
     return estimate_location(differences) if differences else None
 
 
-def judge_change(difference: Estimate) -> Change:
+def judge_change(difference: Estimate) -> AccuracyChange:
     """Lost or gained where the interval excludes 0 and the effect is worth a word; as in `stats.judge` otherwise."""
     if difference.low is None or difference.high is None:
-        return Change.UNRESOLVED
+        return AccuracyChange.UNRESOLVED
     if difference.high < 0 and difference.value <= -SMALLEST_CHANGE:
-        return Change.LOST
+        return AccuracyChange.LOST
     if difference.low > 0 and difference.value >= SMALLEST_CHANGE:
-        return Change.GAINED
+        return AccuracyChange.GAINED
     if difference.low > -TOLERANCE and difference.high < TOLERANCE:
-        return Change.NO_DIFFERENCE
-    return Change.UNRESOLVED
+        return AccuracyChange.NO_DIFFERENCE
+    return AccuracyChange.UNRESOLVED
 
 
 STEPS_PER_BLOCK = 5

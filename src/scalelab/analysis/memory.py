@@ -65,7 +65,7 @@ class PhaseMark:
     """Categories by address."""
 
 
-class Change(NamedTuple):
+class MemoryPoint(NamedTuple):
     """A line of the timeline."""
 
     seconds: float
@@ -89,7 +89,7 @@ class MemoryAccount:
     """At the peak; they add up to it."""
     phase_peaks: dict[str, int]
     """The highest point of every phase."""
-    timeline: list[Change]
+    timeline: list[MemoryPoint]
 
 
 @dataclass(kw_only=True)
@@ -116,14 +116,14 @@ def account_step(
     total = sum(alive.values())
     peak, peak_phase, at_peak = 0, "", dict(alive)
     phase_peaks: dict[str, int] = {}
-    timeline: list[Change] = []
+    timeline: list[MemoryPoint] = []
     for number, piece, num_bytes in calls:
         alive[piece.category] += num_bytes
         total += num_bytes
         phase = _find_phase(number, marks)
         if number >= start:
             phase_peaks[phase] = max(phase_peaks.get(phase, 0), total)
-            timeline.append(Change(events[number].seconds, total, num_bytes, piece.category, phase))
+            timeline.append(MemoryPoint(events[number].seconds, total, num_bytes, piece.category, phase))
         if number >= start and total > peak:
             peak, peak_phase, at_peak = total, phase, dict(alive)
     return MemoryAccount(

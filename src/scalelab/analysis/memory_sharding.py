@@ -46,7 +46,7 @@ class UnitMark:
     """Addresses of its gradients, when all are there."""
 
 
-class Recording(NamedTuple):
+class MemoryRecording(NamedTuple):
     """A plain step, or two."""
 
     events: list[MemoryEvent]
@@ -55,8 +55,8 @@ class Recording(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
-    """How the step is spread."""
+class Sharding:
+    """What the strategy shards, and into how many parts."""
 
     strategy: str
     num_ranks: int
@@ -75,7 +75,7 @@ class Spread:
         return self.num_ranks if self.strategy in SHARDED else 1
 
 
-def spread_standing(standing: Mapping[str, int], spread: Spread) -> dict[str, int]:
+def spread_standing(standing: Mapping[str, int], spread: Sharding) -> dict[str, int]:
     """What is there all the time, of this rank."""
     shared = dict(standing)
     for name in ("parameters", "optimizer"):
@@ -85,7 +85,7 @@ def spread_standing(standing: Mapping[str, int], spread: Spread) -> dict[str, in
     return shared
 
 
-def spread_recording(recording: Recording, spread: Spread) -> tuple[list[MemoryEvent], list[PhaseMark]]:
+def spread_recording(recording: MemoryRecording, spread: Sharding) -> tuple[list[MemoryEvent], list[PhaseMark]]:
     """The calls and the marks of the same step under the strategy."""
     return _Replay(recording, spread).run()
 
@@ -110,8 +110,8 @@ def drop_early_gradients(marks: Sequence[PhaseMark | UnitMark]) -> list[PhaseMar
 class _Replay:
     """Goes through a plain recording and writes the spread one."""
 
-    recording: Recording
-    spread: Spread
+    recording: MemoryRecording
+    spread: Sharding
     events: list[MemoryEvent] = field(default_factory=list)
     marks: list[PhaseMark] = field(default_factory=list)
     held: dict[tuple[str, int], MemoryEvent] = field(default_factory=dict)

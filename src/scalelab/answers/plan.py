@@ -9,11 +9,11 @@ from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.layouts import CATEGORIES, FREE_SHARE, Footprint
 from scalelab.predict.planning import (
     FOUND_ON,
-    Difference,
-    Plan,
+    LinearRuleGap,
     PlannedLayout,
     SmallRun,
     Totals,
+    TrainingPlan,
     compare_linear,
     find_last_paying,
     sum_training,
@@ -79,11 +79,11 @@ MANY_DAYS = 365
 class Sweep:
     """The same job on other device counts."""
 
-    plans: Sequence[Plan]
+    plans: Sequence[TrainingPlan]
     refused: Mapping[int, str]
 
 
-def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep | None = None) -> Document:
+def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep: Sweep | None = None) -> Document:
     """Layouts, the whole training run, the fastest layout in parts, and the linear rule beside it."""
     totals = sum_training(plan, num_tokens)
     difference = compare_linear(plan, totals, small, num_tokens)
@@ -121,7 +121,7 @@ def describe_plan(plan: Plan, num_tokens: float, small: SmallRun, sweep: Sweep |
     )
 
 
-def make_layout_table(plan: Plan, num_tokens: float) -> Table:
+def make_layout_table(plan: TrainingPlan, num_tokens: float) -> Table:
     return make_table(
         plan.ranked,
         count_column("tensor", "tensor", lambda one: one.layout.tensor),
@@ -187,7 +187,7 @@ def make_totals_table(totals: Totals) -> Table:
     )
 
 
-def make_linear_table(totals: Totals, difference: Difference) -> Table:
+def make_linear_table(totals: Totals, difference: LinearRuleGap) -> Table:
     """The linear rule and the plan, and the factors between."""
     days = difference.linear.days.value
     after_devices = days / difference.devices
@@ -277,7 +277,7 @@ def draw_memory(table: Table, device_bytes: float) -> Chart:
     )
 
 
-def describe_model(plan: Plan) -> str:
+def describe_model(plan: TrainingPlan) -> str:
     model = plan.job.model
     per_token = model.count_operations(1) / model.sequence
     return (
@@ -294,7 +294,7 @@ def describe_small(small: SmallRun) -> str:
     )
 
 
-def summarise(plan: Plan, totals: Totals, difference: Difference, sweep: Sweep | None) -> Iterator[Finding]:
+def summarise(plan: TrainingPlan, totals: Totals, difference: LinearRuleGap, sweep: Sweep | None) -> Iterator[Finding]:
     """The training run, its step, whether more devices pay, and why the linear rule differs."""
     best, days = plan.best, totals.days
     low, middle, high = (format_quantity("number", value) for value in (days.low, days.value, days.high))
@@ -335,14 +335,14 @@ def summarise(plan: Plan, totals: Totals, difference: Difference, sweep: Sweep |
     )
 
 
-def describe_sweep(plans: Sequence[Plan]) -> str:
+def describe_sweep(plans: Sequence[TrainingPlan]) -> str:
     last, largest = find_last_paying(plans), plans[-1].num_devices
     if last == largest:
         return f"Adding devices pays up to {largest}: each row gains more than half of the ideal."
     return f"Beyond {last} device{'s' if last != 1 else ''}, the next row gains less than half of the ideal."
 
 
-def find_cautions(plan: Plan, totals: Totals) -> Iterator[Caution]:
+def find_cautions(plan: TrainingPlan, totals: Totals) -> Iterator[Caution]:
     device = plan.job.device
     if device.name not in FOUND_ON and device.reach == 1:
         yield UNCALIBRATED(

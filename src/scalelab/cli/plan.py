@@ -14,11 +14,11 @@ from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UnknownName, UsageError
-from scalelab.predict.communication import parse_rate
-from scalelab.predict.devices import Device, declare_device, find_device
+from scalelab.predict.devices import Accelerator, declare_device, find_device
 from scalelab.predict.layouts import Asked, PlannedJob
+from scalelab.predict.network_model import parse_rate
 from scalelab.predict.planning import SmallRun, make_plan, sweep_devices
-from scalelab.predict.transformer import KNOWN_MODELS, USUAL_VOCABULARY, Transformer, choose_shape
+from scalelab.predict.transformer_shape import KNOWN_MODELS, USUAL_VOCABULARY, Transformer, choose_shape
 from scalelab.records.settings import MaybeInt
 from scalelab.report.document import Document
 from scalelab.units import parse_bytes
@@ -212,7 +212,7 @@ def read_model(flags: ModelFlags) -> Transformer:
     )
 
 
-def read_device(flags: DeviceFlags, dtype: str) -> Device:
+def read_device(flags: DeviceFlags, dtype: str) -> Accelerator:
     """A known or declared device."""
     is_declared = flags.device is None and flags.device_peak is not None
     base = None if is_declared else find_device(flags.device or "a100-80gb")

@@ -20,8 +20,8 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import DamagedRun, ScalelabError, UsageError
-from scalelab.predict.communication import read_link
-from scalelab.predict.job import scale_out
+from scalelab.predict.network_model import read_link
+from scalelab.predict.scaled_job import scale_out
 from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
 from scalelab.records.settings import Dtype, MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
@@ -178,7 +178,7 @@ def main(args: Sequence[str]) -> int:
 
 def predict_table(wanted: Predict) -> Document:
     from scalelab.answers.prediction.table import describe_table
-    from scalelab.predict.tables import Columns, read_table
+    from scalelab.predict.scaling_table import Columns, read_table
 
     assert wanted.table is not None
     flags = wanted.columns

@@ -20,8 +20,8 @@ from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UsageError
 from scalelab.report.document import Document
 from scalelab.trace.hta import read_hta
-from scalelab.trace.rank import peek_rank, read_rank
-from scalelab.trace.ranks import combine_ranks, find_trace_files, number_ranks
+from scalelab.trace.job_trace import combine_ranks, find_trace_files, number_ranks
+from scalelab.trace.rank_trace import peek_rank, read_rank
 
 DIFF = "diff"
 NS_PER_TICK = {"us": 1000, "ns": 1}

@@ -33,10 +33,10 @@ from scalelab.records.quantized import Quantized
 from scalelab.records.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
+from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.matching import find_steps
 from scalelab.trace.operators import OperatorCounter
-from scalelab.trace.rank import RankTrace
-from scalelab.trace.ranks import JobTrace, read_ranks
+from scalelab.trace.rank_trace import RankTrace
 from scalelab.trace.waiting import StepWaiting, sum_by_step
 
 MOST_OPERATORS = 1000

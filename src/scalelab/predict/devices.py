@@ -26,7 +26,7 @@ December 2024, tables 1 and 3); they hold their clocks less than A100s do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Accelerator:
     """One accelerator, as part of a node."""
 
     name: str
@@ -83,9 +83,9 @@ def _peaks(half: float, single: float, *, tf32: float | None = None, has_bfloat1
 def _make(
     name: str, peaks: dict[str, float], memory: float, rate: float, link: float, node: float,
     *, per_node: int = 8, watts: float, price: float | None = None, reach: float = 1.0, source: str,
-) -> Device:  # fmt: skip
+) -> Accelerator:  # fmt: skip
     """Memory in GiB, the rates in GB/s."""
-    return Device(
+    return Accelerator(
         name=name, peaks=peaks, memory_bytes=memory * GIBI, memory_rate=rate * GIGA, link_rate=link * GIGA,
         per_node=per_node, node_rate=node * GIGA, watts=watts, price=price, reach=reach, source=source,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def _make(
 
 _A100 = _peaks(312, 19.5, tf32=156)
 _H100 = _peaks(989.4, 66.9, tf32=494.7)
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, Accelerator] = {
     device.name: device
     for device in (
         _make("a100-40gb", _A100, 40, 1555, 300, 200, watts=400, price=4.1,
@@ -132,7 +132,7 @@ DEVICES: dict[str, Device] = {
 }  # fmt: skip
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> Accelerator:
     """A device of the table."""
     if name not in DEVICES:
         raise UnknownName("device", name, DEVICES, "Or declare one: --device-peak 300T --device-memory 80GB …")
@@ -140,10 +140,10 @@ def find_device(name: str) -> Device:
 
 
 def declare_device(
-    base: Device | None, dtype: str, *, peak: float | None = None, memory_bytes: float | None = None,
+    base: Accelerator | None, dtype: str, *, peak: float | None = None, memory_bytes: float | None = None,
     memory_rate: float | None = None, link_rate: float | None = None, per_node: int | None = None,
     node_rate: float | None = None, watts: float | None = None, price: float | None = None,
-) -> Device:  # fmt: skip
+) -> Accelerator:  # fmt: skip
     """A device of the table with some of its numbers replaced, or one of which all that matters is given."""
     given = {
         "memory_bytes": memory_bytes, "memory_rate": memory_rate, "link_rate": link_rate, "per_node": per_node,
@@ -160,4 +160,4 @@ def declare_device(
     missing = [text for name, text in flags.items() if name not in changed and not (name == "peak" and peak)]
     if peak is None or missing:
         raise UsageError(f"a declared device also needs {', '.join(missing)}; or name a known one with --device")
-    return Device(name="declared", peaks={dtype: peak}, **changed)  # type: ignore[arg-type]
+    return Accelerator(name="declared", peaks={dtype: peak}, **changed)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ from scipy.optimize import nnls
 from scalelab.analysis.estimate import Prediction
 from scalelab.analysis.stats import PREDICTION_CONFIDENCE
 from scalelab.errors import UsageError
-from scalelab.predict.tables import ScalingSeries
+from scalelab.predict.scaling_table import ScalingSeries
 
 Law = Callable[[Mapping[int, float], int], float]
 """The stretch on so many ranks from those that are known."""

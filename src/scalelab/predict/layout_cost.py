@@ -11,7 +11,7 @@
     pipeline          (m + (p − 1)/v) times the slowest stage for m micro-batches and v rounds (Narayanan et al. 2021,
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
     data parallel     gradients in the data type of the products, overlapped with the last backward without a pipeline;
-                      ZeRO-3 gathers and scatters every block beside its compute (`predict.communication`)
+                      ZeRO-3 gathers and scatters every block beside its compute (`network_model.py`)
     optimizer         moves `OPTIMIZER_BYTES` per parameter that the rank updates
 
 The shares in `Efficiency` were fitted to A100s alone: products, memory, links between nodes and launches to the 41
@@ -25,9 +25,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from scalelab.predict.communication import LinkCost, Unit, overlap_units, reduce_all
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.transformer import Product
+from scalelab.predict.network_model import FsdpUnit, LinkCost, overlap_units, reduce_all
+from scalelab.predict.transformer_shape import Product
 
 BACKWARD_MOVES = 2.0
 """How many times the bytes of forward backward moves between products."""
@@ -256,6 +256,6 @@ class _Machine:
         # Gathering and scattering know no tree: they go once around all nodes.
         around = math.ceil(layout.data * layout.tensor / self.per_node) * self.between.latency_seconds
         half = 0.5 * self.spread(layout, payload / blocks) + around
-        unit = Unit(passage.forward / blocks, backward / blocks, 1.0)
+        unit = FsdpUnit(passage.forward / blocks, backward / blocks, 1.0)
         parts = overlap_units([unit] * blocks, lambda _: half, lambda _: half)
         return count * math.fsum(part.exposed_seconds for part in parts)

@@ -40,8 +40,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from scalelab.errors import UsageError
-from scalelab.predict.devices import DTYPE_BYTES, Device
-from scalelab.predict.transformer import Checkpointing, Transformer
+from scalelab.predict.devices import DTYPE_BYTES, Accelerator
+from scalelab.predict.transformer_shape import Checkpointing, Transformer
 
 ZERO_STAGES = (0, 1, 2, 3)
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -56,7 +56,7 @@ class PlannedJob:
     """What is trained, on what."""
 
     model: Transformer
-    device: Device
+    device: Accelerator
     dtype: str = "bfloat16"
     """Of the products; with 16 bits, states are kept in 32 besides."""
     global_batch: int

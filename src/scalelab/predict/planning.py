@@ -68,7 +68,7 @@ class PlannedLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What was found for one number of devices."""
 
     job: PlannedJob
@@ -104,7 +104,7 @@ def make_plan(
     *,
     efficiency: Efficiency | None = None,
     num_ranked: int = NUM_RANKED,
-) -> Plan:
+) -> TrainingPlan:
     """Feasible layouts, the fastest first; raises `UsageError` with the reason where there is none."""
     efficiency = efficiency or Efficiency()
     fitting: list[tuple[float, Layout, StepCost, Footprint]] = []
@@ -125,7 +125,7 @@ def make_plan(
     ranked = tuple(
         _enclose(job, layout, cost, footprint, efficiency) for _, layout, cost, footprint in fitting[:num_ranked]
     )
-    return Plan(
+    return TrainingPlan(
         job=job, num_devices=num_devices, ranked=ranked, num_fitting=len(fitting), num_too_large=num_too_large,
         obstacles=list_obstacles(job, num_devices),
     )  # fmt: skip
@@ -191,7 +191,7 @@ def enclose_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> Pre
     return enclose(time_step(job, layout, efficiency).seconds, drawn)
 
 
-def sum_training(plan: Plan, num_tokens: float, planned: PlannedLayout | None = None) -> Totals:
+def sum_training(plan: TrainingPlan, num_tokens: float, planned: PlannedLayout | None = None) -> Totals:
     """The whole training run in one of the layouts, by default the fastest."""
     check_positive("tokens", num_tokens)
     step, device = (planned or plan.best).step, plan.job.device
@@ -209,7 +209,7 @@ def sum_training(plan: Plan, num_tokens: float, planned: PlannedLayout | None = 
 
 def sweep_devices(
     job: PlannedJob, sizes: Sequence[int], asked: Asked | None = None
-) -> tuple[list[Plan], dict[int, str]]:
+) -> tuple[list[TrainingPlan], dict[int, str]]:
     """The fastest layout for every number of devices; and why there is none, where there is none."""
     plans, refused = [], {}
     for size in sorted(set(sizes)):
@@ -220,7 +220,7 @@ def sweep_devices(
     return plans, refused
 
 
-def find_last_paying(plans: Sequence[Plan]) -> int | None:
+def find_last_paying(plans: Sequence[TrainingPlan]) -> int | None:
     """The last device count that pays: up to it, every size gains more than half of the ideal over the one before."""
     last = plans[0].num_devices if plans else None
     for before, after in itertools.pairwise(plans):
@@ -248,7 +248,7 @@ class SmallRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LinearRuleGap:
     """The linear rule and a plan for the same training run."""
 
     linear: Extrapolation
@@ -265,7 +265,7 @@ class Difference:
         return self.devices * self.operations * self.speed
 
 
-def compare_linear(plan: Plan, totals: Totals, small: SmallRun, num_tokens: float) -> Difference:
+def compare_linear(plan: TrainingPlan, totals: Totals, small: SmallRun, num_tokens: float) -> LinearRuleGap:
     """How the plan's time comes from the rule's."""
     model = plan.job.model
     linear = extrapolate_training(
@@ -278,7 +278,7 @@ def compare_linear(plan: Plan, totals: Totals, small: SmallRun, num_tokens: floa
     counted = model.count_operations(1) / model.sequence
     seconds = totals.days.value * SECONDS_PER_DAY
     planned_speed = counted * num_tokens / seconds / plan.num_devices
-    return Difference(
+    return LinearRuleGap(
         linear=linear,
         devices=plan.num_devices,
         operations=by_rule / counted,

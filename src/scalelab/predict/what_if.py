@@ -13,8 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scalelab.errors import UsageError
-from scalelab.predict.communication import MEBIBYTE, LinkCost
-from scalelab.predict.job import WHOLE, Line, ScaledJob, ScaledStep, fit_line_by_batch, predict_step, scale_out
+from scalelab.predict.network_model import MEBIBYTE, LinkCost
+from scalelab.predict.scaled_job import (
+    WHOLE,
+    PerSampleCost,
+    ScaledJob,
+    ScaledStep,
+    fit_line_by_batch,
+    predict_step,
+    scale_out,
+)
 from scalelab.records.settings import SHARDED, Dtype
 
 Compression = Literal["none", "fp16", "bf16"]
@@ -130,7 +138,7 @@ PASSES = (1, 2, 4)
 class Need:
     """Bytes that one rank needs, by samples of a pass."""
 
-    line: Line
+    line: PerSampleCost
     largest_batch: float
     """Of those that were measured: beyond it only a line of two batches says anything."""
     is_line: bool
@@ -158,7 +166,7 @@ def fit_need(peaks: Mapping[float, float]) -> Need | None:
         return None
     if len(peaks) == 1:
         ((batch, peak),) = peaks.items()
-        return Need(line=Line(fixed=peak), largest_batch=batch, is_line=False)
+        return Need(line=PerSampleCost(fixed=peak), largest_batch=batch, is_line=False)
     return Need(line=fit_line_by_batch(dict(peaks)), largest_batch=max(peaks), is_line=True)
 
 

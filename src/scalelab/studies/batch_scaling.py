@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from scalelab.analysis.batch_size import SaturationFit, fit_saturation
+from scalelab.analysis.batch_limits import SaturationFit, fit_saturation
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio

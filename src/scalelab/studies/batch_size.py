@@ -3,8 +3,8 @@
 Every batch runs in fresh processes, so the peak memory of a row is its own and not that of a larger row before it.
 Batches run in ascending order, and once one is out of memory no larger one is tried.
 
-A step is fitted as t₀ + c · batch (`analysis/batch_size.py`): throughput then tends to 1/c as the batch grows, and the
-batch that reaches most of it is where a larger one stops paying.
+A step is fitted as t₀ + c · batch (`analysis/batch_limits.py`): throughput tends to 1/c as the batch grows. Where it
+has most of that, a larger batch stops paying.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from scalelab.analysis.batch_size import SATURATED_SHARE, SaturationFit, fit_saturation
+from scalelab.analysis.batch_limits import SATURATED_SHARE, SaturationFit, fit_saturation
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from scalelab.analysis.communication import Line, compare_messages, expect_messages, is_exact
+from scalelab.analysis.communication import MessageComparison, compare_messages, expect_messages, is_exact
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
@@ -171,7 +171,7 @@ def read_report(arm: Arm) -> RankReport | None:
     return next((r.ranks[0] for r in arm.completed if r.ranks and r.ranks[0].message_basis is not None), None)
 
 
-def list_lines(arm: Arm) -> list[Line]:
+def list_lines(arm: Arm) -> list[MessageComparison]:
     """Every kind of message of a step, counted beside expected. Empty: nothing was counted."""
     report, trial = read_report(arm), arm.trial
     if report is None or report.message_basis is None:
@@ -180,11 +180,11 @@ def list_lines(arm: Arm) -> list[Line]:
     return compare_messages(report.messages, theory, trial.num_ranks)
 
 
-def sum_payload(lines: Sequence[Line]) -> int | None:
+def sum_payload(lines: Sequence[MessageComparison]) -> int | None:
     return _add([line.payload_bytes for line in lines])
 
 
-def sum_wire(lines: Sequence[Line]) -> int | None:
+def sum_wire(lines: Sequence[MessageComparison]) -> int | None:
     return _add([line.wire_bytes for line in lines])
 
 
@@ -193,7 +193,7 @@ def _add(values: Sequence[float | None]) -> int | None:
     return round(sum(known)) if known and len(known) == len(values) else None
 
 
-def count_messages(lines: Sequence[Line]) -> int | None:
+def count_messages(lines: Sequence[MessageComparison]) -> int | None:
     return sum(line.count or 0 for line in lines) if lines else None
 
 
@@ -206,7 +206,7 @@ def sum_expected(arm: Arm) -> int | None:
     return _add([line.expected_bytes or 0 for line in list_lines(arm)]) if has_theory(arm) else None
 
 
-def find_differences(arm: Arm) -> list[Line]:
+def find_differences(arm: Arm) -> list[MessageComparison]:
     """Kinds of messages whose bytes are not those of theory, where theory is exact."""
     return [line for line in list_lines(arm) if line.payload_bytes != line.expected_bytes] if has_theory(arm) else []
 
@@ -355,7 +355,7 @@ def _count(number: int | None) -> str:
     return format_quantity("count", number)
 
 
-def _find(arm: Arm | None, purpose: str) -> list[Line]:
+def _find(arm: Arm | None, purpose: str) -> list[MessageComparison]:
     return [line for line in list_lines(arm) if line.purpose == purpose] if arm is not None else []
 
 

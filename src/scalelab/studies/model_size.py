@@ -10,7 +10,7 @@ measured on each number of ranks, and its row says what dominated.
     FLOPs per rank   FLOPs of one sample × samples per rank
     bytes per FLOP   their quotient
 
-What dominates is read off the clocks of the ranks (`analysis/breakdown.py`), not inferred from these.
+What dominates is read off the clocks of the ranks (`analysis/step_parts.py`), not inferred from these.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from scalelab.analysis.breakdown import PARTS, RankBreakdown
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.step_parts import PARTS, RankBreakdown
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.strategies import Spread

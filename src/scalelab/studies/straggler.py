@@ -2,8 +2,8 @@
 
 An all-reduce ends when the last rank has joined, so one slow rank makes every step slow and all the others wait. Their
 clocks do not show it plainly: the waiting is in their backward, where gradients are reduced, whatever phase the slow
-rank was late in. So each rank's own time is separated from waiting first (`analysis/breakdown.py`), and the ranks are
-then compared phase by phase (`analysis/breakdown.py`).
+rank was late in. So each rank's own time is separated from waiting first (`analysis/step_parts.py`), and the ranks are
+then compared phase by phase (`analysis/step_parts.py`).
 
 Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the job without delay is
 measured in the same rounds too. That shows what the delay costs, and how well the model holds: a step takes as long as
@@ -19,10 +19,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from scalelab.analysis.breakdown import SMALLEST_EXCESS, Excess, LaunchSteps, RankBreakdown, find_excesses, find_slow
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.scaling_laws import add_delay
 from scalelab.analysis.stats import estimate_difference, estimate_median, estimate_ratio, judge
+from scalelab.analysis.step_parts import SMALLEST_EXCESS, Excess, LaunchSteps, RankBreakdown, find_excesses, find_slow
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.settings import Perturbation

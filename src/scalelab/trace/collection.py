@@ -23,10 +23,10 @@ import numpy as np
 
 from scalelab.trace.collectives import (
     REQUESTS,
-    Collectives,
+    CollectiveList,
+    CollectiveRow,
+    CollectiveRows,
     MessageSize,
-    Row,
-    Rows,
     Texts,
     count_recorded_bytes,
     read_annotated_message,
@@ -40,7 +40,7 @@ MOST_LOOKS = 64
 """How many calls before an annotation are looked at."""
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """An operator that asked for a collective."""
 
     kind: str
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     size: MessageSize
 
 
-class Ran(NamedTuple):
+class CollectiveRun(NamedTuple):
     """What a thread ran."""
 
     kind: str
@@ -56,10 +56,10 @@ class Ran(NamedTuple):
     size: MessageSize
 
 
-def assign_calls(ran: Sequence[Ran], calls: Sequence[Call]) -> list[Call | None]:
+def assign_calls(ran: Sequence[CollectiveRun], calls: Sequence[CollectiveCall]) -> list[CollectiveCall | None]:
     """For everything that ran, in order of its start, the call behind it; None: there is none."""
     kinds = {run.kind for run in ran}
-    found: list[Call | None] = [None] * len(ran)
+    found: list[CollectiveCall | None] = [None] * len(ran)
     for kind in kinds:
         places = [place for place, run in enumerate(ran) if run.kind == kind]
         asked = [call for call in calls if _name_run(call.kind, kinds) == kind]
@@ -74,7 +74,7 @@ def _name_run(kind: str, kinds: set[str]) -> str:
     return kind if kind in kinds else RUN_AS.get(kind, kind)
 
 
-def _assign_alike(runs: Sequence[Ran], calls: Sequence[Call]) -> list[Call | None]:
+def _assign_alike(runs: Sequence[CollectiveRun], calls: Sequence[CollectiveCall]) -> list[CollectiveCall | None]:
     """The calls of one kind of run."""
     if len(runs) == len(calls):
         pairs = list(zip(runs, calls, strict=True))
@@ -82,7 +82,7 @@ def _assign_alike(runs: Sequence[Ran], calls: Sequence[Call]) -> list[Call | Non
             return list(calls)
     starts = [call.start_ns for call in calls]
     is_free = [True] * len(calls)
-    found: list[Call | None] = []
+    found: list[CollectiveCall | None] = []
     for run in runs:
         last = bisect_right(starts, run.start_ns) - 1
         near = range(last, max(-1, last - MOST_LOOKS), -1)
@@ -93,7 +93,7 @@ def _assign_alike(runs: Sequence[Ran], calls: Sequence[Call]) -> list[Call | Non
     return found
 
 
-def _may_agree(run: Ran, call: Call) -> bool:
+def _may_agree(run: CollectiveRun, call: CollectiveCall) -> bool:
     """Whether the sizes may be those of one message; an unknown one may be any."""
     known = (run.size.num_elements, call.size.num_elements)
     return None in known or run.size.is_piece != call.size.is_piece or known[0] == known[1]
@@ -115,8 +115,8 @@ class CollectiveCollector:
     def __init__(self) -> None:
         self._texts = Texts()
         self._threads: dict[tuple[int | str, int | str], int] = {}
-        self._found = Rows()
-        self._calls = Rows()
+        self._found = CollectiveRows()
+        self._calls = CollectiveRows()
 
     def take(self, event: Event, start_ns: int, end_ns: int, kind: Kind) -> None:
         """An event that is communication, or an operator that may have asked for some."""
@@ -125,7 +125,7 @@ class CollectiveCollector:
         elif event.name.startswith(OPERATORS) or event.name == RECORD:
             self._calls.append(self._read_call(event, start_ns, end_ns))
 
-    def _read_collective(self, event: Event, start_ns: int, end_ns: int) -> Row:
+    def _read_collective(self, event: Event, start_ns: int, end_ns: int) -> CollectiveRow:
         on_device = event.cat.lower() == "kernel"
         ran = find_collective_kind(event.name)
         asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
@@ -133,7 +133,7 @@ class CollectiveCollector:
         size = MessageSize() if on_device else read_annotated_message(ran, event.args)
         return self._make_row(event, start_ns, end_ns, kind, "" if ran in (kind, "other") else ran, size, on_device)
 
-    def _read_call(self, event: Event, start_ns: int, end_ns: int) -> Row:
+    def _read_call(self, event: Event, start_ns: int, end_ns: int) -> CollectiveRow:
         request = REQUESTS.get(event.name.removeprefix(OPERATORS))
         if request is not None:
             kind, size = request.kind, read_operator_message(request, event.args)
@@ -143,11 +143,11 @@ class CollectiveCollector:
 
     def _make_row(
         self, event: Event, start_ns: int, end_ns: int, kind: str, ran_as: str, size: MessageSize, on_device: bool
-    ) -> Row:
+    ) -> CollectiveRow:
         args, number = event.args, self._texts.number
         thread = self._threads.setdefault((event.pid, event.tid), len(self._threads))
         payload_bytes = count_recorded_bytes(kind, args)
-        return Row(
+        return CollectiveRow(
             start_ns=start_ns,
             end_ns=end_ns,
             kind=number(kind),
@@ -166,20 +166,20 @@ class CollectiveCollector:
             is_record=int(event.name == RECORD),
         )
 
-    def finish(self, header: Header) -> Collectives:
+    def finish(self, header: Header) -> CollectiveList:
         """The collectives in the order of their start."""
         groups = _Groups(header)
         order = [int(place) for place in np.argsort(self._found.column("start_ns"), kind="stable")]
         rows = [self._found[place] for place in order]
         on_device = self._fill_from_records([row for row in rows if row.on_device])
         on_host = self._fill_from_calls(drop_nested([row for row in rows if not row.on_device]), groups)
-        finished = Rows()
+        finished = CollectiveRows()
         for row in sorted([*on_device, *on_host], key=lambda row: row.start_ns):
             finished.append(self._complete(row, groups))
-        self._found = self._calls = Rows()
-        return Collectives(finished, self._texts.texts)
+        self._found = self._calls = CollectiveRows()
+        return CollectiveList(finished, self._texts.texts)
 
-    def _fill_from_records(self, rows: list[Row]) -> Iterator[Row]:
+    def _fill_from_records(self, rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
         """Kernels that say nothing themselves, filled from the host's record of the call."""
         other = self._texts.number("other")
         lacking = {row.external_id for row in rows if row.payload_bytes < 0 or row.kind == other} - {UNKNOWN, 0}
@@ -203,10 +203,10 @@ class CollectiveCollector:
                 is_piece=call.is_piece,
             )
 
-    def _find_calls(self, external_ids: set[int]) -> dict[int, Row]:
+    def _find_calls(self, external_ids: set[int]) -> dict[int, CollectiveRow]:
         """The records and operators by external id; a record without a size takes that of the operator around it."""
-        operators: dict[int, list[Row]] = {}
-        found: dict[int, Row] = {}
+        operators: dict[int, list[CollectiveRow]] = {}
+        found: dict[int, CollectiveRow] = {}
         is_record = self._calls.column("is_record").astype(bool)
         external = self._calls.column("external_id")
         for place in np.argsort(self._calls.column("start_ns"), kind="stable"):
@@ -225,15 +225,15 @@ class CollectiveCollector:
             found[record.external_id] = record
         return found
 
-    def _fill_from_calls(self, rows: list[Row], groups: _Groups) -> Iterator[Row]:
+    def _fill_from_calls(self, rows: list[CollectiveRow], groups: _Groups) -> Iterator[CollectiveRow]:
         """What threads of the host ran, with kind and size of the operator that asked for it."""
         text, number = self._texts.texts, self._texts.number
         calls = [self._calls[place] for place in range(len(self._calls))] if rows else []
         asked = sorted(
-            (Call(text[row.kind], row.start_ns, row.size) for row in calls if not row.is_record),
+            (CollectiveCall(text[row.kind], row.start_ns, row.size) for row in calls if not row.is_record),
             key=lambda call: call.start_ns,
         )
-        ran = [Ran(text[row.kind], row.start_ns, row.size) for row in rows]
+        ran = [CollectiveRun(text[row.kind], row.start_ns, row.size) for row in rows]
         for row, run, call in zip(rows, ran, assign_calls(ran, asked), strict=True):
             size, kind = row.size, row.kind
             if call is not None:
@@ -247,7 +247,7 @@ class CollectiveCollector:
                 payload_bytes=max(row.payload_bytes, UNKNOWN if payload_bytes is None else payload_bytes),
             )
 
-    def _complete(self, row: Row, groups: _Groups) -> Row:
+    def _complete(self, row: CollectiveRow, groups: _Groups) -> CollectiveRow:
         """Group and size by the header, where the event does not say them."""
         text = self._texts.texts
         name = text[row.group] or groups.only_name
@@ -288,7 +288,7 @@ class _Groups:
         return sizes.pop() or None if len(sizes) == 1 else None
 
 
-def drop_nested(rows: Sequence[Row]) -> list[Row]:
+def drop_nested(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     """Without those inside another on the same thread; rows are in order of their start."""
     reach: dict[int, int] = {}
     kept = []
@@ -300,7 +300,7 @@ def drop_nested(rows: Sequence[Row]) -> list[Row]:
     return kept
 
 
-def _find_around(operators: Sequence[Row], record: Row) -> Row | None:
+def _find_around(operators: Sequence[CollectiveRow], record: CollectiveRow) -> CollectiveRow | None:
     """The last operator of the thread that began before the record and ends after it; operators are in order."""
     low, high = 0, len(operators)
     while low < high:

@@ -203,7 +203,7 @@ class Collective:
         return (self.end_ns - self.start_ns) / 1e9
 
 
-class Row(NamedTuple):
+class CollectiveRow(NamedTuple):
     """A collective or an operator, in numbers; -1 is unknown, texts are numbers in a table."""
 
     start_ns: int
@@ -234,25 +234,25 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Rows:
+class CollectiveRows:
     """Rows in a flat array."""
 
     _numbers: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
-        return len(self._numbers) // len(Row._fields)
+        return len(self._numbers) // len(CollectiveRow._fields)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: CollectiveRow) -> None:
         self._numbers.extend(row)
 
-    def __getitem__(self, index: int) -> Row:
-        width = len(Row._fields)
-        return Row(*self._numbers[index * width : (index + 1) * width])
+    def __getitem__(self, index: int) -> CollectiveRow:
+        width = len(CollectiveRow._fields)
+        return CollectiveRow(*self._numbers[index * width : (index + 1) * width])
 
     def column(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """A copy, so that rows may still be added."""
-        table = np.array(self._numbers, dtype=np.int64).reshape(-1, len(Row._fields))
-        return table[:, Row._fields.index(name)].copy()
+        table = np.array(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
+        return table[:, CollectiveRow._fields.index(name)].copy()
 
 
 @dataclass
@@ -272,11 +272,11 @@ class Texts:
         return found
 
 
-class Collectives(Sequence[Collective]):
+class CollectiveList(Sequence[Collective]):
     """The collectives of a rank in the order of their start; each is made when it is asked for."""
 
-    def __init__(self, rows: Rows | None = None, texts: Sequence[str] = ("",)) -> None:
-        self._rows = rows if rows is not None else Rows()
+    def __init__(self, rows: CollectiveRows | None = None, texts: Sequence[str] = ("",)) -> None:
+        self._rows = rows if rows is not None else CollectiveRows()
         self._texts = texts
 
     def __len__(self) -> int:

@@ -23,10 +23,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.breakdown import select_busy
 from scalelab.trace.events import Kind
 from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
-from scalelab.trace.rank import Lane, Tables
+from scalelab.trace.rank_time import select_busy
+from scalelab.trace.rank_trace import Lane, Tables
 from scalelab.trace.windows import Records, Steps, Window, is_chosen
 
 MOST_PAIRS = 100_000

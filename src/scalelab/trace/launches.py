@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.events import Kind
-from scalelab.trace.rank import Lane
+from scalelab.trace.rank_trace import Lane
 from scalelab.trace.windows import Records
 
 BITS = 6
@@ -37,7 +37,7 @@ EXACT_BELOW = 2 << BITS
 NUM_BINS = EXACT_BELOW + (63 - BITS) * (1 << BITS)
 
 
-class Histogram:
+class DelayHistogram:
     """Counts times that are not negative, in nanoseconds."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Calls:
     num_short: int = 0
     num_long: int = 0
     num_late: int = 0
-    delays: Histogram = field(default_factory=Histogram)
+    delays: DelayHistogram = field(default_factory=DelayHistogram)
 
 
 class LaunchTally:

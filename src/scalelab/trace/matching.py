@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from scalelab.trace.clocks import ENDS_TOGETHER, Clock, Pairs, align_from_end, align_lists, measure_spread, set_clock
 from scalelab.trace.collectives import Collective
-from scalelab.trace.rank import RankTrace
-from scalelab.trace.windows import Step
+from scalelab.trace.rank_trace import RankTrace
+from scalelab.trace.windows import ProfilerStep
 
 Times = NDArray[np.int64]
 
@@ -105,7 +105,7 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class _Lane:
+class _GroupLane:
     """The collectives of one group on one rank, in order."""
 
     trace: RankTrace
@@ -155,9 +155,9 @@ def match_collectives(ranks: Mapping[int, RankTrace]) -> Matching:
     return Matching(groups=groups, clocks=clocks, num_unmatched=collective, num_point_to_point=num_point_to_point)
 
 
-def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[int, _Lane]], int]:
+def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[int, _GroupLane]], int]:
     """The collectives by group and rank, and how many have none because they are point-to-point."""
-    lanes: dict[_Key, dict[int, _Lane]] = {}
+    lanes: dict[_Key, dict[int, _GroupLane]] = {}
     num_point_to_point = 0
     for rank, trace in sorted(ranks.items()):
         members = list_members(trace)
@@ -166,7 +166,7 @@ def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[in
                 num_point_to_point += 1
             elif collective.group_size != 1 and (collective.group or len(members) < 2):
                 key = (collective.group, members.get(collective.group, ()), collective.on_device)
-                lane = lanes.setdefault(key, {}).setdefault(rank, _Lane(trace, [], []))
+                lane = lanes.setdefault(key, {}).setdefault(rank, _GroupLane(trace, [], []))
                 lane.places.append(place)
                 lane.collectives.append(collective)
     return lanes, num_point_to_point
@@ -178,13 +178,13 @@ def list_members(trace: RankTrace) -> dict[str, tuple[int, ...]]:
     return {group.pg_name: tuple(group.ranks) for group in distributed.pg_config} if distributed else {}
 
 
-def _is_one_group(lanes: Mapping[int, _Lane]) -> bool:
+def _is_one_group(lanes: Mapping[int, _GroupLane]) -> bool:
     """Whether these ranks may share a group; more than it has are several groups of one name, in old traces."""
     size = next(iter(lanes.values())).collectives[0].group_size
     return 1 < len(lanes) <= (size or len(lanes))
 
 
-def _match_lanes(lanes: Mapping[int, _Lane]) -> Times:
+def _match_lanes(lanes: Mapping[int, _GroupLane]) -> Times:
     """Which collectives belong together: one row each, places in the lanes in columns."""
     first, *others = lanes.values()
     table = {place: [place] for place in range(len(first.collectives))}
@@ -194,7 +194,7 @@ def _match_lanes(lanes: Mapping[int, _Lane]) -> Times:
     return np.array(list(table.values()), dtype=np.int64).reshape(-1, len(lanes))
 
 
-def _match_pair(left: _Lane, right: _Lane) -> Pairs:
+def _match_pair(left: _GroupLane, right: _GroupLane) -> Pairs:
     if all(c.sequence is not None for c in (*left.collectives, *right.collectives)):
         return _match_by_sequence(left.collectives, right.collectives)
     keys = left.list_keys(with_steps=False), right.list_keys(with_steps=False)
@@ -225,7 +225,7 @@ def _number(collectives: Sequence[Collective]) -> Iterator[tuple[int | None, int
         yield collective.sequence, seen[collective.sequence]
 
 
-def _measure_disagreement(left: _Lane, right: _Lane, pairs: Pairs) -> float:
+def _measure_disagreement(left: _GroupLane, right: _GroupLane, pairs: Pairs) -> float:
     """How far apart the ends of paired collectives lie, a constant difference of clocks aside."""
     if not pairs:
         return 0.0
@@ -234,7 +234,7 @@ def _measure_disagreement(left: _Lane, right: _Lane, pairs: Pairs) -> float:
 
 
 def _set_clocks(
-    ranks: Mapping[int, RankTrace], groups: Sequence[tuple[Mapping[int, _Lane], Times]]
+    ranks: Mapping[int, RankTrace], groups: Sequence[tuple[Mapping[int, _GroupLane], Times]]
 ) -> dict[int, Clock]:
     """Every rank's clock; a rank that shares no collective with those before it begins a reference of its own."""
     clocks: dict[int, Clock] = {}
@@ -263,7 +263,7 @@ def _set_against(
 
 
 def _collect_ends(
-    known: int, other: int, groups: Sequence[tuple[Mapping[int, _Lane], Times]]
+    known: int, other: int, groups: Sequence[tuple[Mapping[int, _GroupLane], Times]]
 ) -> tuple[Times, Times, bool] | None:
     """When the collectives of two ranks ended on each: those that end together; with True others, for want of them."""
     found: dict[bool, list[tuple[Times, Times]]] = {True: [], False: []}
@@ -283,7 +283,7 @@ def _collect_ends(
     return others, knowns, not found[True]
 
 
-def _make_group(name: str, lanes: Mapping[int, _Lane], table: Times, clocks: Mapping[int, Clock]) -> MatchedGroup:
+def _make_group(name: str, lanes: Mapping[int, _GroupLane], table: Times, clocks: Mapping[int, Clock]) -> MatchedGroup:
     first = next(iter(lanes.values()))
     columns = [(rank, lane, table[:, index]) for index, (rank, lane) in enumerate(lanes.items())]
     return MatchedGroup(
@@ -299,7 +299,7 @@ def _make_group(name: str, lanes: Mapping[int, _Lane], table: Times, clocks: Map
     )
 
 
-def find_steps(steps: Sequence[Step], starts: Sequence[int]) -> list[int | None]:
+def find_steps(steps: Sequence[ProfilerStep], starts: Sequence[int]) -> list[int | None]:
     """The step in which each begins; None: in none."""
     if not steps:
         return [None] * len(starts)

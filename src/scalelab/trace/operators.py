@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.events import Kind
-from scalelab.trace.rank import Tables
+from scalelab.trace.rank_trace import Tables
 from scalelab.trace.windows import Records, Steps, Window, is_chosen
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
@@ -177,7 +177,7 @@ class KernelCounter:
         return sorted(found, key=lambda kernel: (-kernel.total_ns, kernel.name))
 
 
-class Change(StrEnum):
+class OperatorChange(StrEnum):
     """What became of a name from A to B."""
 
     ADDED = "added"
@@ -211,11 +211,11 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class OperatorDifference:
     """One name in two traces, per rank, and per step where `is_per_step`."""
 
     name: str
-    change: Change
+    change: OperatorChange
     count_a: float
     count_b: float
     seconds_a: float
@@ -231,12 +231,12 @@ class Difference:
 class Comparison:
     """All names of two traces."""
 
-    differences: Sequence[Difference]
+    differences: Sequence[OperatorDifference]
     """The largest change of time first."""
     is_per_step: bool
     """Whether numbers are per step; else they are of the whole traces."""
 
-    def list_changed(self, *changes: Change) -> list[Difference]:
+    def list_changed(self, *changes: OperatorChange) -> list[OperatorDifference]:
         return [difference for difference in self.differences if difference.change in changes]
 
 
@@ -262,17 +262,17 @@ def _add_up(amounts: Iterable[Amount]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _compare(name: str, before: tuple[int, int], after: tuple[int, int], shares: Sequence[float]) -> Difference:
+def _compare(name: str, before: tuple[int, int], after: tuple[int, int], shares: Sequence[float]) -> OperatorDifference:
     seconds_a, seconds_b = before[1] * shares[0] / 1e9, after[1] * shares[1] / 1e9
     if not before[0]:
-        change = Change.ADDED
+        change = OperatorChange.ADDED
     elif not after[0]:
-        change = Change.REMOVED
+        change = OperatorChange.REMOVED
     elif abs(seconds_b - seconds_a) <= NOTABLE * max(seconds_a, seconds_b):
-        change = Change.SAME
+        change = OperatorChange.SAME
     else:
-        change = Change.SLOWER if seconds_b > seconds_a else Change.FASTER
-    return Difference(
+        change = OperatorChange.SLOWER if seconds_b > seconds_a else OperatorChange.FASTER
+    return OperatorDifference(
         name=name,
         change=change,
         count_a=before[0] * shares[0],

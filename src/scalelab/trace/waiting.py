@@ -15,7 +15,7 @@ import numpy as np
 from scalelab.analysis.communication import KINDS, POINT_TO_POINT, bus_factor
 from scalelab.trace.collectives import Collective
 from scalelab.trace.matching import MatchedGroup, Matching, find_steps
-from scalelab.trace.rank import RankTrace
+from scalelab.trace.rank_trace import RankTrace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ Steps = frozenset[int] | None
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfilerStep:
     """A step of the profiler."""
 
     number: int
@@ -163,18 +163,20 @@ def is_chosen(window: Window, steps: Steps) -> bool:
     return steps is None or window.step in steps
 
 
-def arrange_steps(steps: Iterable[Step]) -> list[Step]:
+def arrange_steps(steps: Iterable[ProfilerStep]) -> list[ProfilerStep]:
     """One span per number (on several streams of a device there are several), in order, none reaching into the next."""
-    spans: dict[int, Step] = {}
+    spans: dict[int, ProfilerStep] = {}
     for step in steps:
         known = spans.get(step.number, step)
-        spans[step.number] = Step(step.number, min(known.start, step.start), max(known.end, step.end))
+        spans[step.number] = ProfilerStep(step.number, min(known.start, step.start), max(known.end, step.end))
     ordered = sorted(spans.values(), key=lambda step: (step.start, step.end))
     limits = [step.start for step in ordered[1:]] + [step.end for step in ordered[-1:]]
-    return [Step(step.number, step.start, min(step.end, limit)) for step, limit in zip(ordered, limits, strict=True)]
+    return [
+        ProfilerStep(step.number, step.start, min(step.end, limit)) for step, limit in zip(ordered, limits, strict=True)
+    ]
 
 
-def cut_windows(blocks: Iterable[Records], steps: Sequence[Step], low: int, high: int) -> Iterator[Window]:
+def cut_windows(blocks: Iterable[Records], steps: Sequence[ProfilerStep], low: int, high: int) -> Iterator[Window]:
     """The windows of [low, high], which all records lie in, from blocks of records in order of their start."""
     borders = deque(sorted({edge for step in steps for edge in (step.start, step.end) if low < edge < high}))
     pending = carried = np.empty(0, dtype=RECORD)
@@ -198,7 +200,7 @@ def cut_windows(blocks: Iterable[Records], steps: Sequence[Step], low: int, high
     yield Window(begin, high, _find_step(steps, begin), pending, carried)
 
 
-def _find_step(steps: Sequence[Step], time: int) -> int | None:
+def _find_step(steps: Sequence[ProfilerStep], time: int) -> int | None:
     """The step that a window belongs to which begins then."""
     index = bisect_right(steps, time, key=lambda step: step.start) - 1
     return steps[index].number if index >= 0 and time < steps[index].end else None

@@ -19,7 +19,7 @@ from scalelab.report.charts.lines import (
     plot_speedup,
     trace_guides,
 )
-from scalelab.report.charts.steps import (
+from scalelab.report.charts.step_times import (
     DRIFT,
     MEDIAN,
     OUTLIER,

@@ -16,11 +16,11 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
 from scalelab.analysis.stats import drop_empty
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.predict.communication import MEBIBYTE, Gradient, LinkCost, Network, share_cores
-from scalelab.predict.job import (
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkCost, NetworkModel, share_cores
+from scalelab.predict.scaled_job import (
     NUM_UNITS,
-    Known,
-    Line,
+    InputErrors,
+    PerSampleCost,
     ScaledJob,
     find_core_seconds,
     fit_line_by_batch,
@@ -92,7 +92,7 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
     times = find_gradients(one)
     phases = find_phases(batches)
     found = link or find_own_link(two)
-    network, core_seconds = Network(inside=found.cost), 0.0
+    network, core_seconds = NetworkModel(inside=found.cost), 0.0
     if cores is not None:
         busy, total = find_busy(one, two), float(sum(times.payload_bytes))
         network = share_cores(found.cost, cores, *busy, total)
@@ -110,7 +110,7 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=one.trial.accumulation,
         jitter_ratio=find_jitter(one) / one.step.value,
-        known=Known(
+        known=InputErrors(
             compute=find_spread(one.step),
             latency=found.latency_spread,
             bandwidth=found.bandwidth_spread,
@@ -163,7 +163,7 @@ def find_gradients(arm: Arm) -> GradientTimes:
     return found[0]
 
 
-def find_phases(batches: Mapping[int, Arm]) -> dict[str, Line]:
+def find_phases(batches: Mapping[int, Arm]) -> dict[str, PerSampleCost]:
     """The phases of a step, by a line through its batches; they add up to the clean step of one rank.
 
     On two ranks backward is what steps without communication leave for it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate, Prediction
 from scalelab.answers.prediction.job import MeasuredJob, ScalingRun
-from scalelab.predict.job import GROUP_WORDS, ScaledStep
+from scalelab.predict.scaled_job import GROUP_WORDS, ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.axes import Axis

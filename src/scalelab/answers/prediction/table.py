@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.prediction.report import BAND, PREDICTION, PREDICTION_NOTE
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
-from scalelab.predict.tables import ReadSeries, ScalingSeries, find_doubts
+from scalelab.predict.scaling_table import ReadSeries, ScalingSeries, find_doubts
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.lines import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table

@@ -1,6 +1,6 @@
 """The timeline of one profiled step, from the traces of a run or any others.
 
-Every trace is read once, so the timeline is a counter like the others (`trace/rank.py`). It keeps the events of one
+Traces are read once, so the timeline is a counter like the others (`trace/rank_trace.py`). It keeps the events of one
 step: the middle one of those shown, since the first profiled step is often slow. Events inside a collective or another
 operator on the same thread are not drawn. Events shorter than a pixel are merged with their neighbours, which bounds
 the number of marks.
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import ScalelabError
-from scalelab.report.charts.steps import plot_timeline
+from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import Arm
-from scalelab.trace.breakdown import find_parts_of_collectives, select_busy
 from scalelab.trace.events import Kind
-from scalelab.trace.rank import RankTrace, Tables
-from scalelab.trace.ranks import JobTrace, find_trace_files, read_ranks
-from scalelab.trace.windows import Step, Steps, Window
+from scalelab.trace.job_trace import JobTrace, find_trace_files, read_ranks
+from scalelab.trace.rank_time import find_parts_of_collectives, select_busy
+from scalelab.trace.rank_trace import RankTrace, Tables
+from scalelab.trace.windows import ProfilerStep, Steps, Window
 from scalelab.units import format_seconds
 
 RESOLUTION = 2000
@@ -121,7 +121,7 @@ class TimelineCounter:
         )
 
 
-def choose_step(steps: Sequence[Step], wanted: Steps) -> Step | None:
+def choose_step(steps: Sequence[ProfilerStep], wanted: Steps) -> ProfilerStep | None:
     """The middle one of those that are shown."""
     known = [step for step in steps if wanted is None or step.number in wanted]
     return known[len(known) // 2] if known else None

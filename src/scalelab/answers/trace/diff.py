@@ -10,9 +10,17 @@ from scalelab.answers.trace.view import TraceView, divide, shorten_names
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, make_table, seconds_column, share_column, text_column
-from scalelab.trace.breakdown import Parts
 from scalelab.trace.hta import HtaBreakdown
-from scalelab.trace.operators import NOTABLE, Amount, Change, Comparison, Difference, Side, compare_operators
+from scalelab.trace.operators import (
+    NOTABLE,
+    Amount,
+    Comparison,
+    OperatorChange,
+    OperatorDifference,
+    Side,
+    compare_operators,
+)
+from scalelab.trace.rank_time import Parts
 from scalelab.units import format_count, format_seconds, format_share
 
 LARGEST = FindingKind("largest-change", "The name whose time changed most from A to B", MAIN, ("change", "seconds"))
@@ -20,14 +28,20 @@ PARTS = FindingKind(
     "changed-shares", "Exposed communication and compute as shares of the time, in A and in B", REASON,
     ("exposed_a", "exposed_b", "compute_a", "compute_b"),
 )  # fmt: skip
-COUNTS = FindingKind("changes", "How many names changed, and how", REASON, tuple(Change))
+COUNTS = FindingKind("changes", "How many names changed, and how", REASON, tuple(OperatorChange))
 OVERLAP = FindingKind("hta-overlap", "Overlap and idle time as HTA defines them", MAIN, ("overlap", "idle"))
 WHOLE_TRACES = CautionKind("whole-traces", "Traces are compared as a whole, not per step", "noise")
 OTHER_RANKS = CautionKind("other-ranks", "The traces have different numbers of ranks", "wrong-work", ("a", "b"))
 OTHER_DEVICE = CautionKind("other-device", "Only one of the traces has a device", "wrong-work")
 NO_KERNELS = CautionKind("no-kernels", "A rank without kernels, which HTA needs", "failure")
 
-ORDER = (Change.SLOWER, Change.FASTER, Change.ADDED, Change.REMOVED, Change.SAME)
+ORDER = (
+    OperatorChange.SLOWER,
+    OperatorChange.FASTER,
+    OperatorChange.ADDED,
+    OperatorChange.REMOVED,
+    OperatorChange.SAME,
+)
 US = 1e-6
 
 
@@ -75,13 +89,13 @@ def _make_section(heading: str, comparison: Comparison, unit: str, top: int) -> 
     return Section(heading=heading, tables=tuple(table for table in tables if table.rows))
 
 
-def _make_table(changed: Sequence[Difference], unit: str, top: int, title: str) -> Table:
+def _make_table(changed: Sequence[OperatorDifference], unit: str, top: int, title: str) -> Table:
     """What changed, the largest difference first."""
     shown = changed[:top]
     names = dict(zip([one.name for one in shown], shorten_names([one.name for one in shown]), strict=True))
 
-    def column(key: str, header: str) -> Field[Difference]:
-        def read(one: Difference) -> float:
+    def column(key: str, header: str) -> Field[OperatorDifference]:
+        def read(one: OperatorDifference) -> float:
             return float(getattr(one, key))
 
         if key.startswith("count"):
@@ -124,7 +138,7 @@ def _summarise(what: str, comparison: Comparison, unit: str) -> Iterator[Finding
     if not comparison.differences:
         return
     largest = comparison.differences[0]
-    if largest.change is not Change.SAME:
+    if largest.change is not OperatorChange.SAME:
         (name,) = shorten_names([largest.name])
         yield LARGEST(
             name,

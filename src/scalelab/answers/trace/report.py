@@ -1,6 +1,6 @@
 """The document of a job's traces: what communication costs, which rank is late, what ran, and why devices were idle.
 
-The parts of a rank's time are exact (`trace/breakdown.py`); every share names its base. What the traces cannot show is
+The parts of a rank's time are exact (`trace/rank_time.py`); every share names its base. What the traces cannot show is
 left out, with the reason.
 """
 
@@ -27,8 +27,8 @@ from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operator
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
-from scalelab.trace.breakdown import Parts
-from scalelab.trace.ranks import find_match_doubts
+from scalelab.trace.job_trace import find_match_doubts
+from scalelab.trace.rank_time import Parts
 from scalelab.trace.waiting import summarise_kinds, summarise_transfers
 from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 

@@ -18,10 +18,10 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.trace.breakdown import Parts
 from scalelab.trace.idle import KERNEL_WAIT_NS
 from scalelab.trace.launches import LIMIT, LONG_CALL_NS, LONG_DELAY_NS
-from scalelab.trace.rank import Lane
+from scalelab.trace.rank_time import Parts
+from scalelab.trace.rank_trace import Lane
 from scalelab.trace.waiting import KindSummary, summarise_kinds, summarise_transfers
 from scalelab.units import format_count
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from scalelab.answers.trace.charts import Timeline, TimelineCounter
 from scalelab.errors import UsageError
-from scalelab.trace.breakdown import Parts
 from scalelab.trace.collectives import Collective
 from scalelab.trace.idle import LaneCounter, LaneTimes
+from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import Matching, find_steps
 from scalelab.trace.operators import KernelCounter, KernelTime, OperatorCounter, OperatorTime
-from scalelab.trace.rank import MakeCounter, RankTrace
-from scalelab.trace.ranks import JobTrace
+from scalelab.trace.rank_time import Parts
+from scalelab.trace.rank_trace import MakeCounter, RankTrace
 from scalelab.trace.waiting import JobArrivals, find_arrivals, select_steps
 from scalelab.trace.windows import Steps
 

@@ -48,7 +48,7 @@ from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, li
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import Strategies
-from scalelab.trace.operators import Amount, Change, Comparison, Side, compare_operators
+from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
 from scalelab.units import format_learning_rate, format_loss, format_share
 
 CARD_BYTES = 80e9
@@ -287,7 +287,7 @@ def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
     rows = [
         (name, change, one)
         for name, comparison in comparisons.items()
-        for change in (Change.ADDED, Change.REMOVED)
+        for change in (OperatorChange.ADDED, OperatorChange.REMOVED)
         for one in comparison.list_changed(change)[:MOST_NAMES]
     ]
     table = make_table(
@@ -318,8 +318,8 @@ def describe_parts(arms: Mapping[str, Arm]) -> list[str]:
 
 def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
     said = [
-        f"{name} adds {len(comparison.list_changed(Change.ADDED))} and removes"
-        f" {len(comparison.list_changed(Change.REMOVED))}"
+        f"{name} adds {len(comparison.list_changed(OperatorChange.ADDED))} and removes"
+        f" {len(comparison.list_changed(OperatorChange.REMOVED))}"
         for name, comparison in comparisons.items()
     ]
     return [f"Operators by name, against the baseline: {'; '.join(said)}."] if said else []

@@ -150,7 +150,7 @@ def _set_row(
 INDENT = "  "
 
 
-class Line(NamedTuple):
+class StyledLine(NamedTuple):
     """One line of output and its style."""
 
     text: str = ""
@@ -165,12 +165,12 @@ def render_terminal(document: Document, console: Console, *, is_full: bool = Fal
         console.print(Text(line.text.rstrip(" "), style), soft_wrap=True, highlight=False)
 
 
-def _set_brief(document: Document, width: int) -> Iterator[Line]:
+def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
     """What failed, the main table as far as it fits, findings, one line per warning, what is left out."""
     brief = shorten(document)
     head = [*_set_text(document.headline, width, style="bold"), *_set_text(document.setting, width, INDENT)]
     if brief.failures:
-        head += [Line(), Line("Failed", "bold red"), *(_set_warning(one, width) for one in brief.failures)]
+        head += [StyledLine(), StyledLine("Failed", "bold red"), *(_set_warning(one, width) for one in brief.failures)]
     tail = _set_list("Summary", [line for one in brief.findings for line in _set_text(one.text, width, INDENT)], "bold")
     tail += _set_list("Warnings", [_set_warning(one, width) for one in brief.warnings], "bold yellow")
     room = MOST_LINES - len(head) - len(tail) - 2
@@ -178,31 +178,31 @@ def _set_brief(document: Document, width: int) -> Iterator[Line]:
     left_out = ", ".join(words for words in (more, brief.left_out) if words)
     yield from (*head, *body, *tail)
     if left_out:
-        yield from (Line(), *_set_text(f"Not shown: {left_out}; --full prints them.", width, style="dim"))
+        yield from (StyledLine(), *_set_text(f"Not shown: {left_out}; --full prints them.", width, style="dim"))
 
 
-def _set_list(title: str, lines: list[Line], style: str) -> list[Line]:
-    return [Line(), Line(title, style), *lines] if lines else []
+def _set_list(title: str, lines: list[StyledLine], style: str) -> list[StyledLine]:
+    return [StyledLine(), StyledLine(title, style), *lines] if lines else []
 
 
-def _set_warning(caution: Caution, width: int) -> Line:
+def _set_warning(caution: Caution, width: int) -> StyledLine:
     """A caution on one line: what is wrong, and the next step where it fits."""
     message, step = clean_text(caution.message), clean_text(caution.next_step)
     room = width - len(INDENT)
     whole = f"{message} → {step}" if step else message
     if measure_text(whole) <= room:
-        return Line(INDENT + whole)
+        return StyledLine(INDENT + whole)
     first = wrap_text(message, room if measure_text(message) <= room else room - 2)[0]
-    return Line(INDENT + (first if first == message else f"{first} …"))
+    return StyledLine(INDENT + (first if first == message else f"{first} …"))
 
 
-def _set_main_table(table: Table, width: int, room: int) -> tuple[list[Line], str]:
+def _set_main_table(table: Table, width: int, room: int) -> tuple[list[StyledLine], str]:
     """The rows and columns that fit, and what does not in words."""
     columns = format_columns(table)
     part = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))[0]
     chosen = [columns[index] for index in part.columns]
     notes = [line for note in list_notes(table)[:3] for line in wrap_text(note, width - len(INDENT))][:4]
-    header = [Line(INDENT + line, "bold") for line in set_header(chosen, part)]
+    header = [StyledLine(INDENT + line, "bold") for line in set_header(chosen, part)]
     blocks = [set_rows([cut_column(column, row) for column in chosen], part) for row in range(len(table.rows))]
     room = max(FEWEST_ROWS, room - len(header) - len(notes) - 3)
     shown = 0
@@ -210,9 +210,14 @@ def _set_main_table(table: Table, width: int, room: int) -> tuple[list[Line], st
     while shown < len(blocks) and len(rows) + len(blocks[shown]) <= room:
         rows += blocks[shown]
         shown += 1
-    lines = [Line(), *_set_text(table.title, width, INDENT), *header, Line(INDENT[1:] + "─" * (part.width + 1), "dim")]
-    lines += [Line(INDENT + line) for line in rows]
-    lines += [Line(INDENT + pad_text(line, part.width, "right"), "dim") for line in notes]
+    lines = [
+        StyledLine(),
+        *_set_text(table.title, width, INDENT),
+        *header,
+        StyledLine(INDENT[1:] + "─" * (part.width + 1), "dim"),
+    ]
+    lines += [StyledLine(INDENT + line) for line in rows]
+    lines += [StyledLine(INDENT + pad_text(line, part.width, "right"), "dim") for line in notes]
     missing = ((len(blocks) - shown, "row"), (len(columns) - len(chosen), "column"))
     more = ", ".join(f"{number} more {what}{'s' if number > 1 else ''}" for number, what in missing if number)
     return lines, more
@@ -223,33 +228,33 @@ def cut_column(column: TextColumn, row: int) -> TextColumn:
     return replace(column, cells=(column.cells[row],), marks=(column.marks[row],))
 
 
-def _set_document(document: Document, width: int) -> Iterator[Line]:
+def _set_document(document: Document, width: int) -> Iterator[StyledLine]:
     yield from _set_text(document.headline, width, style="bold")
     yield from _set_text(document.setting, width, INDENT)
     if document.failures:
-        yield from (Line(), Line("Failed", "bold red"), *_set_cautions(document.failures, width))
+        yield from (StyledLine(), StyledLine("Failed", "bold red"), *_set_cautions(document.failures, width))
     for section in document.sections:
         if section.paragraphs or section.tables or not section.charts:  # of figures alone there is nothing to print
             yield from _set_section(section, width)
     if document.summary:
-        yield from (Line(), Line("Summary", "bold"))
+        yield from (StyledLine(), StyledLine("Summary", "bold"))
     for finding in document.summary:
         yield from _set_text(finding, width, INDENT)
     if document.warnings:
-        yield from (Line(), Line("Warnings", "bold yellow"), *_set_cautions(document.warnings, width))
+        yield from (StyledLine(), StyledLine("Warnings", "bold yellow"), *_set_cautions(document.warnings, width))
 
 
-def _set_cautions(cautions: Sequence[Caution], width: int) -> Iterator[Line]:
+def _set_cautions(cautions: Sequence[Caution], width: int) -> Iterator[StyledLine]:
     """What is wrong, and below it the next step."""
     for caution in cautions:
         yield from _set_text(caution.message, width, INDENT)
         for number, line in enumerate(_set_text(caution.next_step, width, 3 * INDENT, "dim")):
-            yield line if number else Line(2 * INDENT + "→ " + line.text.lstrip(" "), line.style)
+            yield line if number else StyledLine(2 * INDENT + "→ " + line.text.lstrip(" "), line.style)
 
 
-def _set_section(section: Section, width: int) -> Iterator[Line]:
+def _set_section(section: Section, width: int) -> Iterator[StyledLine]:
     if section.heading or section.paragraphs:
-        yield Line()
+        yield StyledLine()
     yield from _set_text(section.heading, width, style="bold")
     for paragraph in section.paragraphs:
         yield from _set_text(paragraph, width, INDENT)
@@ -257,24 +262,24 @@ def _set_section(section: Section, width: int) -> Iterator[Line]:
         yield from _set_table(table, width)
 
 
-def _set_text(text: str, width: int, indent: str = "", style: str = "") -> Iterator[Line]:
+def _set_text(text: str, width: int, indent: str = "", style: str = "") -> Iterator[StyledLine]:
     cleaned = clean_text(text)
     if cleaned:
-        yield from (Line(indent + line, style) for line in wrap_text(cleaned, width - len(indent)))
+        yield from (StyledLine(indent + line, style) for line in wrap_text(cleaned, width - len(indent)))
 
 
-def _set_table(table: Table, width: int) -> Iterator[Line]:
+def _set_table(table: Table, width: int) -> Iterator[StyledLine]:
     columns = format_columns(table)
     parts = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))
     if table.title:
-        yield Line()
+        yield StyledLine()
         yield from _set_text(table.title, width, INDENT)
     for part in parts:
         chosen = [columns[index] for index in part.columns]
-        yield Line()
-        yield from (Line(INDENT + line, "bold") for line in set_header(chosen, part))
-        yield Line(INDENT[1:] + "─" * (part.width + 1), "dim")
-        yield from (Line(INDENT + line) for line in set_rows(chosen, part))
+        yield StyledLine()
+        yield from (StyledLine(INDENT + line, "bold") for line in set_header(chosen, part))
+        yield StyledLine(INDENT[1:] + "─" * (part.width + 1), "dim")
+        yield from (StyledLine(INDENT + line) for line in set_rows(chosen, part))
     for note in list_notes(table):
         for line in wrap_text(note, width - len(INDENT)):
-            yield Line(INDENT + pad_text(line, parts[-1].width, "right"), "dim")
+            yield StyledLine(INDENT + pad_text(line, parts[-1].width, "right"), "dim")

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.learning import Change, NoiseScale, judge_change, predict_samples_ratio, predict_updates_ratio
+from scalelab.analysis.learning import (
+    AccuracyChange,
+    NoiseScale,
+    judge_change,
+    predict_samples_ratio,
+    predict_updates_ratio,
+)
 from scalelab.analysis.stats import FEWEST_FOR_SIGNED_RANK
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.columns import keep_charts
@@ -203,10 +209,10 @@ def _describe_loss(arms: Arms, num_epochs: int) -> Iterator[Finding]:
         return
     verdict = judge_change(change)
     words = {
-        Change.LOST: f"the large batch lost {_format_points(change, -1)}",
-        Change.GAINED: f"the large batch gained {_format_points(change)}",
-        Change.NO_DIFFERENCE: "no difference",
-        Change.UNRESOLVED: f"unresolved ({_format_change(change)})",
+        AccuracyChange.LOST: f"the large batch lost {_format_points(change, -1)}",
+        AccuracyChange.GAINED: f"the large batch gained {_format_points(change)}",
+        AccuracyChange.NO_DIFFERENCE: "no difference",
+        AccuracyChange.UNRESOLVED: f"unresolved ({_format_change(change)})",
     }[verdict]
     yield LOSS(
         large.label,
@@ -227,16 +233,16 @@ def _describe_remedy(arms: Arms, name: str, remedy: str, before: str, num_epochs
     if arm is None or gain is None or left is None:
         return
     effect = {
-        Change.GAINED: f"won {_format_points(gain)}",
-        Change.LOST: f"lost another {_format_points(gain, -1)}",
-        Change.NO_DIFFERENCE: "made no difference",
-        Change.UNRESOLVED: f"made no resolved difference ({_format_change(gain)})",
+        AccuracyChange.GAINED: f"won {_format_points(gain)}",
+        AccuracyChange.LOST: f"lost another {_format_points(gain, -1)}",
+        AccuracyChange.NO_DIFFERENCE: "made no difference",
+        AccuracyChange.UNRESOLVED: f"made no resolved difference ({_format_change(gain)})",
     }[judge_change(gain)]
     rest = {
-        Change.LOST: f"{_format_points(left, -1)} below the small batch",
-        Change.GAINED: f"{_format_points(left)} above the small batch",
-        Change.NO_DIFFERENCE: "no different from the small batch",
-        Change.UNRESOLVED: f"not resolved from the small batch ({_format_change(left)})",
+        AccuracyChange.LOST: f"{_format_points(left, -1)} below the small batch",
+        AccuracyChange.GAINED: f"{_format_points(left)} above the small batch",
+        AccuracyChange.NO_DIFFERENCE: "no different from the small batch",
+        AccuracyChange.UNRESOLVED: f"not resolved from the small batch ({_format_change(left)})",
     }[judge_change(left)]
     lost, over_large = compare_accuracy(large, small, num_epochs), compare_accuracy(arm, large, num_epochs)
     recovery = _judge_recovery(lost, over_large, left)
@@ -255,13 +261,13 @@ def _describe_remedy(arms: Arms, name: str, remedy: str, before: str, num_epochs
 
 def _judge_recovery(lost: Estimate | None, over_large: Estimate | None, over_small: Estimate) -> str:
     """Whether what the large batch lost is back; empty where it lost nothing, or that is unresolved."""
-    if lost is None or judge_change(lost) is not Change.LOST:
+    if lost is None or judge_change(lost) is not AccuracyChange.LOST:
         return ""
     verdict = judge_change(over_small)
-    if verdict in (Change.NO_DIFFERENCE, Change.GAINED):
+    if verdict in (AccuracyChange.NO_DIFFERENCE, AccuracyChange.GAINED):
         return "recovered"
-    if verdict is Change.LOST:
-        is_better = over_large is not None and judge_change(over_large) is Change.GAINED
+    if verdict is AccuracyChange.LOST:
+        is_better = over_large is not None and judge_change(over_large) is AccuracyChange.GAINED
         return "recovered in part" if is_better else "not recovered"
     return ""
 

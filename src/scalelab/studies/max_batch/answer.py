@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalelab.analysis.batch_size import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
+from scalelab.analysis.batch_limits import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
 from scalelab.records.observations import MemoryReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import BUILT_IN, make_options

@@ -2,7 +2,7 @@
 
 Every probe is a trial of its own: fresh processes that may die. A probe completes when all ranks have run all its
 steps, so all of them agree on what is found, under any strategy. The peak is the highest of any rank. The probes so far
-decide which batch comes next (`analysis/batch_size.py`).
+decide which batch comes next (`analysis/batch_limits.py`).
 
 A few memory forecasts decide where to begin (`worker/memory/forecast.py`): they allocate nothing, and their line lacks
 only what libraries take on top. A job that cannot be forecast begins with one sample.
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from scalelab.analysis.batch_size import MOST_PROBES, choose_next_batch, predict_largest
+from scalelab.analysis.batch_limits import MOST_PROBES, choose_next_batch, predict_largest
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import read_available_memory

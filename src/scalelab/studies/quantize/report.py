@@ -8,8 +8,8 @@ from scalelab.analysis.paired import PairedCounts, estimate_share
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.columns import draw_columns, keep_charts
-from scalelab.report.charts.histogram import Bins, list_marks, plot_histogram
 from scalelab.report.charts.plot import Axis, Row, plot_lines
+from scalelab.report.charts.range_histogram import HistogramBins, list_marks, plot_histogram
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import Known
 from scalelab.report.tables import (
@@ -297,7 +297,10 @@ def _draw_layer(name: str, kinds: dict[str, Histogram], left_out: str) -> list[C
                 plot_histogram(
                     title=f"{name}: {what}",
                     axis_title="weight" if what == "weights" else "result",
-                    bins={word: Bins(low=one.low, high=one.high, counts=one.counts) for word, one in group.items()},
+                    bins={
+                        word: HistogramBins(low=one.low, high=one.high, counts=one.counts)
+                        for word, one in group.items()
+                    },
                     marks=_list_ranges(last),
                     caption=_describe_range(last, list(group)[-1]) + left_out,
                 )

@@ -1,13 +1,13 @@
-"""Where the time of a step goes: the parts of every rank (`analysis/breakdown.py`), and the phases of every row."""
+"""Where the time of a step goes: the parts of every rank (`analysis/step_parts.py`), and the phases of every row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from scalelab.analysis.breakdown import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
+from scalelab.analysis.step_parts import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
 from scalelab.records.strategies import SHARDED
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.plot import plot_parts

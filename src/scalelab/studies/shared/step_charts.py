@@ -19,7 +19,7 @@ from scalelab.analysis.quality import find_drift, find_outliers
 from scalelab.analysis.stats import estimate_median
 from scalelab.answers.trace.charts import plot_recorded_step
 from scalelab.records.trial import StepKind, Trial, TrialResult
-from scalelab.report.charts.steps import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
+from scalelab.report.charts.step_times import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
 from scalelab.report.document import Chart, Document, Section
 from scalelab.studies.shared.arms import (
     NOT_YET,

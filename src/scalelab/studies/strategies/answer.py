@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from scalelab.analysis.device_usage import Launch, Utilization, describe_utilization
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
-from scalelab.analysis.utilization import Launch, Utilization, describe_utilization
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.studies.shared.arms import Arm
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scalelab.analysis.device_usage import IDLE, NUM_SLICES, describe_utilization
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
-from scalelab.analysis.utilization import IDLE, NUM_SLICES, describe_utilization
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES, plot_lines

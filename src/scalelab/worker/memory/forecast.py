@@ -44,7 +44,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark, account_step
-from scalelab.analysis.memory_sharding import Moment, Recording, Spread, UnitMark, spread_recording, spread_standing
+from scalelab.analysis.memory_sharding import (
+    MemoryRecording,
+    Moment,
+    Sharding,
+    UnitMark,
+    spread_recording,
+    spread_standing,
+)
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation, Spreading
@@ -121,12 +128,12 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
     return replace(dress_workload(workload, plain, 0, device), scaler=None, synchronize=lambda: None)
 
 
-def describe_spread(trial: Trial, training: Training) -> Spread:
+def describe_spread(trial: Trial, training: Training) -> Sharding:
     """What the rules need to know of the model and its strategy."""
     units = list_units(training.model)
     # On one rank FSDP has nothing to cut, and turns to NO_SHARD.
     is_whole = trial.num_ranks == 1 and trial.strategy in ("fsdp-full", "fsdp-grad-op")
-    return Spread(
+    return Sharding(
         strategy="fsdp-none" if is_whole else trial.strategy,
         num_ranks=trial.num_ranks,
         unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
@@ -181,7 +188,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, training: Training, device: torch.device, num_threads: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = Recording([], [])
+        self.recording = MemoryRecording([], [])
         self.standing: dict[str, int] = {}
         self._training = training
         self._storages = StorageMap(self._training, device, lambda storage: storage._cdata)

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
-from scalelab.analysis.memory import BEGIN, Change, MemoryAccount, MemoryEvent, PhaseMark, account_step, find_alive
+from scalelab.analysis.memory import BEGIN, MemoryAccount, MemoryEvent, MemoryPoint, PhaseMark, account_step, find_alive
 from scalelab.records.files import write_atomically
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Trial
@@ -320,7 +320,7 @@ def _name_file(directory: Path, rank: int) -> Path:
     return directory / "memory" / f"rank{rank}.pickle"
 
 
-def write_timeline(path: Path, timeline: Sequence[Change]) -> None:
+def write_timeline(path: Path, timeline: Sequence[MemoryPoint]) -> None:
     """Every call of the allocator in the step: when, what was alive after it, its size, category and phase."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

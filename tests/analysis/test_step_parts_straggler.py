@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from scalelab.analysis.breakdown import SMALLEST_EXCESS, LaunchSteps, find_excesses, find_quiet_step, find_slow
+from scalelab.analysis.step_parts import SMALLEST_EXCESS, LaunchSteps, find_excesses, find_quiet_step, find_slow
 from scalelab.records.trial import PHASES
 
 OWN = {"input": 0.01, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalelab.trace.breakdown import Breakdown, BreakdownCounter
 from scalelab.trace.collection import CollectiveCollector
-from scalelab.trace.collectives import Collectives
+from scalelab.trace.collectives import CollectiveList
 from scalelab.trace.events import MOST_NAMES, Classifier, Header, Kind, read_step_number
+from scalelab.trace.rank_time import Breakdown, BreakdownCounter
 from scalelab.trace.reader import Batch, TraceFile
-from scalelab.trace.windows import RECORD, Spool, Step, Window, arrange_steps, cut_windows
+from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
 OTHER_NAMES = "(other names)"
@@ -47,9 +47,9 @@ class Tables:
     low: int
     high: int
     """From the first to the last event of compute, communication or copies, in nanoseconds."""
-    steps: Sequence[Step]
+    steps: Sequence[ProfilerStep]
     """Of the device where it has marks of its own, else of the host."""
-    host_steps: Sequence[Step]
+    host_steps: Sequence[ProfilerStep]
     """As the host marked them, which runs ahead of its device; the same where only one has marks."""
 
     def list_devices(self) -> set[str]:
@@ -81,7 +81,7 @@ class RankTrace:
     num_unusable: int
     num_bytes: int
     breakdown: Breakdown
-    collectives: Collectives
+    collectives: CollectiveList
     counted: Sequence[Any]
     """The results of the further counters, in their order."""
 
@@ -94,8 +94,8 @@ class _Collector:
     collectives: CollectiveCollector = field(default_factory=CollectiveCollector)
     names: list[str] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
-    host_steps: list[Step] = field(default_factory=list)
-    device_steps: list[Step] = field(default_factory=list)
+    host_steps: list[ProfilerStep] = field(default_factory=list)
+    device_steps: list[ProfilerStep] = field(default_factory=list)
     num_events: int = 0
     _entries: dict[tuple[str, str], int] = field(default_factory=dict)
     _entry_kinds: list[int] = field(default_factory=list)
@@ -135,7 +135,7 @@ class _Collector:
             if kind in (Kind.STEP, Kind.DEVICE_STEP):
                 steps = self.host_steps if kind is Kind.STEP else self.device_steps
                 if len(steps) < MOST_NAMES:
-                    steps.append(Step(read_step_number(event.name), start, end))
+                    steps.append(ProfilerStep(read_step_number(event.name), start, end))
             else:
                 self.collectives.take(event, start, end, kind)
 

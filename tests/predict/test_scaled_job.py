@@ -5,22 +5,29 @@ from dataclasses import replace
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.communication import Gradient, LinkCost, Network, fill_buckets
-from scalelab.predict.job import Line, ScaledJob, fit_line_by_batch, predict_step, scale_out, settle_on_two
+from scalelab.predict.network_model import Gradient, LinkCost, NetworkModel, fill_buckets
+from scalelab.predict.scaled_job import (
+    PerSampleCost,
+    ScaledJob,
+    fit_line_by_batch,
+    predict_step,
+    scale_out,
+    settle_on_two,
+)
 from scalelab.predict.what_if import WhatIf, change_job
 
 FAST = LinkCost(latency_seconds=0, bytes_per_second=1e15)
 SLOW = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
 JOB = ScaledJob(
     phases={
-        "forward": Line(per_sample=0.001),
-        "backward": Line(per_sample=0.002),
-        "optimizer": Line(fixed=0.01),
+        "forward": PerSampleCost(per_sample=0.001),
+        "backward": PerSampleCost(per_sample=0.002),
+        "optimizer": PerSampleCost(fixed=0.01),
     },
     gradients=tuple(Gradient((number + 1) / 40, 4e6) for number in range(40)),
-    network=Network(inside=SLOW),
+    network=NetworkModel(inside=SLOW),
 )
-PERFECT = replace(JOB, network=Network(inside=FAST), phases={**JOB.phases, "optimizer": Line()})
+PERFECT = replace(JOB, network=NetworkModel(inside=FAST), phases={**JOB.phases, "optimizer": PerSampleCost()})
 
 
 def test_a_perfect_link_gives_perfect_scaling():
@@ -30,7 +37,7 @@ def test_a_perfect_link_gives_perfect_scaling():
 
 
 def test_what_does_not_shrink_bounds_the_speedup():
-    (found,) = scale_out(replace(JOB, network=Network(inside=FAST)), [64], batch=64, is_weak=False)
+    (found,) = scale_out(replace(JOB, network=NetworkModel(inside=FAST)), [64], batch=64, is_weak=False)
     assert found.speedup.value == pytest.approx(0.202 / 0.013, rel=1e-3)
 
 
@@ -48,7 +55,7 @@ def test_one_rank_exchanges_nothing():
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full", "fsdp-grad-op"])
 def test_a_faster_link_is_never_slower(strategy):
     slow, fast = (
-        predict_step(replace(JOB, strategy=strategy, network=Network(inside=link)), 8, 8).seconds
+        predict_step(replace(JOB, strategy=strategy, network=NetworkModel(inside=link)), 8, 8).seconds
         for link in (SLOW, FAST)
     )
     assert fast < slow
@@ -132,13 +139,13 @@ def test_the_interval_of_what_is_known_exactly_is_a_point():
 
 
 def test_the_link_dominates_where_communication_does():
-    (found,) = scale_out(replace(JOB, network=Network(inside=SLOW)), [8], batch=8, is_weak=False)
+    (found,) = scale_out(replace(JOB, network=NetworkModel(inside=SLOW)), [8], batch=8, is_weak=False)
     assert found.dominant == "bandwidth"
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
 def test_ranks_that_share_cores_take_turns():
-    shared = replace(JOB, core_seconds=0.01, network=Network(inside=SLOW, cores=2))
+    shared = replace(JOB, core_seconds=0.01, network=NetworkModel(inside=SLOW, cores=2))
     assert predict_step(shared, 2, 8).seconds == predict_step(JOB, 2, 8).seconds
     assert predict_step(shared, 8, 8).crowding_seconds == pytest.approx(0.03)
     assert predict_step(replace(JOB, core_seconds=0.01), 8, 8).crowding_seconds == 0

@@ -31,7 +31,7 @@ DASHES: Mapping[str, list[int]] = {"chosen": [1, 0], "deviation": [4, 3]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bins:
+class HistogramBins:
     """How many numbers lie in each of equal bins between two ends."""
 
     low: float
@@ -40,7 +40,7 @@ class Bins:
 
 
 def plot_histogram(
-    *, title: str, axis_title: str, bins: Mapping[str, Bins], marks: Rows = (), caption: str = ""
+    *, title: str, axis_title: str, bins: Mapping[str, HistogramBins], marks: Rows = (), caption: str = ""
 ) -> Chart | None:
     """One area of bars for every series; None where nothing was counted."""
     known = {clean_text(name): one for name, one in bins.items() if sum(one.counts) and one.high > one.low}
@@ -70,17 +70,17 @@ def plot_histogram(
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=HEIGHT))
 
 
-def join_bins(bins: Bins) -> Bins:
+def join_bins(bins: HistogramBins) -> HistogramBins:
     """The same in fewer bins, each made of as many; the last may reach beyond the end."""
     size = -(-len(bins.counts) // MOST_BINS)
     if size <= 1:
         return bins
     counts = tuple(sum(bins.counts[start : start + size]) for start in range(0, len(bins.counts), size))
     width = (bins.high - bins.low) / len(bins.counts)
-    return Bins(low=bins.low, high=bins.low + len(counts) * size * width, counts=counts)
+    return HistogramBins(low=bins.low, high=bins.low + len(counts) * size * width, counts=counts)
 
 
-def list_bars(series: str, bins: Bins) -> list[dict[str, Any]]:
+def list_bars(series: str, bins: HistogramBins) -> list[dict[str, Any]]:
     """A row for every bin that holds something."""
     width = (bins.high - bins.low) / len(bins.counts)
     unit = choose_unit("number", [bins.low, bins.high])

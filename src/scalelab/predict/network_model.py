@@ -72,7 +72,7 @@ class LinkCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkModel:
     """What joins the ranks of a job."""
 
     inside: LinkCost
@@ -112,13 +112,13 @@ class Network:
         return sent * self.byte_core_seconds * per_node / self.cores
 
 
-def share_cores(link: LinkCost, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> Network:
+def share_cores(link: LinkCost, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> NetworkModel:
     """A host whose ranks share its cores, from the core time of a step on one and on two ranks.
 
     The difference is the core time of the sent bytes, up to the time that the link needs for them.
     """
     per_byte = max(0.0, two_seconds - one_seconds) / sent_bytes
-    return Network(inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores)
+    return NetworkModel(inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores)
 
 
 def reduce_all(link: LinkCost, num_ranks: int, payload_bytes: float) -> float:
@@ -165,7 +165,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Unit:
+class FsdpUnit:
     """A part of the model that FSDP gathers as a whole."""
 
     forward_seconds: float
@@ -200,7 +200,7 @@ def overlap_buckets(
 
 
 def overlap_units(
-    units: Sequence[Unit], gather: Cost, scatter: Cost, *, is_regathered: bool = True, prefetch: bool = True
+    units: Sequence[FsdpUnit], gather: Cost, scatter: Cost, *, is_regathered: bool = True, prefetch: bool = True
 ) -> tuple[Overlapped, Overlapped]:
     """Forward and backward of FSDP; without `is_regathered` parameters stay whole after forward (SHARD_GRAD_OP)."""
     forward = _pass_units([(u.forward_seconds, gather(u.payload_bytes), 0.0) for u in units], prefetch)

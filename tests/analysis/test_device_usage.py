@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.utilization import Launch, describe_utilization, slice_time
+from scalelab.analysis.device_usage import Launch, describe_utilization, slice_time
 from scalelab.records.observations import DeviceLoad
 
 

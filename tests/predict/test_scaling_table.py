@@ -3,7 +3,7 @@
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.tables import Columns, read_table
+from scalelab.predict.scaling_table import Columns, read_table
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from scalelab.trace import reader as pieces
 from scalelab.trace import windows as spool
-from scalelab.trace.breakdown import Parts
-from scalelab.trace.rank import read_rank
+from scalelab.trace.rank_time import Parts
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 from tests.trace.sweep import Span, sweep
 

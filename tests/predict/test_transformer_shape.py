@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.transformer import GPT2_LARGE, GPT2_SMALL, KNOWN_MODELS, LLAMA3_8B, Transformer, choose_shape
+from scalelab.predict.transformer_shape import (
+    GPT2_LARGE,
+    GPT2_SMALL,
+    KNOWN_MODELS,
+    LLAMA3_8B,
+    Transformer,
+    choose_shape,
+)
 from scalelab.workloads.gpt2_options import Gpt2Options
 
 TRILLION = Transformer(num_layers=128, width=25600, num_heads=160, vocabulary=51200, sequence=2048)

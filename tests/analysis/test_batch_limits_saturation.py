@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.batch_size import fit_saturation
+from scalelab.analysis.batch_limits import fit_saturation
 
 BATCHES = (4, 8, 16, 32)
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from scalelab.report.charts.histogram import MOST_BINS, Bins, join_bins, list_bars, list_marks, plot_histogram
 from scalelab.report.charts.plot import Row
+from scalelab.report.charts.range_histogram import (
+    MOST_BINS,
+    HistogramBins,
+    join_bins,
+    list_bars,
+    list_marks,
+    plot_histogram,
+)
 from tests.report.charts.figures import draw, list_texts, list_values
 
-BINS = Bins(low=-1.0, high=1.0, counts=(1, 0, 30, 9))
+BINS = HistogramBins(low=-1.0, high=1.0, counts=(1, 0, 30, 9))
 
 
 def test_every_bin_that_holds_something_is_a_bar() -> None:
@@ -15,7 +22,7 @@ def test_every_bin_that_holds_something_is_a_bar() -> None:
 
 
 def test_joined_bins_count_the_same() -> None:
-    bins = Bins(low=0.0, high=10.0, counts=tuple(range(1000)))
+    bins = HistogramBins(low=0.0, high=10.0, counts=tuple(range(1000)))
     joined = join_bins(bins)
     assert len(joined.counts) <= MOST_BINS
     assert sum(joined.counts) == sum(bins.counts)
@@ -39,5 +46,5 @@ def test_chosen_range_and_deviations_are_lines_with_names() -> None:
 
 
 def test_nothing_counted_is_no_figure() -> None:
-    assert plot_histogram(title="", axis_title="", bins={"w": Bins(low=0.0, high=1.0, counts=(0, 0))}) is None
+    assert plot_histogram(title="", axis_title="", bins={"w": HistogramBins(low=0.0, high=1.0, counts=(0, 0))}) is None
     assert plot_histogram(title="", axis_title="", bins={}) is None

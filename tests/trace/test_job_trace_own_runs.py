@@ -13,7 +13,7 @@ from scalelab.analysis.communication import expect_messages
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, StepPlan, TrialResult
-from scalelab.trace.ranks import JobTrace, find_match_doubts, find_trace_files, read_ranks
+from scalelab.trace.job_trace import JobTrace, find_match_doubts, find_trace_files, read_ranks
 from tests.worker.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks

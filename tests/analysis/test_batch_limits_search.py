@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scalelab.analysis.batch_size import (
+from scalelab.analysis.batch_limits import (
     MOST_PROBES,
     MemoryLine,
     Probe,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.trace import rank as module
-from scalelab.trace.rank import OTHER_NAMES, read_rank
+from scalelab.trace import rank_trace as module
+from scalelab.trace.rank_trace import OTHER_NAMES, read_rank
 from tests.trace.build import TraceBuilder
 
 

@@ -26,10 +26,10 @@ from scipy import optimize
 from scalelab.analysis.estimate import Prediction
 from scalelab.analysis.stats import enclose
 from scalelab.errors import UsageError
-from scalelab.predict.communication import (
+from scalelab.predict.network_model import (
+    FsdpUnit,
     Gradient,
-    Network,
-    Unit,
+    NetworkModel,
     expected_maximum,
     fill_buckets,
     overlap_buckets,
@@ -45,7 +45,7 @@ WHOLE = ("ddp", "fsdp-none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class PerSampleCost:
     """What grows with the samples of a rank: seconds of a phase, or bytes."""
 
     fixed: float = 0.0
@@ -54,12 +54,12 @@ class Line:
     def at(self, batch: float) -> float:
         return self.fixed + self.per_sample * batch
 
-    def scale(self, factor: float) -> Line:
-        return Line(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
+    def scale(self, factor: float) -> PerSampleCost:
+        return PerSampleCost(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class InputErrors:
     """How well the inputs are known: relative standard deviations."""
 
     compute: float = 0.02
@@ -74,11 +74,11 @@ class Known:
 class ScaledJob:
     """One training, whatever its ranks."""
 
-    phases: Mapping[str, Line]
+    phases: Mapping[str, PerSampleCost]
     """By the names of `PHASES`; one that is missing takes no time."""
     gradients: tuple[Gradient, ...]
     """Ready times as shares of backward, from 0 to 1."""
-    network: Network
+    network: NetworkModel
     core_seconds: float = 0.0
     """How long a step of one rank keeps a core busy, without the bytes that it sends; counts where cores are shared."""
     strategy: str = "ddp"
@@ -98,7 +98,7 @@ class ScaledJob:
     """How many times longer one rank computes than the others, which wait for it."""
     num_units: int = NUM_UNITS
     """Equal pieces that a sharded model is gathered in."""
-    known: Known = field(default_factory=Known)
+    known: InputErrors = field(default_factory=InputErrors)
 
     def __post_init__(self) -> None:
         if self.accumulation < 1:
@@ -152,7 +152,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
             f"{num_ranks} ranks get {batch_per_rank:g} samples each, fewer than 1: use fewer ranks or a larger batch"
         )
     per_pass = batch_per_rank / job.accumulation
-    times = {name: job.phases.get(name, Line()).at(per_pass) for name in PHASES}
+    times = {name: job.phases.get(name, PerSampleCost()).at(per_pass) for name in PHASES}
     passes = job.accumulation
     backward = times["backward"]
     forward_exposed = 0.0
@@ -196,7 +196,7 @@ def _find_crowding(job: ScaledJob, num_ranks: int) -> float:
 def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: float) -> tuple[float, float, float]:
     """Exposed in forward and in backward, and all communication, of a sharded model in equal units."""
     size = job.gradient_bytes * job.compression / job.num_units
-    units = [Unit(forward / job.num_units, backward / job.num_units, size)] * job.num_units
+    units = [FsdpUnit(forward / job.num_units, backward / job.num_units, size)] * job.num_units
     ahead, back = overlap_units(
         units,
         lambda payload: job.network.cost("all_gather", num_ranks, payload),
@@ -207,18 +207,18 @@ def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: f
     return ahead.exposed_seconds, back.exposed_seconds, total
 
 
-def fit_line_by_batch(seconds: dict[float, float]) -> Line:
+def fit_line_by_batch(seconds: dict[float, float]) -> PerSampleCost:
     """A line through the times of one or two batches; of one batch, all of it is per sample. Neither is negative."""
     if len(seconds) == 1:
         ((batch, value),) = seconds.items()
-        return Line(per_sample=value / batch)
+        return PerSampleCost(per_sample=value / batch)
     (small, fast), (large, slow) = sorted(seconds.items())[:1] + sorted(seconds.items())[-1:]
     slope = max(0.0, (slow - fast) / (large - small))
     slope = min(slope, slow / large)
-    return Line(fixed=slow - slope * large, per_sample=slope)
+    return PerSampleCost(fixed=slow - slope * large, per_sample=slope)
 
 
-def find_core_seconds(network: Network, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:
+def find_core_seconds(network: NetworkModel, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:
     """How long a step keeps a core busy without its bytes, from what it does on one and on two ranks."""
     return one_seconds + max(0.0, two_seconds - one_seconds - sent_bytes * network.byte_core_seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelab.analysis.breakdown import PARTS, LaunchSteps, break_down, tabulate_steps
+from scalelab.analysis.step_parts import PARTS, LaunchSteps, break_down, tabulate_steps
 from scalelab.records.trial import StepKind, StepSample
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalelab.errors import TraceUnreadable, UsageError
 from scalelab.trace.matching import Matching, list_members, match_collectives
-from scalelab.trace.rank import MakeCounter, RankTrace, read_rank
+from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank
 from scalelab.trace.waiting import JobArrivals, find_arrivals
 
 SUFFIXES = (".json", ".json.gz")
@@ -24,7 +24,7 @@ FEWEST_UNMATCHED_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class TraceDoubt:
     """Something about the traces that makes their numbers less certain, and what to do."""
 
     kind: str
@@ -40,7 +40,7 @@ class JobTrace:
 
     ranks: tuple[RankTrace, ...]
     """In order."""
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[TraceDoubt, ...] = ()
     """What is missing, or does not fit together."""
 
     @property
@@ -153,17 +153,17 @@ def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
     return [rank if rank is not None else next(unknown) for _, rank in files]
 
 
-def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
+def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
     sizes = sorted({trace.num_ranks for trace in traces if trace.num_ranks is not None})
     if len(sizes) > 1:
-        yield Doubt(
+        yield TraceDoubt(
             kind="mixed-jobs",
             message=f"the files are from jobs with {' and '.join(map(str, sizes))} ranks",
             next_step="give the files of one recording",
         )
     unknown = [trace for trace in traces if trace.rank is None]
     if unknown and len(traces) > 1:
-        yield Doubt(
+        yield TraceDoubt(
             kind="unknown-rank",
             message=f"{len(unknown)} file{'s have' if len(unknown) > 1 else ' has'} no rank",
             next_step="name the files rank0.json, rank1.json …",
@@ -172,7 +172,7 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
     yield from _find_device_doubts(traces)
     num_ranks = max(sizes, default=len(traces))
     if num_ranks > 1 and not any(len(trace.collectives) for trace in traces):
-        yield Doubt(
+        yield TraceDoubt(
             kind="no-communication",
             message=f"the job has {num_ranks} ranks, but its traces contain no communication",
             next_step="match its kernels with --communication PATTERN, or record steps that communicate"
@@ -181,10 +181,10 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
         )
 
 
-def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
+def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
     num_devices = max((len(trace.tables.list_devices()) for trace in traces), default=0)
     if num_devices > 1:
-        yield Doubt(
+        yield TraceDoubt(
             kind="several-devices",
             message=f"a trace has {num_devices} devices: parts are unions over them, so compute on one hides"
             " communication on another",
@@ -193,14 +193,14 @@ def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[Doubt]:
     with_device = [trace.collectives for trace in traces if trace.tables.has_device]
     num_collectives = sum(map(len, with_device))
     if num_collectives and not any(collectives.num_on_device for collectives in with_device):
-        yield Doubt(
+        yield TraceDoubt(
             kind="host-collectives",
             message=f"all {num_collectives} collectives ran on host threads: the parts of a device leave them out",
             next_step="see their time by kind, and the idle time of the devices",
         )
 
 
-def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator[Doubt]:
+def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator[TraceDoubt]:
     if len(sizes) != 1 or len(traces) < 2:
         return
     known = {trace.rank for trace in traces if trace.rank is not None}
@@ -208,14 +208,14 @@ def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator
     missing = list(islice((rank for rank in range(sizes[0]) if rank not in known), 9))
     if missing and len(traces) < sizes[0]:
         listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-        yield Doubt(
+        yield TraceDoubt(
             kind="missing-ranks",
             message=f"no trace of rank {listed} of {sizes[0]}: transfer is the shortest time of the others",
             next_step="record every rank and give all files",
         )
 
 
-def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
+def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
     """What matching could not do."""
     matching = job.matching
     if matching is None:
@@ -223,7 +223,7 @@ def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
     for trace, (rank, num_unmatched) in zip(job.ranks, sorted(matching.num_unmatched.items()), strict=True):
         if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
             is_nameless = len(list_members(trace)) > 1 and any(not collective.group for collective in trace.collectives)
-            yield Doubt(
+            yield TraceDoubt(
                 kind="unmatched-collectives",
                 subject=f"rank {rank}",
                 message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
@@ -233,13 +233,13 @@ def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
                 else "give the traces of all ranks, recorded over the same steps",
             )
     if any(clock.num_collectives == 1 for clock in matching.clocks.values()):
-        yield Doubt(
+        yield TraceDoubt(
             kind="uncertain-clocks",
             message="clocks are aligned by a single collective: their error is unknown",
             next_step="record more steps before trusting which rank is last",
         )
     if any(clock.is_loose for clock in matching.clocks.values()):
-        yield Doubt(
+        yield TraceDoubt(
             kind="uncertain-clocks",
             message="clocks are aligned by broadcasts or reductions, which ranks need not leave together: the last rank"
             " is uncertain",
@@ -247,7 +247,7 @@ def find_match_doubts(job: JobTrace) -> Iterator[Doubt]:
         )
     references = {clock.reference for clock in matching.clocks.values()}
     if len(references) > 1:
-        yield Doubt(
+        yield TraceDoubt(
             kind="uncertain-clocks",
             message=f"the clocks of {len(references)} sets of ranks cannot be aligned: they share no collective",
             next_step="compare ranks within one set only",

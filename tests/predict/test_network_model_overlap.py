@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.predict.communication import Bucket, Unit, expected_maximum, overlap_buckets, overlap_units
+from scalelab.predict.network_model import Bucket, FsdpUnit, expected_maximum, overlap_buckets, overlap_units
 
 
 def test_without_communication_backward_takes_what_it_takes():
@@ -44,27 +44,27 @@ def test_it_lies_between_perfect_overlap_and_none(pairs, per_byte, contention):
 
 
 def test_the_first_gather_and_the_last_scatter_of_units_are_exposed():
-    units = [Unit(1.0, 2.0, 1.0)] * 3
+    units = [FsdpUnit(1.0, 2.0, 1.0)] * 3
     forward, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.5)
     assert forward.seconds == pytest.approx(0.5 + 3)
     assert backward.seconds == pytest.approx(0.5 + 6 + 0.5)
 
 
 def test_without_prefetch_every_gather_is_exposed():
-    units = [Unit(1.0, 2.0, 1.0)] * 3
+    units = [FsdpUnit(1.0, 2.0, 1.0)] * 3
     forward, _ = overlap_units(units, lambda _: 0.5, lambda _: 0.5, prefetch=False)
     assert forward.seconds == pytest.approx(3 * 1.5)
 
 
 def test_parameters_that_stay_whole_are_not_gathered_again():
-    units = [Unit(1.0, 2.0, 1.0)] * 3
+    units = [FsdpUnit(1.0, 2.0, 1.0)] * 3
     _, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.5, is_regathered=False)
     assert backward.seconds == pytest.approx(6.5)
     assert backward.communication_seconds == pytest.approx(1.5)
 
 
 def test_units_on_a_slow_link_take_what_is_sent_and_little_more():
-    units = [Unit(0.1, 0.1, 1.0)] * 10
+    units = [FsdpUnit(0.1, 0.1, 1.0)] * 10
     _, backward = overlap_units(units, lambda _: 5.0, lambda _: 5.0)
     assert backward.seconds == pytest.approx(100, rel=0.03)
 

@@ -260,7 +260,7 @@ def try_number(text: str) -> float | None:
 MOST_GAIN = 0.10
 
 
-class Doubt(NamedTuple):
+class SeriesDoubt(NamedTuple):
     """Why a series cannot be right."""
 
     text: str
@@ -271,12 +271,12 @@ class Doubt(NamedTuple):
     """The claimed share of the peak."""
 
 
-def find_doubts(series: ScalingSeries, utilization: Mapping[int, float] | None = None) -> list[Doubt]:
+def find_doubts(series: ScalingSeries, utilization: Mapping[int, float] | None = None) -> list[SeriesDoubt]:
     """What is impossible in a series; empty: it may be right."""
     return [*_find_jumps(series), *_find_excess(series, utilization or {})]
 
 
-def _find_jumps(series: ScalingSeries) -> Iterator[Doubt]:
+def _find_jumps(series: ScalingSeries) -> Iterator[SeriesDoubt]:
     stretch = series.stretch
     for before, after in itertools.pairwise(series.ranks):
         gain = stretch[before] / stretch[after] - 1
@@ -285,11 +285,11 @@ def _find_jumps(series: ScalingSeries) -> Iterator[Doubt]:
                 f"each of {after} ranks is {gain:.0%} faster than each of {before}: these rows differ in more than"
                 " their rank count (batch, precision, code)"
             )
-            yield Doubt(text, after, gain=gain)
+            yield SeriesDoubt(text, after, gain=gain)
 
 
-def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Iterator[Doubt]:
+def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Iterator[SeriesDoubt]:
     for ranks, share in sorted(utilization.items()):
         if ranks in series.throughput and share > 1:
             text = f"utilisation on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
-            yield Doubt(text, ranks, utilization=share)
+            yield SeriesDoubt(text, ranks, utilization=share)

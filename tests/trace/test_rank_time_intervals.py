@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace.breakdown import Times, clip, measure, merge
+from scalelab.trace.rank_time import Times, clip, measure, merge
 
 PAIRS = st.lists(st.tuples(st.integers(-20, 40), st.integers(0, 12)), max_size=25)
 

@@ -3,43 +3,43 @@
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.communication import LinkCost, Network, read_link
+from scalelab.predict.network_model import LinkCost, NetworkModel, read_link
 
 LINK = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
 
 
 def test_one_rank_sends_nothing():
-    assert Network(inside=LINK).cost("all_reduce", 1, 1e9) == 0
+    assert NetworkModel(inside=LINK).cost("all_reduce", 1, 1e9) == 0
 
 
 def test_two_ranks_send_a_message_each_way():
-    assert Network(inside=LINK).cost("all_reduce", 2, 1e9) == pytest.approx(1 + 2e-5)
+    assert NetworkModel(inside=LINK).cost("all_reduce", 2, 1e9) == pytest.approx(1 + 2e-5)
 
 
 def test_many_ranks_send_twice_the_message():
-    assert Network(inside=LINK).cost("all_reduce", 1000, 1e9) == pytest.approx(2 * 0.999, rel=1e-3)
+    assert NetworkModel(inside=LINK).cost("all_reduce", 1000, 1e9) == pytest.approx(2 * 0.999, rel=1e-3)
 
 
 def test_small_messages_take_the_tree():
-    assert Network(inside=LINK).cost("all_reduce", 1024, 4) == pytest.approx(20 * 1e-5, rel=1e-3)
+    assert NetworkModel(inside=LINK).cost("all_reduce", 1024, 4) == pytest.approx(20 * 1e-5, rel=1e-3)
 
 
 def test_a_gather_is_half_of_an_all_reduce():
-    network = Network(inside=LINK)
+    network = NetworkModel(inside=LINK)
     halves = network.cost("all_gather", 8, 1e8) + network.cost("reduce_scatter", 8, 1e8)
     assert halves == pytest.approx(network.cost("all_reduce", 8, 1e8))
 
 
 def test_between_nodes_the_slow_link_rules():
     slow = LinkCost(latency_seconds=0, bytes_per_second=1e8)
-    network = Network(inside=LINK, between=slow, ranks_per_node=4)
-    assert network.cost("all_reduce", 4, 1e8) == pytest.approx(Network(inside=LINK).cost("all_reduce", 4, 1e8))
+    network = NetworkModel(inside=LINK, between=slow, ranks_per_node=4)
+    assert network.cost("all_reduce", 4, 1e8) == pytest.approx(NetworkModel(inside=LINK).cost("all_reduce", 4, 1e8))
     assert network.cost("all_reduce", 8, 1e8) == pytest.approx(1.0 + 0.15, rel=1e-3)
 
 
 def test_bytes_of_ranks_that_share_cores_take_turns():
-    shared = Network(inside=LINK, byte_core_seconds=1e-9, cores=2)
-    alone = Network(inside=LINK)
+    shared = NetworkModel(inside=LINK, byte_core_seconds=1e-9, cores=2)
+    alone = NetworkModel(inside=LINK)
     assert shared.cost("all_reduce", 2, 1e9) == alone.cost("all_reduce", 2, 1e9)
     assert shared.cost("all_reduce", 8, 1e9) == pytest.approx(1.75 * 4)
 
