@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
 
 
+def list_descendants() -> set[int]:
+    """The processes below this one. Linux lists them per thread; psutil reads every process of the machine."""
+    if Path("/proc/thread-self/children").exists():
+        return set(walk_children(os.getpid()))
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def walk_children(pid: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            for child in map(int, thread.read_text().split()):
+                yield child
+                yield from walk_children(child)
+
+
+def wait_for_end(pids: set[int]) -> list[psutil.Process]:
+    """Those of some processes that have not ended after a while."""
+    processes = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    return psutil.wait_procs(processes, timeout=5)[1]
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fail the test that leaks, not the one that trips over it later."""
     variables, threads = dict(os.environ), set(threading.enumerate())
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    children = list_descendants()
     directory = Path.cwd()
     yield
     changed = {
@@ -41,8 +66,7 @@ def nothing_leaks() -> Iterator[None]:
     assert not changed, f"the test changed environment variables: {changed}"
     new_threads = {t for t in threading.enumerate() if t not in threads and not t.daemon}
     assert not new_threads, f"the test left threads: {new_threads}"
-    new_children = [c for c in psutil.Process().children(recursive=True) if c.pid not in children]
-    alive = psutil.wait_procs(new_children, timeout=5)[1]
+    alive = wait_for_end(list_descendants() - children)
     assert not alive, f"the test left processes: {alive}"
     assert Path.cwd() == directory, "the test changed the working directory"
     distributed = sys.modules.get("torch.distributed")

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
@@ -231,17 +232,22 @@ def test_every_command_parses(
     assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
 
 
+def find_in(files: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """What a pattern finds in files: where and what."""
+    for file in files:
+        yield from ((str(file.relative_to(ROOT)), found) for found in pattern.findall(file.read_text(encoding="utf-8")))
+
+
 def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
     assert set(VERB_FLAGS) | {"run", "train", "collectives", "quantize", "data"} == set(VERBS)
     shown = {command.split()[0] for _, command in COMMANDS if command}
     assert set(VERBS) <= shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_make_target_exists(page: Path) -> None:
+def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = re.findall(r"(?:^\$ |^ {4}|`)make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(named) <= targets
+    named = find_in(PAGES, re.compile(r"(?:^\$ |^ {4}|`)make ([a-z]+)", re.MULTILINE))
+    assert [(page, name) for page, name in named if name not in targets] == []
 
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=name_page)
@@ -265,19 +271,23 @@ def test_every_workload_trains_on_two_ranks(block: Block, launcher: LocalLaunche
     assert result.status is Status.COMPLETED, result.reason
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_resolves(page: Path) -> None:
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
-            continue
-        file, _, anchor = target.partition("#")
-        goal = (page.parent / file).resolve() if file else page
-        assert goal.exists(), f"{page.name} links to {target}"
-        if anchor and goal.suffix == ".md":
-            assert anchor in list_anchors(goal), f"{page.name} links to {target}"
+def test_every_relative_link_resolves() -> None:
+    assert [(page.name, target) for page in PAGES for target in list_links(page) if not resolves(page, target)] == []
 
 
+def list_links(page: Path) -> list[str]:
+    """The targets of a page's links that lead to other files or headings of the project."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def resolves(page: Path, target: str) -> bool:
+    file, _, anchor = target.partition("#")
+    goal = (page.parent / file).resolve() if file else page
+    return goal.exists() and (not anchor or goal.suffix != ".md" or anchor in list_anchors(goal))
+
+
+@cache
 def list_anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as Zensical and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
@@ -488,23 +498,20 @@ def test_every_error_class_has_an_exit_code_in_the_reference() -> None:
     assert known | {0, 3, 124, 130, 143} == codes
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT / "src")))
-def test_every_module_says_what_it_is(file: Path) -> None:
-    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+def test_every_module_says_what_it_is() -> None:
+    parsed = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
+    assert [str(file) for file, tree in parsed.items() if not ast.get_docstring(tree)] == []
 
 
 FOREIGN = re.compile(r"\b(?:nobody|anybody|somebody|whoever|tells|goes on|to be had|trainings)\b", re.IGNORECASE)
 """Words that native ML engineers do not write in docs."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=lambda page: page.name)
-def test_pages_are_in_plain_english(page: Path) -> None:
-    assert FOREIGN.findall(FENCE.sub("", page.read_text(encoding="utf-8"))) == []
+def test_pages_are_in_plain_english() -> None:
+    prose = {page: FENCE.sub("", page.read_text(encoding="utf-8")) for page in PAGES if page.name != "cli.md"}
+    assert [(page.name, word) for page, text in prose.items() for word in FOREIGN.findall(text)] == []
 
 
-PUBLISHED = [*PAGES, *SOURCES, ROOT / "zensical.toml"]
-
-
-@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_file_speaks_of_the_machine_it_was_written_on(file: Path) -> None:
-    assert not re.findall(r"/(?:home|root|Users|work|mnt)/\w+", file.read_text(encoding="utf-8"))
+def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
+    published = [*PAGES, *SOURCES, ROOT / "zensical.toml"]
+    assert list(find_in(published, re.compile(r"/(?:home|root|Users|work|mnt)/\w+"))) == []

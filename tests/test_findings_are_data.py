@@ -50,10 +50,10 @@ def list_offences(tree: ast.AST) -> Iterator[str]:
                 yield f"line {node.lineno}: matches {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_no_module_takes_a_sentence_of_ours_apart(file: Path) -> None:
-    if str(file.relative_to(PACKAGE)) not in ALLOWED:
-        assert list(list_offences(ast.parse(file.read_text(encoding="utf-8")))) == []
+def test_no_module_takes_a_sentence_of_ours_apart() -> None:
+    read = [file for file in FILES if str(file.relative_to(PACKAGE)) not in ALLOWED]
+    found = {file: list(list_offences(ast.parse(file.read_text(encoding="utf-8")))) for file in read}
+    assert {str(file): offences for file, offences in found.items() if offences} == {}
 
 
 @pytest.mark.parametrize(
