@@ -354,14 +354,9 @@ def find_learning_cautions(arms: Arms, scales: Scales, num_epochs: int) -> Itera
         yield from name_failure(arm.label, arm.results, is_measured=bool(arm.completed))
     fewest = min((len(arm.completed) for arm in arms.values() if arm.completed), default=FEWEST_FOR_SIGNED_RANK)
     if fewest < FEWEST_FOR_SIGNED_RANK:
-        words = (
-            "a difference may be luck of the initial weights"
-            if fewest == 1
-            else "intervals assume normally distributed seeds"
-        )
-        yield FEW_SEEDS(
-            "", f"{format_count(fewest, 'seed')}: {words}", f"use --seeds {FEWEST_FOR_SIGNED_RANK}", seeds=fewest
-        )
+        luck, normal = "a difference may be luck of the initial weights", "intervals assume normally distributed seeds"
+        words = f"{format_count(fewest, 'seed')}: {luck if fewest == 1 else normal}"
+        yield FEW_SEEDS("", words, f"use --seeds {FEWEST_FOR_SIGNED_RANK}", seeds=fewest)
     yield from _name_unfinished(arms, num_epochs)
     whole = scales.get(None)
     if whole is not None and (whole.batch is None or whole.batch.low is None):
