@@ -44,9 +44,10 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.quantize.diagnosis import count_multiply_adds
 from scalelab.quantize.eager import make_eager
 from scalelab.quantize.export import export_float_onnx, export_onnx
-from scalelab.quantize.recipe import QuantizedModel, quantize_model
+from scalelab.quantize.pipeline import QuantizedModel, quantize_model
 from scalelab.quantize.sessions import open_session, profile_layers
 from scalelab.records.environment import usable_cores
+from scalelab.records.settings import Quantization
 from scalelab.units import format_quantity, format_seconds
 from scalelab.worker.models.networks import Lenet, Resnet18
 
@@ -129,7 +130,7 @@ def make_lenet() -> nn.Module:
 
 def make_subject(name: str, model: nn.Module, directory: Path) -> Subject:
     images = torch.randn(max(BATCHES), 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    quantization = quantize_model(model, [images[:NUM_CALIBRATED]])
+    quantization = quantize_model(model, [images[:NUM_CALIBRATED]], Quantization())
     files = {kind: directory / f"{name}-{kind}.onnx" for kind in (FLOAT, STATIC, EXPORTED)}
     float_bytes = export_float_onnx(quantization.network, files[FLOAT])
     int8_bytes = export_onnx(quantization.quantized, files[EXPORTED])

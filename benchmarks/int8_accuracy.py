@@ -1,9 +1,9 @@
 """What int8 costs in accuracy by default, on networks that nothing was chosen on.
 
-The default recipe (`quantize/recipe.py`) was chosen by looking at networks trained with a part of CIFAR-10. What it
-costs them is the figure of a winner. Here networks are trained anew, on all of it and from other seeds
-(rigs/trained.py): `lenet` as in the lab from three seeds, and a residual network of 20 layers from one. The recipe is
-used as it is. The first 512 training images calibrate, and onnxruntime executes all 10,000 test images. Beside it is
+The defaults of `scalelab run quantize` (`quantize_model` with `Quantization()`) were chosen on networks trained with a
+part of CIFAR-10, so what they cost there is a winner's figure (quantize/ranges.py). Here networks are trained anew, on
+all of it and from other seeds (rigs/trained.py): `lenet` as in the lab from three seeds, and a residual network of 20
+layers from one. The first 512 training images calibrate, and onnxruntime executes all 10,000 test images. Beside it is
 onnxruntime's own `quantize_static` with the same images: QDQ, per channel, uint8 by int8, min–max.
 
     points lost                     at most 0.15 by lenet, mean of the seeds; 0.3 by resnet20
@@ -22,8 +22,8 @@ is Student's, and wide with three of them.
 first of them is taken. Which is the first is a matter of how classes are numbered. So the same figures are told once
 more with every tie shared out evenly among its classes, the mean over all numberings. Bars are held by what is taken.
 
-Limits: the test images are those that the recipe was chosen on; only the networks are not. Networks trained for so few
-epochs are not as accurate as they could be.
+Limits: the test images are those that the defaults were chosen on; only the networks are new. So few epochs leave
+networks less accurate than they could be.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import PairedCounts, count_pairs, estimate_paired_difference, measure_agreement
 from scalelab.analysis.stats import TAIL, Floats, find_t_quantile
 from scalelab.errors import ScalelabError
-from scalelab.quantize.export import export_float_onnx, export_onnx
-from scalelab.quantize.recipe import quantize_model
+from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE, export_models
+from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.settings import Quantization
 from scalelab.units import format_quantity
@@ -67,7 +67,7 @@ NUM_CALIBRATED = Quantization().num_samples
 TEST_BATCH = 250
 MOST_LOST = {"lenet": 0.15, "resnet20": 0.3}
 MOST_MORE_THAN_STATIC = 0.1
-FLOAT, RECIPE, STATIC = "float32", "int8, the recipe", "int8, quantize_static"
+FLOAT, DEFAULTS, STATIC = "float32", "int8, defaults", "int8, quantize_static"
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 
@@ -130,11 +130,10 @@ def examine(subject: Subject, seed: int, options: ImageOptions, weights: Path | 
 
 def write_int8(model: nn.Module, calibration: torch.Tensor, directory: Path) -> dict[str, Path]:
     """The int8 models as files, from the same images."""
-    made = quantize_model(model, [calibration])
-    files = {RECIPE: directory / "recipe.onnx", STATIC: directory / "static.onnx"}
-    export_onnx(made.quantized, files[RECIPE])
-    export_float_onnx(made.network, directory / "float32.onnx")
-    quantize_statically(directory / "float32.onnx", files[STATIC], calibration)
+    made = quantize_model(model, [calibration], Quantization())
+    export_models(made.network, made.quantized, directory)
+    files = {DEFAULTS: directory / INT8_FILE, STATIC: directory / "static.onnx"}
+    quantize_statically(directory / FLOAT_FILE, files[STATIC], calibration)
     return files
 
 
@@ -228,12 +227,12 @@ def compare_means(tests: Sequence[Tested]) -> list[Bar]:
     name = tests[0].subject.name
     seeds = "1 seed" if len(tests) == 1 else f"mean of {len(tests)} seeds"
     print(f"\n{name}, {seeds}, {len(tests[0].labels)} test images:")
-    for form, reference in ((RECIPE, FLOAT), (STATIC, FLOAT), (RECIPE, STATIC)):
+    for form, reference in ((DEFAULTS, FLOAT), (STATIC, FLOAT), (DEFAULTS, STATIC)):
         points, over_seeds = find_mean_loss(tests, form, reference), find_seed_arm(tests, form, reference)
         spread = "" if over_seeds is None else f" (over seeds ± {over_seeds:.2f})"
         even = format_points(find_even_loss(tests, form, reference))
         print(f"  {form} loses {format_points(points)} points against {reference}{spread}; ties shared out: {even}")
-    lost, beside = find_mean_loss(tests, RECIPE, FLOAT), find_mean_loss(tests, RECIPE, STATIC)
+    lost, beside = find_mean_loss(tests, DEFAULTS, FLOAT), find_mean_loss(tests, DEFAULTS, STATIC)
     return [
         Bar(words=f"{name} loses", points=lost, most=MOST_LOST[name]),
         Bar(words=f"{name} against quantize_static", points=beside, most=MOST_MORE_THAN_STATIC),

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.quantize.calibrate import (
-    Calibration,
-    Recorder,
-    calibrate,
-    merge_calibrations,
-    merge_over_ranks,
-    number_batches,
-)
+from scalelab.quantize.calibrate import Calibration, Recorder, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.network import Network, QuantizedNetwork, run_float
-from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.scales import quantize_network
 from tests.quantize.nets import Small, draw_images, make_net
 
@@ -43,8 +30,7 @@ def whole(network: Network) -> Calibration:
 def assert_same_scales(first: Calibration, second: Calibration, network: Network) -> None:
     assert first.histograms == second.histograms
     assert first.num_samples == second.num_samples
-    settings = RangeSettings(method="entropy")
-    one, other = (quantize_network(network, replace(each, settings=settings)) for each in (first, second))
+    one, other = (quantize_network(network, replace(each, method="entropy")) for each in (first, second))
     assert list_scales(one) == list_scales(other)
 
 
@@ -68,44 +54,6 @@ def test_scales_do_not_depend_on_how_images_lie_in_memory(network: Network, whol
     assert_same_scales(calibrate(network, [images]), whole, network)
 
 
-def test_scales_do_not_depend_on_the_split_over_ranks(network: Network, whole: Calibration) -> None:
-    images = draw_images(NUM_SAMPLES)
-    parts = [calibrate(network, part.split(5)) for part in (images[::2], images[1::2])]
-    assert_same_scales(merge_calibrations(parts), whole, network)
-    assert_same_scales(merge_calibrations(parts[::-1]), whole, network)
-
-
-AS_RANK = """
-import json, sys
-import torch.distributed as distributed
-from scalelab.quantize.calibrate import calibrate, merge_over_ranks
-from scalelab.quantize.capture import capture_network
-from scalelab.quantize.scales import quantize_network
-from tests.quantize.nets import Small, draw_images, make_net
-
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-network = capture_network(make_net(Small), draw_images(2))
-merged = merge_over_ranks(calibrate(network, [draw_images(20)[rank::2]]))
-print(json.dumps([layer.output.scale for layer in quantize_network(network, merged).layers]))
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.ranks
-def test_two_ranks_agree_on_the_scales_of_one_process(network: Network, tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    commands = [[sys.executable, "-c", AS_RANK, str(rank), str(tmp_path / "meeting")] for rank in range(2)]
-    ranks = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for command in commands]
-    found = [json.loads(process.communicate()[0]) for process in ranks]
-    expected = list_scales(quantize_network(network, calibrate(network, [draw_images(20)])))
-    assert found == [expected, expected]
-
-
-def test_alone_there_is_nothing_to_merge(whole: Calibration) -> None:
-    assert merge_over_ranks(whole) is whole
-
-
 def test_layers_with_a_grid_of_their_own_are_counted_in_full(network: Network, whole: Calibration) -> None:
     assert "max_pool_1" not in whole.histograms
     results = run_float(network, draw_images(NUM_SAMPLES))
@@ -127,11 +75,6 @@ def test_no_more_than_a_buffer_waits_to_be_counted() -> None:
         recorder.record({"a": torch.zeros(1 << 19)})
         assert recorder.num_waiting["a"] < 1 << 20
     assert recorder.finish()["a"].num_values == 5 << 19
-
-
-def test_batches_may_come_with_labels_and_from_a_generator(network: Network) -> None:
-    pairs = ((images, torch.zeros(len(images))) for images in draw_images(6).split(4))
-    assert calibrate(network, pairs).histograms == calibrate(network, [draw_images(6)]).histograms
 
 
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite numbers")])
@@ -162,23 +105,14 @@ def test_constant_images_are_no_calibration(network: Network) -> None:
         calibrate(network, [torch.full((4, 3, 32, 32), 0.5)])
 
 
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        (torch.zeros(2, 1, 28, 28), r"batch 0 is \(2, 1, 28, 28\): it must be .*samples, 3, 32, 32"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "batch 0 is torch.uint8: use float32 images"),
-        ({"images": 1}, "batch 0 is dict"),
-    ],
-)
-def test_batches_of_another_kind_are_refused(network: Network, batch: Iterable[object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        list(number_batches(network, [batch]))
+def test_images_of_another_shape_are_refused(network: Network) -> None:
+    with pytest.raises(UsageError, match=r"batch 0 has shape \(2, 1, 28, 28\): it must be .*samples, 3, 32, 32"):
+        calibrate(network, [torch.zeros(2, 1, 28, 28)])
 
 
-def test_calibrations_of_two_networks_do_not_merge(whole: Calibration) -> None:
-    other = replace(whole, histograms={"elsewhere": whole.histograms["input"]})
-    with pytest.raises(UsageError, match="different networks"):
-        merge_calibrations([whole, other])
+def test_an_unknown_method_is_refused_with_the_known_ones(network: Network) -> None:
+    with pytest.raises(UsageError, match="unknown calibration method 'mean'"):
+        calibrate(network, [draw_images(2)], "mean")  # type: ignore[arg-type]
 
 
 def test_scales_do_not_depend_on_the_number_of_threads(network: Network) -> None:

@@ -29,6 +29,7 @@ from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import simulate, simulate_logits
 from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
+from scalelab.records.settings import Quantization
 from scalelab.studies.quantize.answer import rank_layers
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20, make_net
@@ -44,7 +45,9 @@ def quantize(
     images = draw_images(16)
     network = capture_network(model, images[:2])
     calibration = calibrate(network, [images])
-    return network, quantize_network(network, calibration, per_channel=per_channel, rounds_logits=rounds_logits)
+    return network, quantize_network(
+        network, calibration, Quantization(is_per_tensor=not per_channel, rounds_logits=rounds_logits)
+    )
 
 
 def rank(diagnosis: Diagnosis) -> list[str]:

@@ -17,8 +17,10 @@ from scalelab.quantize import eager_kernels
 from scalelab.quantize.eager import make_eager
 from scalelab.quantize.eager_kernels import ONEDNN
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.recipe import QuantizeSettings, quantize_model
+from scalelab.quantize.pipeline import quantize_model
+from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import LOGITS, read_logits, run_layers, simulate
+from scalelab.records.settings import Quantization
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20
 
@@ -58,8 +60,11 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_network(model: nn.Module, side: int = SIDE, settings: QuantizeSettings | None = None) -> QuantizedNetwork:
-    return quantize_model(model.eval(), [draw(4, 3, side, side)], settings).quantized
+def make_network(
+    model: nn.Module, side: int = SIDE, settings: Quantization | None = None, keep_float: tuple[str, ...] = ()
+) -> QuantizedNetwork:
+    made = quantize_model(model.eval(), [draw(4, 3, side, side)], settings or Quantization())
+    return quantize_network(made.network, made.calibration, settings, keep_float)
 
 
 @functools.cache
@@ -111,13 +116,13 @@ def test_logits_are_those_of_the_integers_also_where_memory_is_reused(make):
 def test_a_network_of_linear_layers_takes_rows():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))
-    quantized = quantize_model(model.eval(), [draw(8, 20)]).quantized
+    quantized = quantize_model(model.eval(), [draw(8, 20)], Quantization()).quantized
     assert count_differences(quantized, draw(7, 20, seed=1)) == {}
 
 
 def test_one_scale_for_all_channels_gives_the_integers_of_the_profile():
     torch.manual_seed(0)
-    quantized = make_network(Lenet("all"), 32, QuantizeSettings(per_channel=False))
+    quantized = make_network(Lenet("all"), 32, Quantization(is_per_tensor=True))
     assert count_differences(quantized, draw(3, 3, 32, 32)) == {}
 
 
@@ -173,8 +178,7 @@ def test_sums_of_two_layers_are_exact_for_every_pair_of_bytes():
 
 def test_layers_kept_in_float_are_computed_in_float_and_named():
     torch.manual_seed(0)
-    settings = QuantizeSettings(keep_float=("conv1", "fc2"))
-    quantized = make_network(Lenet("all"), 32, settings)
+    quantized = make_network(Lenet("all"), 32, keep_float=("conv1", "fc2"))
     module = make_eager(quantized)
     assert any("conv1, fc2" in remark for remark in module.remarks)
     images = draw(4, 3, 32, 32, seed=1)
@@ -187,7 +191,7 @@ def test_every_kind_of_layer_can_be_kept_in_float():
     names = [layer.name for layer in make_corners().layers if layer.layer.op != "input"]
     torch.manual_seed(0)
     model = Corners()
-    quantized = make_network(model, settings=QuantizeSettings(keep_float=tuple(names)))
+    quantized = make_network(model, keep_float=tuple(names))
     images = draw(3, 3, SIDE, SIDE, seed=1)
     found, expected = make_eager(quantized).run_integers(images), simulate_eager(quantized, images)
     for name in names[:-1]:

@@ -15,10 +15,12 @@ from scalelab.quantize import export_nodes
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.export import Form, export_float_onnx, export_onnx
 from scalelab.quantize.network import Grid, Network, QuantizedNetwork, run_float
+from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.profiles import find_profile
-from scalelab.quantize.recipe import QuantizeSettings, quantize_model
+from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.sessions import open_session, profile_layers, run_session
 from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
+from scalelab.records.settings import Quantization
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.onnx_integers import read_integers
@@ -50,9 +52,14 @@ def make_trained(model: nn.Module, seed: int) -> Trained:
     with torch.no_grad():
         model.train()
         model(images)
-    quantization = quantize_model(model.eval(), [images[:2]], QuantizeSettings())
+    quantization = quantize_model(model.eval(), [images[:2]], Quantization())
     loud = 1.2 * images[2:]
     return quantization.network, quantization.quantized, loud, simulate(quantization.quantized, loud)
+
+
+def quantize_mixed(model: nn.Module, images: torch.Tensor, keep_float: tuple[str, ...]) -> QuantizedNetwork:
+    made = quantize_model(model, [images], Quantization())
+    return quantize_network(made.network, made.calibration, keep_float=keep_float)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ def test_no_integer_of_resnet18_differs_from_onnxruntime(
 def test_logits_are_those_of_onnxruntime_rounded_or_not(tmp_path: Path, rounds_logits: bool, per_channel: bool) -> None:
     torch.manual_seed(5)
     images = torch.randn(40, 3, 32, 32)
-    settings = QuantizeSettings(rounds_logits=rounds_logits, per_channel=per_channel)
+    settings = Quantization(rounds_logits=rounds_logits, is_per_tensor=not per_channel)
     quantized = quantize_model(Lenet("last").eval(), [images[:8]], settings).quantized
     ours = simulate(quantized, images)
     for form, is_optimized in EXECUTED:
@@ -116,8 +123,7 @@ def test_logits_are_those_of_onnxruntime_rounded_or_not(tmp_path: Path, rounds_l
 def test_a_last_layer_in_float_that_is_not_rounded_gives_its_numbers(tmp_path: Path) -> None:
     torch.manual_seed(6)
     images = torch.randn(8, 3, 32, 32)
-    settings = QuantizeSettings(keep_float=("fc3",))
-    quantized = quantize_model(Lenet("all").eval(), [images], settings).quantized
+    quantized = quantize_mixed(Lenet("all").eval(), images, ("fc3",))
     export_onnx(quantized, tmp_path / "mixed.onnx")
     assert not [kernel for kernel in profile_layers(tmp_path / "mixed.onnx", images) if kernel.is_requantized]
     logits = run_session(open_session(tmp_path / "mixed.onnx"), images)
@@ -184,8 +190,7 @@ def test_nodes_are_called_as_layers_and_any_batch_can_be_run(lenet: Trained, tmp
 def test_layers_that_are_kept_in_float_have_float_weights_and_are_not_quantized_again(tmp_path: Path) -> None:
     torch.manual_seed(3)
     images = torch.randn(8, 3, 32, 32)
-    settings = QuantizeSettings(keep_float=("conv2", "fc1"))
-    quantized = quantize_model(Lenet("all").eval(), [images], settings).quantized
+    quantized = quantize_mixed(Lenet("all").eval(), images, ("conv2", "fc1"))
     export_onnx(quantized, tmp_path / "mixed.onnx")
     weights = {tensor.name: tensor.data_type for tensor in onnx.load(str(tmp_path / "mixed.onnx")).graph.initializer}
     assert weights["conv2/w"] == weights["fc1/w"] == onnx.TensorProto.FLOAT

@@ -15,7 +15,6 @@ from scalelab.errors import UsageError
 from scalelab.quantize import pipeline as module
 from scalelab.quantize.held_out import HeldOut
 from scalelab.quantize.pipeline import Pipeline, Task
-from scalelab.quantize.recipe import QuantizeSettings
 from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import Quantization
@@ -208,8 +207,3 @@ def test_the_number_of_threads_is_as_before(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     run(make_task(tmp_path))
     assert torch.get_num_threads() == 2
-
-
-def test_the_default_method_is_that_of_the_recipe() -> None:
-    assert Quantization().method == QuantizeSettings().activations.method
-    assert Quantization().rounds_logits == QuantizeSettings().rounds_logits

@@ -12,7 +12,6 @@ from scalelab.quantize.calibrate import Calibration, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.histogram import count_values
 from scalelab.quantize.network import Layer, Network, QuantizedNetwork
-from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.scales import (
     LARGEST_INT32,
     choose_weight_limits,
@@ -21,6 +20,7 @@ from scalelab.quantize.scales import (
     quantize_network,
     quantize_weights,
 )
+from scalelab.records.settings import Quantization
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
 
 
@@ -76,27 +76,11 @@ def test_weights_are_within_half_a_step_and_reach_127_in_every_channel() -> None
 
 def test_one_scale_for_the_tensor_is_that_of_its_largest_weight() -> None:
     network, calibration, _ = quantize(make_net(Small))
-    quantized = quantize_network(network, calibration, per_channel=False)
+    quantized = quantize_network(network, calibration, Quantization(is_per_tensor=True))
     scale, weight = quantized.find("conv1").weight_scale, network.find("conv1").weight
     assert scale is not None
     assert weight is not None
     assert scale.tolist() == [float(np.float32(weight.abs().max() / 127))]
-
-
-def test_weight_ranges_can_be_chosen_otherwise() -> None:
-    weight = torch.randn(2, 500, generator=torch.Generator().manual_seed(0))
-    limits = choose_weight_limits(make_linear(weight), True, RangeSettings(method="sigma"))
-    assert limits.tolist() == pytest.approx((3 * weight.std(1) + weight.mean(1).abs()).tolist(), rel=0.01)
-    parts = quantize_weights(make_linear(weight), limits, 1.0)
-    assert parts.weight.abs().max() == 127
-
-
-def test_reduced_weights_cannot_saturate_sixteen_bits() -> None:
-    network, calibration, _ = quantize(make_net(Small))
-    for layer in quantize_network(network, calibration, reduce_range=True).layers:
-        if layer.weight is not None:
-            assert 2 * 255 * int(layer.weight.abs().max()) <= 32767
-            assert int(layer.weight.abs().max()) == 64
 
 
 def test_a_bias_is_counted_in_products_of_the_two_scales() -> None:
@@ -109,7 +93,7 @@ def test_a_bias_is_counted_in_products_of_the_two_scales() -> None:
 
 def test_a_channel_without_weights_has_the_scale_of_the_largest_and_keeps_its_bias() -> None:
     layer = make_linear(torch.tensor([[1.0, -2.0], [0.0, 0.0]]), torch.tensor([0.0, 0.75]))
-    parts = quantize_weights(layer, choose_weight_limits(layer, True, RangeSettings()), 0.1)
+    parts = quantize_weights(layer, choose_weight_limits(layer, True), 0.1)
     assert parts.scale[0] == parts.scale[1]
     assert parts.weight[1].tolist() == [0, 0]
     assert parts.bias is not None
@@ -118,7 +102,7 @@ def test_a_channel_without_weights_has_the_scale_of_the_largest_and_keeps_its_bi
 
 def test_a_layer_without_any_weight_is_all_zeros_and_bias() -> None:
     layer = make_linear(torch.zeros(2, 3), torch.tensor([1.0, -1.0]))
-    parts = quantize_weights(layer, choose_weight_limits(layer, True, RangeSettings()), 0.5)
+    parts = quantize_weights(layer, choose_weight_limits(layer, True), 0.5)
     assert parts.weight.abs().max() == 0
     assert parts.bias is not None
     assert (parts.bias * parts.scale * 0.5).tolist() == pytest.approx([1.0, -1.0], rel=0.01)
@@ -128,7 +112,7 @@ def test_a_layer_without_any_weight_is_all_zeros_and_bias() -> None:
 def test_a_bias_too_large_for_int32_widens_the_scale_of_its_channel(per_channel: bool) -> None:
     weight = torch.tensor([[1e-9] * 1000, [1e-9] * 1000])
     layer = make_linear(weight, torch.tensor([4.0, 1e-9]))
-    parts = quantize_weights(layer, choose_weight_limits(layer, per_channel, RangeSettings()), 0.01)
+    parts = quantize_weights(layer, choose_weight_limits(layer, per_channel), 0.01)
     assert parts.bias is not None
     assert int(parts.bias.abs().max()) + 1000 * 255 * 127 <= LARGEST_INT32
     assert int(parts.bias[0]) * float(parts.scale[0]) * 0.01 == pytest.approx(4.0, rel=1e-5)

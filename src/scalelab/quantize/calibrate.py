@@ -1,61 +1,54 @@
-"""What numbers every layer gives on the calibration images, as histograms that can be merged.
+"""Count the values of every layer on the calibration images, as histograms.
 
-Kernels add up in another order for another batch size, and the last bits of a result then differ. So every sample is
-run by itself, in a batch of one and in memory of its own: what is counted for it depends on nothing but the sample,
-and the histograms, and with them the scales, are the same bit for bit whatever the batch size, the order of the
-samples or their split over ranks, on one kind of machine. All of it is on one thread: a kernel that is shared out over
-several adds up in another order too, and a batch of one is too little work to share (on a machine with other work to
-do, lenet took 20 times as long on two threads as on one). Counting is done for many samples at once, which changes
-nothing. Memory is bounded by the histograms (about half a megabyte per layer) and a buffer of four megabytes per layer.
+Scales do not depend on the batch size or the order of the samples, bit for bit: kernels sum in another order for
+another batch size or thread count, so every sample runs alone, in a batch of one on one thread. (Two threads gain
+nothing on a batch of one; lenet took 20 times as long on a busy machine.) Memory is bounded by the histograms, about
+half a megabyte per layer, and a buffer of four megabytes per layer.
 
-Counted are the layers with a grid of their own; max pooling, flattening and a ReLU by itself share that of their input.
-Ranks must share out the samples without overlap (a sampler that repeats samples to fill up the last batch counts those
-twice).
+Counted are the layers with a grid of their own; max pooling, flatten and a separate ReLU share their input's.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
-from torch import distributed
 
-from scalelab.errors import UsageError
+from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.histogram import Histogram, count_values, merge_histograms
 from scalelab.quantize.network import PASSING, Network, run_float
-from scalelab.quantize.ranges import Range, RangeSettings, choose_range
+from scalelab.quantize.ranges import Method, Range, choose_range
 from scalelab.quantize.timing import one_thread
 
 BUFFER_VALUES = 1 << 20
-"""How many numbers of a layer are counted at once."""
-ACTIVATION_RANGES = RangeSettings(method="mse")
-"""The default; `recipe.py` says why."""
-NO_SAMPLE = "there are no calibration samples: pass at least one batch; a few hundred samples are usual"
+"""Values of a layer counted at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """What was counted, and how ranges are to be chosen from it."""
+    """The counts, and how to choose ranges from them."""
 
     histograms: Mapping[str, Histogram]
-    """Of the results of the layers that have a grid of their own, after the ReLU."""
+    """Outputs of the layers with a grid of their own, after the ReLU."""
     num_samples: int
-    settings: RangeSettings = ACTIVATION_RANGES
+    method: Method = "mse"
 
     @functools.cached_property
     def ranges(self) -> Mapping[str, Range]:
-        """The range that was chosen for each of them, symmetric where something negative was seen."""
+        """The range chosen for each, symmetric where something negative was seen."""
         return {
-            name: choose_range(histogram, self.settings, is_symmetric=histogram.least < 0)
+            name: choose_range(histogram, self.method, is_symmetric=histogram.least < 0)
             for name, histogram in self.histograms.items()
         }
 
 
-def calibrate(network: Network, batches: Iterable[Any], settings: RangeSettings | None = None) -> Calibration:
-    """Count what every layer gives. A batch is a tensor of images, or a pair that starts with one."""
+def calibrate(network: Network, batches: Iterable[torch.Tensor], method: Method = "mse") -> Calibration:
+    """Count the outputs of every layer on batches of images."""
+    if method not in get_args(Method):
+        raise UnknownName("calibration method", method, get_args(Method))
     recorder = Recorder(names=[layer.name for layer in network.layers if layer.op not in PASSING])
     num_samples = 0
     for number, images in number_batches(network, batches):
@@ -67,30 +60,12 @@ def calibrate(network: Network, batches: Iterable[Any], settings: RangeSettings 
         num_samples += len(images)
     histograms = recorder.finish()
     check_counted(network, histograms, num_samples)
-    return Calibration(histograms=histograms, num_samples=num_samples, settings=settings or ACTIVATION_RANGES)
-
-
-def merge_calibrations(calibrations: Sequence[Calibration]) -> Calibration:
-    """As if all samples had been counted in one place."""
-    first = calibrations[0]
-    if any(other.histograms.keys() != first.histograms.keys() for other in calibrations):
-        raise UsageError("cannot merge calibrations of different networks: their layer names differ")
-    merged = {name: merge_histograms(each.histograms[name] for each in calibrations) for name in first.histograms}
-    return replace(first, histograms=merged, num_samples=sum(each.num_samples for each in calibrations))
-
-
-def merge_over_ranks(calibration: Calibration) -> Calibration:
-    """The same on every rank of the default process group; alone, what was given."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return calibration
-    gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, calibration)
-    return merge_calibrations(gathered)
+    return Calibration(histograms=histograms, num_samples=num_samples, method=method)
 
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Collects results until there are enough to count."""
+    """Buffers outputs until there are enough to count."""
 
     names: list[str]
     waiting: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -115,25 +90,15 @@ class Recorder:
         return {name: self.histograms[name] for name in self.names if name in self.histograms}
 
 
-def number_batches(network: Network, batches: Iterable[Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """The images of every batch, with its number from 0, checked."""
-    for number, batch in enumerate(batches):
-        images = take_images(batch)
-        if not isinstance(images, torch.Tensor) or tuple(images.shape[1:]) != network.input_shape:
-            found = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
+def number_batches(network: Network, batches: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Every batch with its number from 0, checked."""
+    for number, images in enumerate(batches):
+        if tuple(images.shape[1:]) != network.input_shape:
             raise UsageError(
-                f"calibration batch {number} is {found}: it must be a tensor of shape"
-                f" (samples, {', '.join(map(str, network.input_shape))}), or a pair that starts with one"
-            )
-        if not images.is_floating_point():
-            raise UsageError(
-                f"calibration batch {number} is {images.dtype}: use float32 images, normalised as in training"
+                f"calibration batch {number} has shape {tuple(images.shape)}: it must be"
+                f" (samples, {', '.join(map(str, network.input_shape))})"
             )
         yield number, images.detach().to("cpu", torch.float32)
-
-
-def take_images(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
 
 
 def check_finite(number: int, results: Mapping[str, torch.Tensor]) -> None:
@@ -148,7 +113,7 @@ def check_finite(number: int, results: Mapping[str, torch.Tensor]) -> None:
 
 def check_counted(network: Network, histograms: Mapping[str, Histogram], num_samples: int) -> None:
     if num_samples == 0:
-        raise UsageError(NO_SAMPLE)
+        raise UsageError("there are no calibration samples: pass at least one batch; a few hundred samples are usual")
     images = histograms[network.layers[0].name]
     if images.is_constant:
         raise UsageError(

@@ -323,8 +323,8 @@ def probe_kernels() -> tuple[str, ...]:
         )
     if largest != 64 * 255 * 127:
         remarks.append(
-            "int8 sums saturate at 16 bits on this processor, so results differ from the simulation: quantize with"
-            " reduce_range=True"
+            "int8 sums saturate at 16 bits on this processor, so results differ from the simulation: use the exported"
+            " int8.onnx with onnxruntime"
         )
     return tuple(remarks)
 

@@ -1,29 +1,23 @@
-"""A trained model taken to int8, from its module to the record that a report is made of.
+"""Take a trained model to int8 and record what that costs.
 
-The stages, in their order. Without the first three there is nothing to tell, and what goes wrong in them is an error;
-any later one that fails leaves a remark and the others go on. The record is handed on after every stage, so that even
-a process that dies in somebody's kernel has left what it had.
+`quantize_model` is the recipe: capture, calibrate, quantize. `scalelab run quantize` and the int8 benchmarks both call
+it. `Pipeline` runs it and then every stage that a report needs:
 
-    capture      the module as layers; what has no int8 kernel is refused by its path
-    calibrate    ranges of results, from training samples
     predict      the class of every test sample, in float and by exact integers
-    diagnose     every layer alone in int8, and alone in float
-    mixed        layers kept in float, where that is asked for
-    histograms   of weights and results, with the ranges that were chosen
+    diagnose     each layer alone in int8, and alone in float
+    mixed        layers kept in float (--mixed)
+    histograms   weights and outputs, with the chosen ranges
     eager        torch's own integer kernels
     export       float32.onnx and int8.onnx, executed by onnxruntime
-    time         latencies of all of them, side by side
+    time         latencies of all runtimes, interleaved
     kernels      what really ran, layer by layer
 
-Which layers to keep in float so that int8 costs no more than a bound.
+A failure in the recipe or the predictions is an error; a later stage that fails leaves a remark. The record is saved
+after every stage, so a process that dies in a kernel keeps what it had.
 
-The layers are gone through by what they do to the answer, the worst first, as the diagnosis ranks them. One more is
-kept in float until the samples that are lost, less those that are won, are within the bound; a layer that brings
-nothing is given back at the end, so that what stays in float is needed. That is greedy: a smaller set may exist, and
-finding it would take as many runs as there are sets.
-
-A layer in float still has its result rounded, because the layers that read it take integers: weights are what is
-saved. A range that clips is none of that, and needs another way to choose ranges.
+`--mixed` is greedy: keep the layer with the most noise in float, then the next, until at most so many right predictions
+are lost; then give back each one that is not needed. A smaller set may exist. A layer in float still rounds its output,
+so only weights are saved; a range that clips needs another --calibration.
 """
 
 from __future__ import annotations
@@ -57,15 +51,51 @@ from scalelab.quantize.diagnosis import (
 from scalelab.quantize.eager import make_eager
 from scalelab.quantize.held_out import HeldOut, check_finite
 from scalelab.quantize.network import WEIGHTED, Network, QuantizedNetwork, run_float
-from scalelab.quantize.ranges import RangeSettings
 from scalelab.quantize.scales import list_remarks, quantize_network
 from scalelab.quantize.simulate import simulate_logits
 from scalelab.quantize.timing import Call, one_thread, time_runtimes
 from scalelab.records.quantized import SMALL_NET, LayerReport, Quantized, Stage
 from scalelab.records.settings import Quantization
 
+NUM_CHECKED_FOR_TIES = 256
+MIXED_CHUNK = 64
+
 CountRight = Callable[[tuple[str, ...]], int]
 """Right predictions with these layers in float."""
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""From images to logits."""
+Leave = Callable[[Quantized], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedModel:
+    """A module in int8, and what it was made from."""
+
+    network: Network
+    calibration: Calibration
+    quantized: QuantizedNetwork
+
+
+def quantize_model(model: nn.Module, batches: Sequence[torch.Tensor], settings: Quantization) -> QuantizedModel:
+    """Quantize a module in eval mode, on the CPU; `batches`: calibration images as in training."""
+    if settings.method == "lab":
+        raise UsageError("--calibration lab has its own stages: use run_lab")
+    for number, images in enumerate(batches):
+        check_finite(images, f"calibration batch {number}")
+    example = next((images[:2] for images in batches if len(images)), None)
+    if example is None:
+        raise UsageError("there are no calibration samples: pass at least one batch; a few hundred samples are usual")
+    network = capture_network(model, example)
+    check_logits(network, example)
+    calibration = calibrate(network, batches, settings.method)
+    quantized = quantize_network(network, calibration, settings)
+    return QuantizedModel(network=network, calibration=calibration, quantized=quantized)
+
+
+def check_logits(network: Network, example: torch.Tensor) -> None:
+    shape = tuple(run_float(network, example)[network.output].shape)
+    if len(shape) != 2 or shape[1] < 2:
+        raise UsageError(f"the model returns shape {shape}: it must return one row of class scores per sample")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +137,6 @@ def choose_float_layers(ranked: Sequence[str], correct_float: int, most_lost: fl
     return Choice(names=tuple(kept), num_lost=lost, is_within=True, num_tried=num_tried)
 
 
-NUM_CHECKED_FOR_TIES = 256
-MIXED_CHUNK = 64
-Run = Callable[[torch.Tensor], torch.Tensor]
-"""From images to logits."""
-Leave = Callable[[Quantized], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What is to be quantized, on which samples, how, and where the models go."""
@@ -138,18 +161,14 @@ class Pipeline:
     def run(self) -> Quantized:
         """All stages."""
         task = self._task
-        check_samples(task.calibration)
-        example = task.calibration[0][:2]
-        network = capture_network(task.model, example)
-        check_logits(network, example)
-        with one_thread() if is_small(network) else nullcontext():
-            self._go_through(network)
+        made = quantize_model(task.model, task.calibration, task.settings)
+        with one_thread() if is_small(made.network) else nullcontext():
+            self._describe(made)
+            self._go_through(made.network, made.calibration, made.quantized)
         return self.record
 
-    def _go_through(self, network: Network) -> None:
+    def _go_through(self, network: Network, calibration: Calibration, quantized: QuantizedNetwork) -> None:
         task = self._task
-        calibration = self._calibrate(network)
-        quantized = self._quantize(network, calibration, ())
         self._predict("float", "float", task.model)
         self._predict("int8", "int8", partial(self._simulate, quantized))
         diagnosis = self._try("the diagnosis of layers", partial(self._diagnose, network, quantized))
@@ -193,27 +212,13 @@ class Pipeline:
             found.append(find())
         return found[0] if found else None
 
-    def _calibrate(self, network: Network) -> Calibration:
-        settings = self._task.settings
-        if settings.method == "lab":
-            raise UsageError("--calibration lab has its own stages: use run_lab")
-        calibration = calibrate(network, self._task.calibration, RangeSettings(method=settings.method))
+    def _describe(self, made: QuantizedModel) -> None:
+        settings, num_samples = self._task.settings, made.calibration.num_samples
         scales = "layer" if settings.is_per_tensor else "output channel"
-        told = f"{settings.method} over {calibration.num_samples} training samples, one weight scale per {scales}"
-        self._add(calibration=told, num_calibrated=calibration.num_samples)
-        for remark in list_remarks(network, calibration):
+        told = f"{settings.method} over {num_samples} training samples, one weight scale per {scales}"
+        self._add(calibration=told, num_calibrated=num_samples)
+        for remark in list_remarks(made.network, made.calibration):
             self._remark(f"{remark}.")
-        return calibration
-
-    def _quantize(self, network: Network, calibration: Calibration, kept: tuple[str, ...]) -> QuantizedNetwork:
-        settings = self._task.settings
-        return quantize_network(
-            network,
-            calibration,
-            per_channel=not settings.is_per_tensor,
-            keep_float=kept,
-            rounds_logits=settings.rounds_logits,
-        )
 
     def _simulate(self, quantized: QuantizedNetwork, images: torch.Tensor) -> torch.Tensor:
         return simulate_logits(quantized, images, profile=self._task.settings.profile)
@@ -264,7 +269,7 @@ class Pipeline:
         images, labels = self._task.test.choose(num_tested)
 
         def count(kept: tuple[str, ...]) -> int:
-            rounding = make_rounding(network, self._quantize(network, calibration, kept))
+            rounding = make_rounding(network, quantize_network(network, calibration, self._task.settings, kept))
             num_right = 0
             for start in range(0, len(images), MIXED_CHUNK):
                 part = slice(start, start + MIXED_CHUNK)
@@ -279,7 +284,7 @@ class Pipeline:
         return self._keep(network, calibration, choice)
 
     def _keep(self, network: Network, calibration: Calibration, choice: Choice) -> QuantizedNetwork:
-        quantized = self._quantize(network, calibration, choice.names)
+        quantized = quantize_network(network, calibration, self._task.settings, choice.names)
         layers = tuple(replace(layer, is_float=layer.name in choice.names) for layer in self.record.layers)
         self._add(kept_float=choice.names, layers=layers)
         if not choice.is_within:
@@ -332,16 +337,3 @@ class Pipeline:
 def is_small(network: Network) -> bool:
     """Whether threads would wait for each other longer than they compute."""
     return sum(count_multiply_adds(network, network.input_shape).values()) < SMALL_NET
-
-
-def check_samples(batches: Sequence[torch.Tensor]) -> None:
-    """Raise an error for non-finite values before anything is computed from them."""
-    for number, images in enumerate(batches):
-        check_finite(images, f"calibration batch {number}")
-
-
-def check_logits(network: Network, example: torch.Tensor) -> None:
-    """One row of scores per sample, or there is no class to compare."""
-    shape = tuple(run_float(network, example)[network.output].shape)
-    if len(shape) != 2 or shape[1] < 2:
-        raise UsageError(f"the model returns shape {shape}: it must return one row of class scores per sample")

@@ -1,25 +1,19 @@
-"""Grids for every result, integers for every weight and bias.
+"""Choose a grid for every output, and integers for every weight and bias.
 
-**Activations** are uint8. Where nothing negative was seen (after a ReLU there cannot be), the zero point is 0 and all
-256 integers stand for [0, max]; everywhere else it is 128 and the grid is symmetric, scale = max|a| / 127. With a zero
-point of 0 the clamp to the grid is the ReLU, so that kernels need none of their own, and the range is resolved twice as
-finely as with 128. Zero is an integer of every grid, so padding is exact.
+**Activations** are uint8. Where nothing negative was seen (as after a ReLU) the zero point is 0 and 256 integers cover
+[0, max]; elsewhere it is 128 and the grid is symmetric, scale = max|a| / 127. With zero point 0 the clamp to the grid
+is the ReLU. Zero is an integer of every grid, so padding is exact.
 
-**Weights** are int8 from −127 to 127, symmetric, scale = max|w| / 127 per output channel (or for the tensor). A channel
-without any weight but zero has the scale of the layer's largest.
+**Weights** are int8 in ±127, symmetric, scale = max|w| / 127 per output channel (or per tensor). A channel of zeros
+gets the layer's largest scale.
 
-**Biases** are int32 in units of s_x · s_w, as a float32 product, and are added to the sums of products as they are. A
-bias that would leave less room than these sums need below 2³¹ (a channel with weights of 10⁻⁸ and a bias of 1) makes
-the weight scale of its channel larger until it fits: those weights lose digits that the bias had drowned before.
+**Biases** are int32 in units of s_x · s_w (a float32 product), added to the integer sums. A bias that leaves those sums
+too little room below 2³¹ (weights of 10⁻⁸, a bias of 1) widens its channel's weight scale until it fits.
 
-**Logits** are read by no layer, so a linear layer at the end leaves its sums as the float32 numbers they stand for.
-Rounded to a byte, the two largest of a sample become equal now and then (`rounds_logits`, as the other layers).
+**Logits** are read by no layer, so a final linear layer returns its sums as float32. Rounded to a byte
+(`rounds_logits`) the two largest sometimes tie.
 
-**Kept in float**: a layer of `keep_float` has no integers; its result is rounded to its grid all the same.
-
-Kernels for x86 processors without VNNI add pairs of products of a uint8 and an int8 in 16 bits, which saturate at
-32767: two products of 255 · 127 do. `reduce_range` (weights to ±64) avoids that, 2 · 255 · 64 = 32640, at the price of
-one bit.
+A layer of `keep_float` keeps its float weights; its output is still rounded to its grid.
 """
 
 from __future__ import annotations
@@ -34,17 +28,16 @@ import torch
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.calibrate import Calibration
 from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.ranges import RangeSettings, choose_weight_limit
+from scalelab.records.settings import Quantization
 
 WEIGHT_LIMIT = 127
-REDUCED_WEIGHT_LIMIT = 64
 LARGEST_INT32 = 2**31 - 1
 SMALLEST_SCALE = 2.0**-100
-"""Below it, products of scales would leave the range of float32; a tensor that needs less is as good as zero."""
+"""Products of smaller scales would leave float32; a tensor that needs one is treated as zero."""
 
 
 class Integers(NamedTuple):
-    """The parameters of a layer."""
+    """Integer parameters of a layer."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -54,37 +47,33 @@ class Integers(NamedTuple):
 def quantize_network(
     network: Network,
     calibration: Calibration,
-    *,
-    per_channel: bool = True,
+    settings: Quantization | None = None,
     keep_float: Collection[str] = (),
-    weights: RangeSettings | None = None,
-    reduce_range: bool = False,
-    rounds_logits: bool = False,
 ) -> QuantizedNetwork:
-    """The network in int8, by what was counted. `weights`: how their ranges are chosen; min–max unless given."""
+    """The network in int8. `keep_float`: layers that keep their float weights."""
+    settings = settings or Quantization()
     check_names(network, calibration, keep_float)
     grids: dict[str, Grid] = {}
     layers = []
-    limit = REDUCED_WEIGHT_LIMIT if reduce_range else WEIGHT_LIMIT
     for layer in network.layers:
         grids[layer.name] = grid = choose_grid(layer, calibration, grids)
-        is_float, is_unrounded = layer.name in keep_float, not rounds_logits and gives_logits(layer, network)
-        made = QuantizedLayer(layer=layer, output=grid, is_float=is_float, is_unrounded=is_unrounded)
-        if layer.is_weighted and not is_float:
-            limits = choose_weight_limits(layer, per_channel, weights or RangeSettings())
-            parts = quantize_weights(layer, limits, grids[layer.inputs[0]].scale, limit)
+        is_unrounded = not settings.rounds_logits and gives_logits(layer, network)
+        made = QuantizedLayer(layer=layer, output=grid, is_float=layer.name in keep_float, is_unrounded=is_unrounded)
+        if layer.is_weighted and not made.is_float:
+            limits = choose_weight_limits(layer, per_channel=not settings.is_per_tensor)
+            parts = quantize_weights(layer, limits, grids[layer.inputs[0]].scale)
             made = replace(made, weight=parts.weight, weight_scale=parts.scale, bias=parts.bias)
         layers.append(made)
     return QuantizedNetwork(layers=tuple(layers), input_shape=network.input_shape)
 
 
 def gives_logits(layer: Layer, network: Network) -> bool:
-    """Whether its sums are the network's result, as they are: of kernels, only that of a linear layer gives numbers."""
+    """Whether its sums are the network's output: only linear kernels can return float32."""
     return layer.op == "linear" and layer.name == network.output and not layer.has_relu
 
 
 def list_remarks(network: Network, calibration: Calibration) -> tuple[str, ...]:
-    """What works, but is hardly meant: channels without weights, layers that always give the same."""
+    """Dead channels and layers with constant output: valid, but probably not intended."""
     remarks = []
     for layer in network.layers:
         dead = list_dead_channels(layer)
@@ -116,42 +105,42 @@ def check_names(network: Network, calibration: Calibration, keep_float: Collecti
 
 
 def choose_grid(layer: Layer, calibration: Calibration, grids: Mapping[str, Grid]) -> Grid:
-    """The grid of a layer's result: its own, or that of its input."""
+    """Its own grid, or its input's."""
     if layer.op in PASSING:
         return grids[layer.inputs[0]]
     return make_grid(*calibration.ranges[layer.name])
 
 
 def make_grid(low: float, high: float) -> Grid:
-    """The uint8 grid for a range: zero point 0 where it has nothing below zero, otherwise 128 and symmetric."""
+    """The uint8 grid for a range: zero point 0 if nothing is negative, otherwise 128 and symmetric."""
     if low >= 0:
         return Grid(scale=make_scale(high / 255), zero_point=0)
     return Grid(scale=make_scale(max(-low, high) / 127), zero_point=128)
 
 
 def make_scale(step: float) -> float:
-    """A float32 value; one for a tensor of zeros, which every scale stands for."""
+    """A float32 value; 1 for a tensor of zeros."""
     return float(np.float32(step)) if step >= SMALLEST_SCALE else 1.0
 
 
-def choose_weight_limits(layer: Layer, per_channel: bool, settings: RangeSettings) -> torch.Tensor:
-    """The largest magnitude of each output channel, or of all, as float64; of a dead channel, the layer's largest."""
+def choose_weight_limits(layer: Layer, per_channel: bool) -> torch.Tensor:
+    """The largest magnitude per output channel, or of all, as float64; of a dead channel, the layer's largest."""
     assert layer.weight is not None
     rows = layer.weight.reshape(len(layer.weight), -1) if per_channel else layer.weight.reshape(1, -1)
-    limits = torch.tensor([choose_weight_limit(row, settings) for row in rows.numpy()], dtype=torch.float64)
+    limits = rows.abs().amax(dim=1).to(torch.float64)
     is_dead = limits < SMALLEST_SCALE * WEIGHT_LIMIT
     largest = float(limits.max())
     return torch.where(is_dead, 1.0 if bool(is_dead.all()) else largest, limits)
 
 
-def quantize_weights(layer: Layer, limits: torch.Tensor, input_scale: float, largest: int = WEIGHT_LIMIT) -> Integers:
-    """Weights and bias as integers; `limits` are the magnitudes that become ±`largest`."""
+def quantize_weights(layer: Layer, limits: torch.Tensor, input_scale: float) -> Integers:
+    """Weights and bias as integers; `limits` are the magnitudes that become ±127."""
     assert layer.weight is not None
-    scale = (limits / largest).to(torch.float32)
+    scale = (limits / WEIGHT_LIMIT).to(torch.float32)
     if layer.bias is not None:
         scale = widen_for_bias(layer, scale, input_scale)
     shaped = scale.to(torch.float64).reshape(-1, *[1] * (layer.weight.dim() - 1))
-    weight = (layer.weight.to(torch.float64) / shaped).round().clamp(-largest, largest).to(torch.int8)
+    weight = (layer.weight.to(torch.float64) / shaped).round().clamp(-WEIGHT_LIMIT, WEIGHT_LIMIT).to(torch.int8)
     bias = None
     if layer.bias is not None:
         unit = (scale * torch.tensor(input_scale, dtype=torch.float32)).to(torch.float64)
@@ -160,18 +149,18 @@ def quantize_weights(layer: Layer, limits: torch.Tensor, input_scale: float, lar
 
 
 def widen_for_bias(layer: Layer, scale: torch.Tensor, input_scale: float) -> torch.Tensor:
-    """Scales with which the bias and the largest sum of products stay within int32 together."""
+    """Scales with which bias plus largest sum of products fit in int32."""
     assert layer.bias is not None
     needed = layer.bias.abs().to(torch.float64) / (input_scale * count_bias_room(layer))
     if len(scale) == 1:
         needed = needed.max().reshape(1)
-    # A float32 that is rounded down must not undo what it is for.
+    # Rounding down to float32 must not undo the widening.
     widened = (needed * (1 + 2.0**-22)).to(torch.float32)
     return torch.maximum(scale, widened)
 
 
 def count_bias_room(layer: Layer) -> int:
-    """How large an integer bias may be, beside the largest sum of products."""
+    """The largest integer bias that fits beside the largest sum of products."""
     assert layer.weight is not None
     num_products = layer.weight[0].numel()
     room = LARGEST_INT32 - num_products * 255 * WEIGHT_LIMIT

@@ -1,4 +1,4 @@
-"""The whole way in one call; on digits, int8 answers as float does."""
+"""The recipe that users run and benchmarks measure: on digits, int8 answers as float does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch.nn import functional
 from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
 from scalelab.quantize.network import Network, QuantizedNetwork, run_float
-from scalelab.quantize.ranges import RangeSettings
-from scalelab.quantize.recipe import QuantizedModel, QuantizeSettings, quantize_again, quantize_model
+from scalelab.quantize.pipeline import QuantizedModel, quantize_model
+from scalelab.quantize.ranges import Method
+from scalelab.quantize.scales import quantize_network
+from scalelab.records.settings import Quantization
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Small, draw_images, make_net
 
@@ -62,7 +64,7 @@ def trained() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def digits_model(trained: nn.Module) -> QuantizedModel:
-    return quantize_model(trained, read_digits("train")[0][:256].split(64))
+    return quantize_model(trained, read_digits("train")[0][:256].split(64), Quantization())
 
 
 def test_int8_loses_hardly_anything_on_digits(trained: nn.Module, digits_model: QuantizedModel) -> None:
@@ -74,50 +76,46 @@ def test_int8_loses_hardly_anything_on_digits(trained: nn.Module, digits_model: 
     assert float((classes == float_classes).double().mean()) >= 0.98
     assert int((float_classes == labels).sum()) - int((classes == labels).sum()) <= 3
     assert digits_model.calibration.num_samples == 256
-    assert digits_model.remarks == ()
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "entropy"])
-def test_results_keep_their_signal_whatever_chooses_the_ranges(method: str, digits_model: QuantizedModel) -> None:
+def test_results_keep_their_signal_whatever_chooses_the_ranges(method: Method, digits_model: QuantizedModel) -> None:
     images, _ = read_digits("test")
-    settings = RangeSettings(method=method)  # type: ignore[arg-type]
-    calibration = replace(digits_model.calibration, settings=settings)
-    quantized = quantize_again(digits_model.network, calibration, QuantizeSettings())
+    quantized = quantize_network(digits_model.network, replace(digits_model.calibration, method=method))
     expected = run_float(digits_model.network, images)[digits_model.network.output]
     noise = run_rounded(quantized, images) - expected
     assert 10 * torch.log10(expected.square().sum() / noise.square().sum()) > 20
 
 
 def test_an_average_or_a_mean_may_come_anywhere() -> None:
-    made = quantize_model(make_net(Small), [draw_images(8)])
+    made = quantize_model(make_net(Small), [draw_images(8)], Quantization())
     expected = run_float(made.network, draw_images(8))[made.network.output]
     assert (run_rounded(made.quantized, draw_images(8)) - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_settings_reach_the_network() -> None:
-    settings = QuantizeSettings(
-        activations=RangeSettings(method="percentile"), per_channel=False, keep_float=("head",), reduce_range=True
-    )
-    made = quantize_model(make_net(Small), iter([(draw_images(4), torch.zeros(4))]), settings)
-    assert made.calibration.settings.method == "percentile"
+    settings = Quantization(method="percentile", is_per_tensor=True, rounds_logits=True)
+    made = quantize_model(make_net(Small), [draw_images(4)], settings)
+    assert made.calibration.method == "percentile"
     conv = made.quantized.find("conv1")
-    assert conv.weight is not None
     assert conv.weight_scale is not None
-    assert (len(conv.weight_scale), int(conv.weight.abs().max())) == (1, 64)
-    assert made.quantized.find("head").is_float
+    assert len(conv.weight_scale) == 1
+    assert not made.quantized.layers[-1].is_unrounded
 
 
 @pytest.mark.parametrize("batches", [[], [torch.zeros(0, 3, 32, 32)]])
-def test_without_batches_there_is_nothing_to_go_by(batches: list[torch.Tensor]) -> None:
+def test_without_samples_there_is_no_calibration(batches: list[torch.Tensor]) -> None:
     with pytest.raises(UsageError, match="there are no calibration samples"):
-        quantize_model(make_net(Small), batches)
+        quantize_model(make_net(Small), batches, Quantization())
 
 
-def test_a_first_batch_of_nothing_is_passed_over_and_one_of_no_numbers_is_refused() -> None:
+def test_an_empty_batch_is_skipped_and_the_lab_is_refused() -> None:
     model, images = make_net(Small), draw_images(4)
-    found, expected = (quantize_model(model, batches).calibration for batches in ([images[:0], images], [images]))
+    found, expected = (
+        quantize_model(model, batches, Quantization()).calibration for batches in ([images[:0], images], [images])
+    )
     assert found.ranges == expected.ranges
-    with pytest.raises(UsageError, match="the example has non-finite values"):
-        quantize_model(model, [images * float("nan")])
-    with pytest.raises(UsageError, match="a calibration batch is a str"):
-        quantize_model(model, ["images"])
+    with pytest.raises(UsageError, match="calibration batch 0 has NaN"):
+        quantize_model(model, [images * float("nan")], Quantization())
+    with pytest.raises(UsageError, match="use run_lab"):
+        quantize_model(model, [images], Quantization(method="lab"))
