@@ -47,7 +47,7 @@ from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.pipeline import QuantizedModel, quantize_model
 from scalelab.quantize.sessions import open_session, profile_layers
 from scalelab.records.environment import usable_cores
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.units import format_quantity, format_seconds
 from scalelab.worker.models.networks import Lenet, Resnet18
 

@@ -56,7 +56,7 @@ from scalelab.errors import ScalelabError
 from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE, export_models
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.sessions import open_session, run_session
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.units import format_quantity
 from scalelab.worker.batches.augment import normalise
 from scalelab.worker.models.images import load_images, normalise_by_half

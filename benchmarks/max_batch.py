@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.files import write_json
-from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.runs.experiment import run_study
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import MaxBatch, make_probe_trial
@@ -70,7 +70,7 @@ def find_by_brute_force(study: MaxBatch, launcher: SharedLauncher, place: Path, 
 
 def launch(launcher: SharedLauncher, trial: Trial, directory: Path) -> TrialResult:
     directory.mkdir(parents=True)
-    write_json(directory / "trial.json", to_builtins(trial))
+    write_trial(directory, trial)
     return launcher.launch(trial, directory)
 
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.files import write_json
-from scalelab.records.observations import Instrument, MemoryReport
-from scalelab.records.trial import Status, StepPlan, Trial, to_builtins
+from scalelab.records.observations import MemoryReport
+from scalelab.records.schema import write_trial
+from scalelab.records.tasks import Forecast, Measure
+from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.units import format_bytes
 
 MOST_ERROR = 0.05
@@ -43,13 +44,12 @@ CASES = (
 SPREAD = tuple((case, strategy) for case in (CASES[0], CASES[2], CASES[4]) for strategy in ("ddp", "fsdp-full"))
 
 
-def look(launcher: LocalLauncher, place: Path, trial: Trial, instrument: Instrument) -> MemoryReport:
+def look(launcher: LocalLauncher, place: Path, trial: Trial) -> MemoryReport:
     """The memory of one trial, of the rank that takes the most."""
-    directory = place / f"{trial.configuration}-{instrument}"
+    directory = place / f"{trial.configuration}-{'forecast' if trial.is_forecast else 'measured'}"
     directory.mkdir(parents=True)
-    asked = replace(trial, instruments=(instrument,))
-    write_json(directory / "trial.json", to_builtins(asked))
-    result = launcher.launch(asked, directory)
+    write_trial(directory, trial)
+    result = launcher.launch(trial, directory)
     if result.status is not Status.COMPLETED:
         raise SystemExit(f"{trial.configuration} {result.status.words}: {result.reason}")
     return max((rank.memory for rank in result.ranks if rank.memory), key=lambda memory: memory.peak_bytes)
@@ -65,10 +65,10 @@ def compare(launcher: LocalLauncher, place: Path, table: Table, case: Case, batc
         strategy=strategy,
         num_ranks=num_ranks,
         global_batch=batch * num_ranks,
-        plan=PLAN,
+        task=Measure(plan=PLAN),
     )
-    forecast = look(launcher, place, trial, "memory_forecast")
-    measured = look(launcher, place, trial, "memory")
+    forecast = look(launcher, place, replace(trial, task=Forecast()))
+    measured = look(launcher, place, replace(trial, instruments=("memory",)))
     error = forecast.peak_bytes / measured.peak_bytes - 1
     unexplained = measured.peak_bytes - sum(measured.by_category.values())
     table.add_row(

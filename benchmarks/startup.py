@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab import FakeLauncher, Job, LocalLauncher, Sampling, StrongScaling, run_study
-from scalelab.records.files import write_json
-from scalelab.records.trial import StepPlan, Trial, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.tasks import Measure
+from scalelab.records.trial import StepPlan, Trial
 from scalelab.units import format_seconds
 
 NUM_TIMES = 10
@@ -38,9 +39,14 @@ def time_first_steps(directory: Path) -> list[float]:
     """From launch to first step of two ranks, after a trial that loads torch."""
     plan = StepPlan(lead_in_steps=2, clean_steps=2, phase_steps=0, comm_free_steps=0)
     trial = Trial(
-        configuration="ddp-2", workload="mlp", options={"dim": 64, "depth": 2}, strategy="ddp", num_ranks=2, plan=plan
+        configuration="ddp-2",
+        workload="mlp",
+        options={"dim": 64, "depth": 2},
+        strategy="ddp",
+        num_ranks=2,
+        task=Measure(plan=plan),
     )
-    write_json(directory / "trial.json", to_builtins(trial))
+    write_trial(directory, trial)
     with LocalLauncher() as launcher:
         launcher.launch(trial, directory)
         times = [launcher.launch(trial, directory).first_step_seconds for _ in range(NUM_TIMES)]

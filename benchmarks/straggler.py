@@ -19,9 +19,9 @@ from rich.table import Table
 from scalelab.analysis.step_parts import find_quiet_step
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
-from scalelab.records.files import write_json
+from scalelab.records.schema import write_trial
 from scalelab.records.settings import Perturbation
-from scalelab.records.trial import PHASES, TrialResult, to_builtins
+from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -54,7 +54,7 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Samp
         if trial.configuration == UNDELAYED:
             continue
         with tempfile.TemporaryDirectory() as directory:
-            write_json(Path(directory) / "trial.json", to_builtins(trial))
+            write_trial(Path(directory), trial)
             results.append(launcher.launch(trial, Path(directory)))
     (arm,) = group_arms(results, sampling.warmup).values()
     return Diagnosis(arm=arm)

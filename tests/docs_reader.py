@@ -20,12 +20,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from msgspec import structs
 
 from scalelab.cli import serve
 from scalelab.cli.app import run_verb
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import GradientTimes
 from scalelab.records.store import RunStore, find_runs
+from scalelab.records.tasks import Exchange, Measure, Read
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.serve.server import Library, PageServer
 from scalelab.workloads.catalogue import BUILT_IN
@@ -60,7 +62,7 @@ class ReaderLauncher(PlayedLauncher):
         is_known = trial.workload in (*BUILT_IN, "")
         short = shorten(trial)
         result = super().launch(short, directory) if is_known else FakeLauncher.launch(self, short, directory)
-        for rank in range(trial.num_ranks if trial.plan.profiled_steps else 0):
+        for rank in range(trial.num_ranks if trial.step_plan and trial.step_plan.profiled_steps else 0):
             (directory / "trace").mkdir(exist_ok=True)
             build_rank(rank).write(directory / "trace" / f"rank{rank}.json")
         ranks = result.ranks
@@ -71,16 +73,21 @@ class ReaderLauncher(PlayedLauncher):
 
 def shorten(trial: Trial) -> Trial:
     """The same trial with fewer steps, timings and batches: one is like the other where ranks are played."""
-    plan = replace(
-        trial.plan,
-        clean_steps=min(trial.plan.clean_steps, MOST_STEPS),
-        phase_steps=min(trial.plan.phase_steps, 2),
-        comm_free_steps=min(trial.plan.comm_free_steps, 2),
-    )
-    exchange = trial.exchange and replace(trial.exchange, repeats=min(trial.exchange.repeats, 2))
-    most_samples = MOST_STEPS * trial.global_batch
-    reading = trial.reading and replace(trial.reading, num_samples=min(trial.reading.num_samples, most_samples))
-    return replace(trial, plan=plan, exchange=exchange, reading=reading)
+    match trial.task:
+        case Measure(plan=plan) as task:
+            short = replace(
+                plan,
+                clean_steps=min(plan.clean_steps, MOST_STEPS),
+                phase_steps=min(plan.phase_steps, 2),
+                comm_free_steps=min(plan.comm_free_steps, 2),
+            )
+            return replace(trial, task=structs.replace(task, plan=short))
+        case Exchange(repeats=repeats) as task:
+            return replace(trial, task=structs.replace(task, repeats=min(repeats, 2)))
+        case Read(dataset=dataset) as task:
+            fewer = replace(dataset, num_samples=min(dataset.num_samples, MOST_STEPS * trial.global_batch))
+            return replace(trial, task=structs.replace(task, dataset=fewer))
+    return trial
 
 
 def play_gradients(trial: Trial, num_parameters: int | None) -> GradientTimes:

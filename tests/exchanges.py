@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.records.settings import Exchange
+from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial
 
 
@@ -21,6 +21,6 @@ def make_exchange_trial(operation: Any, num_ranks: int, sizes: Sequence[int], **
         "global_batch": num_ranks,
         "label": f"{operation.replace('_', '-')} × {num_ranks}",
         "timeout_seconds": 60.0,
-        "exchange": exchange,
+        "task": exchange,
     }
     return Trial(**(defaults | fields))

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from scalelab.records.environment import Environment, Gpu
 from scalelab.records.observations import RankReport
 from scalelab.records.store import RunStore
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import DEVICES, DTYPES, Status, StepKind, StepPlan, StepSample, Trial, TrialResult
 
 TINY_PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)
 
 
 def make_record(**fields: Any) -> Trial:
-    """A valid trial of one rank."""
-    defaults: dict[str, Any] = {"configuration": "single-1", "workload": "mlp", "global_batch": 8, "plan": TINY_PLAN}
+    """A valid trial of one rank; `plan` is short for a measurement of it."""
+    task = Measure(plan=fields.pop("plan", TINY_PLAN))
+    defaults: dict[str, Any] = {"configuration": "single-1", "workload": "mlp", "global_batch": 8, "task": task}
     return Trial(**(defaults | fields))
 
 
@@ -28,10 +30,16 @@ def make_result(trial: Trial, **fields: Any) -> TrialResult:
     samples = tuple(
         StepSample(rank, step, StepKind.CLEAN, step / 10, 0.1, loss=1.0)
         for rank in range(trial.num_ranks)
-        for step in range(trial.plan.num_steps)
+        for step in range(count_steps(trial))
     )
     defaults: dict[str, Any] = {"status": Status.COMPLETED, "samples": samples}
     return TrialResult(trial=trial, **(defaults | fields))
+
+
+def count_steps(trial: Trial) -> int:
+    """The steps of a measurement."""
+    assert trial.step_plan is not None
+    return trial.step_plan.num_steps
 
 
 def make_environment(**fields: Any) -> Environment:
@@ -98,7 +106,7 @@ def draw_trials(draw: st.DrawFn) -> Trial:
         dtype=draw(st.sampled_from(DTYPES)),
         threads_per_rank=draw(st.integers(1, 128)),
         is_oversubscribed=draw(st.booleans()),
-        plan=draw(draw_plans()),
+        task=Measure(plan=draw(draw_plans())),
         timeout_seconds=draw(st.floats(min_value=0, exclude_min=True, allow_infinity=False)),
         memory_limit_bytes=draw(st.none() | st.integers(1, 2**50)),
         port=draw(st.integers(0, 65535)),

@@ -28,7 +28,7 @@ from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.answers.trace.diff import compare_traces, describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.checks import flag
 from scalelab.cli.app import VERBS, print_help
 from scalelab.cli.compare import Compare
@@ -56,7 +56,7 @@ from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.records.trial import Status, StepKind
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.collectives.study import Collectives
-from scalelab.studies.quantize.study import Quantize
+from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.job_trace import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
@@ -163,11 +163,11 @@ def _parse(arguments: list[str]) -> None:
         assert study.plan()
         execution.output.check()
     elif verb == "train":
-        train, execution = parse_kind(Train, arguments[1:], verb)
+        train, execution = parse_kind(TrainStudy, arguments[1:], verb)
         assert train.plan()
         execution.output.check()
     elif verb in ("collectives", "quantize"):
-        study, execution = parse_kind(Collectives if verb == "collectives" else Quantize, arguments[1:], verb)
+        study, execution = parse_kind(Collectives if verb == "collectives" else QuantizeStudy, arguments[1:], verb)
         assert study.plan()
         execution.output.check()
     elif verb == "data":
@@ -336,7 +336,7 @@ class Flag(NamedTuple):
     default: str
 
 
-ALL_KINDS: dict[str, type[Any]] = {name: load_study(name) for name in STUDIES} | {Train.name: Train}
+ALL_KINDS: dict[str, type[Any]] = {name: load_study(name) for name in STUDIES} | {TrainStudy.name: TrainStudy}
 FLAG_ROW = re.compile(r"^\| `(--[a-z-]+)` \| `([a-z_.]+)` \| (.*?) \|", re.MULTILINE)
 
 
@@ -367,7 +367,7 @@ def list_documented(page: Path) -> list[Flag]:
 
 def find_page(name: str) -> Path:
     """The page of a study, or of a training run."""
-    return DOCS / ("how-to/train.md" if name == Train.name else f"studies/{name}.md")
+    return DOCS / ("how-to/train.md" if name == TrainStudy.name else f"studies/{name}.md")
 
 
 @pytest.mark.parametrize("name", ALL_KINDS)
@@ -386,7 +386,7 @@ def test_every_flag_of_the_shared_records_is_documented_once() -> None:
 
 
 def test_flags_are_those_of_the_records_with_their_paths_and_defaults() -> None:
-    found = {flag.field: flag for flag in list_flags(Train)}
+    found = {flag.field: flag for flag in list_flags(TrainStudy)}
     assert found["job.shape.autocast"] == ("--autocast", "job.shape.autocast", "off")
     assert found["job.spreading.broadcast_buffers"] == (
         "--no-broadcast-buffers",
@@ -410,7 +410,9 @@ def test_every_column_of_a_study_is_explained_on_its_page_or_with_the_shared_one
 
 
 def test_every_column_of_a_training_is_explained_on_its_page(tmp_path: Path) -> None:
-    _, document = run_study(Train(job=Job(workload="mlp")), runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1))
+    _, document = run_study(
+        TrainStudy(job=Job(workload="mlp")), runs_dir=tmp_path, launcher=FakeLauncher(lambda trial: 0.1)
+    )
     text = find_page("train").read_text(encoding="utf-8")
     for column in (column for table in document.tables for column in table.columns):
         assert f"| {column.header} " in text, f"train.md does not explain {column.header!r}"

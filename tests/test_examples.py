@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.cli.study_flags import parse_study
 from scalelab.launch.local import LocalLauncher
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepPlan
 from tests.worker.trials import launch, make_trial
 
@@ -42,7 +43,7 @@ def test_an_example_trains(file: Path, num_ranks: int, launcher: LocalLauncher, 
         workload=f"{file}:build",
         strategy="ddp" if num_ranks > 1 else "single",
         num_ranks=num_ranks,
-        plan=PLAN,
+        task=Measure(plan=PLAN),
     )
     result = launch(launcher, trial, tmp_path / "trial")
     assert result.status is Status.COMPLETED, result.reason

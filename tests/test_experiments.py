@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.records.settings import Course, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.settings import Optimization, Perturbation, Spreading, StepShape, TrainingRun
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import make_options
@@ -20,6 +21,10 @@ ADAM_BY_RANKS = Optimization(optimizer="adam", lr=1e-3, lr_scaling="ranks")
 COSINE = Optimization(optimizer="adamw", lr=3e-4, weight_decay=0.1, schedule="cosine", schedule_steps=20, lr_min=3e-5)
 LARGE_BATCH = Optimization(lr_scaling="batch", lr_base_batch=128, lr_warmup_epochs=5)
 OPTIMIZERS = [Optimization(optimizer=name, lr=0.1) for name in ("sgd", "nesterov", "adagrad", "adadelta", "adam")]
+
+
+def train(**settings: Any) -> Train:
+    return Train(run=TrainingRun(**settings))
 
 
 def state(workload: str, strategy: str = "single", num_ranks: int = 1, per_rank: int = 32, **fields: Any) -> Trial:
@@ -40,17 +45,17 @@ def scale_up(width: int, **options: int) -> dict[str, int]:
 
 
 TRIALS: dict[str, list[Trial]] = {
-    "P1": [state("transformer", course=Course(epochs=10))],
-    "P2": [state("transformer", "ddp", 4, course=Course(epochs=10), optimization=ADAM_BY_RANKS)],
+    "P1": [state("transformer", task=train(epochs=10))],
+    "P2": [state("transformer", "ddp", 4, task=train(epochs=10), optimization=ADAM_BY_RANKS)],
     "P3": [
-        state("transformer", "ddp", 4, course=Course(epochs=5), options=options)
+        state("transformer", "ddp", 4, task=train(epochs=5), options=options)
         for options in (
             *(scale_up(width) for width in (512, 1024, 2048, 4096)),
             *({"features": width} for width in (1024, 2048, 4096)),
             *({"tgt_length": length, "samples": samples} for length in (20, 50, 100) for samples in (2048, 4096)),
         )
     ],
-    "P5": [state("transformer", course=Course(epochs=10, profile_wait=1, profile_warmup=1, profile_active=2))],
+    "P5": [state("transformer", task=train(epochs=10, profile_wait=1, profile_warmup=1, profile_active=2))],
     "P7": [
         state("transformer", "ddp", 4, 16, options={"tgt_length": length}, dtype=dtype, shape=StepShape(autocast=auto))
         for length in (20, 50, 100)
@@ -65,7 +70,7 @@ TRIALS: dict[str, list[Trial]] = {
     "G4": [state("gpt2", per_rank=batch, options={"size": "small"}) for batch in (1, 4, 8, 16, 32, 64)],
     "G5": [
         state(
-            "gpt2", strategy, ranks, 32 // ranks, options={"size": "large"}, course=Course(steps=20), seed=42,
+            "gpt2", strategy, ranks, 32 // ranks, options={"size": "large"}, task=train(steps=20), seed=42,
             shape=StepShape(micro_batch=8, checkpointing="selective"), optimization=COSINE,
         )
         for strategy, ranks in (
@@ -84,7 +89,7 @@ TRIALS: dict[str, list[Trial]] = {
     "S5C": [state("mlp", "ddp", 4, 16, perturbation=Perturbation(delay="20ms", delay_rank=0))],
     "R1": [state("resnet18", per_rank=batch, options={"data": "cifar10"}) for batch in (32, 128, 512, 2048, 8192)],
     "R2": [state("resnet18", "ddp", ranks, batch) for ranks in (2, 4) for batch in (32, 128, 512)],
-    "R5": [state("resnet18", "ddp", 4, 2048, course=Course(epochs=5), optimization=LARGE_BATCH)],
+    "R5": [state("resnet18", "ddp", 4, 2048, task=train(epochs=5), optimization=LARGE_BATCH)],
     "R6": [
         state("resnet18", "ddp", 4, 512, spreading=Spreading(broadcast_buffers=False)),
         state("resnet18", "ddp", 4, 512, spreading=Spreading(sync_batch_norm=True)),
@@ -94,7 +99,7 @@ TRIALS: dict[str, list[Trial]] = {
         *(state("resnet18", options={"data": "cifar10", "workers": workers}) for workers in (0, 1, 2, 4, 8, 16)),
         *(state("resnet18", optimization=optimization) for optimization in OPTIMIZERS),
     ],
-    "Q1": [state("lenet", per_rank=4, course=Course(epochs=2), options={"bias": bias}) for bias in ("none", "last")],
+    "Q1": [state("lenet", per_rank=4, task=train(epochs=2), options={"bias": bias}) for bias in ("none", "last")],
 }  # fmt: skip
 
 

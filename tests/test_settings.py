@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.records.settings import Course, Exchange, Optimization, Spreading
+from scalelab.records.settings import Optimization, Spreading, TrainingRun
+from scalelab.records.tasks import Exchange
 
 
 @pytest.mark.parametrize(
@@ -22,14 +23,14 @@ from scalelab.records.settings import Course, Exchange, Optimization, Spreading
             {"powersgd_start": 5, "gradient_hook": "fp16"},
             "--powersgd-start 5 has no effect without --comm-hook powersgd: add it",
         ),
-        (Course, {"profile_wait": 0}, "--profile-wait 0 has no effect without --profile-active: add it"),
-        (Course, {"profile_name": "mine"}, "--profile-name mine has no effect without --profile-active: add it"),
+        (TrainingRun, {"profile_wait": 0}, "--profile-wait 0 has no effect without --profile-active: add it"),
+        (TrainingRun, {"profile_name": "mine"}, "--profile-name mine has no effect without --profile-active: add it"),
         (
-            Course,
+            TrainingRun,
             {"profile_active": 1, "profile_name": "a/b"},
             "--profile-name 'a/b' is not a valid file name: use letters, digits and ._-",
         ),
-        (Course, {"profile_warmup": 3}, "--profile-warmup 3 has no effect without --profile-active: add it"),
+        (TrainingRun, {"profile_warmup": 3}, "--profile-warmup 3 has no effect without --profile-active: add it"),
     ],
 )
 def test_a_number_that_nothing_reads_is_refused(
@@ -45,8 +46,8 @@ def test_a_number_that_nothing_reads_is_refused(
         (Optimization, {"lr_min": 1e-5, "schedule_steps": 20, "schedule": "cosine"}),
         (Spreading, {"powersgd_rank": 2, "powersgd_start": 5, "gradient_hook": "powersgd"}),
         (Spreading, {"powersgd_rank": 1, "powersgd_start": 10}),
-        (Course, {"profile_wait": 0, "profile_warmup": 3, "profile_active": 2}),
-        (Course, {"profile_wait": 1, "profile_warmup": 1}),
+        (TrainingRun, {"profile_wait": 0, "profile_warmup": 3, "profile_active": 2}),
+        (TrainingRun, {"profile_wait": 1, "profile_warmup": 1}),
     ],
 )
 def test_a_number_that_is_read_or_stays_as_it_was_is_taken(make: Callable[..., object], fields: dict[str, Any]) -> None:

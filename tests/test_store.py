@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from scalelab.errors import DamagedRun, NotWritable, RunBusy, StoreError, UnknownName, UsageError
 from scalelab.records import store as store_module
 from scalelab.records.files import write_json
+from scalelab.records.schema import SCHEMA_VERSION
 from scalelab.records.store import RunStore, find_holder, find_runs, open_run
-from scalelab.records.trial import SCHEMA_VERSION, Status, StepSample, TrialResult, not_run, with_samples
+from scalelab.records.trial import Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scalelab.analysis.fetches import group_fetches
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
-from scalelab.records.settings import Pass
+from scalelab.records.tasks import Measure, Pass
 from scalelab.records.trial import Status, TrialResult
 from tests.readings import make_reading_trial
 
@@ -84,5 +84,6 @@ def test_memory_is_what_reading_adds_and_openings_are_medians() -> None:
 
 
 def test_trainings_are_left_out() -> None:
-    trial = replace(make_reading_trial(), workload="transformer", strategy="single")
+    task = Measure(dataset=make_reading_trial().dataset)
+    trial = replace(make_reading_trial(), workload="transformer", strategy="single", task=task)
     assert group_fetches([TrialResult(trial=trial, status=Status.COMPLETED)]) == {}

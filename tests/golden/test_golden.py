@@ -184,6 +184,30 @@ def test_interrupted_run_is_resumed(tmp_path: Path) -> None:
     assert all(row[table.keys.index("step_seconds")]["value"] > 0 for row in table.rows)
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("name", "trial", "kind"),
+    [
+        ("collectives", "all_reduce-2-r2", "exchange"),
+        ("io-formats", "npy-lazy-r2", "read"),
+        ("memory", "forecast-ddp-2-b1-r1", "forecast"),
+        ("train", "train-r1", "train"),
+    ],
+)
+def test_unfinished_trial_of_any_task_is_resumed(name: str, trial: str, kind: str, tmp_path: Path) -> None:
+    run = unpack(name, tmp_path)
+    directory = run / "trials" / trial
+    planned = (directory / "trial.json").read_bytes()
+    assert "schema_version" not in json.loads(planned)
+    for file in directory.iterdir():
+        if file.name != "trial.json" and file.is_file():
+            file.unlink()
+    scalelab("resume", run)
+    assert (directory / "trial.json").read_bytes() == planned
+    result = json.loads((directory / "result.json").read_text())
+    assert (result["status"], result["schema_version"], result["trial"]["task"]["kind"]) == ("completed", 2, kind)
+
+
 def change_number(document: Json) -> None:
     cell = next(cell for row in walk_rows(document) for cell in row if isinstance(cell["value"], float))
     cell["value"] *= 1 + 1e-6

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from scalelab.launch.stepped import StepLauncher
-from scalelab.records.files import write_json
-from scalelab.records.trial import Status, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.trial import Status
 from tests.cli.commands import make_environment
 from tests.launch.programs import find_mpiexec, make_step
 from tests.slurm import Cluster
@@ -26,13 +26,12 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from scalelab.records.files import read_json
 from scalelab.launch.stepped import Step, StepLauncher
 from scalelab.launch.ranks.allocation import find_allocation
-from scalelab.records.trial import Trial, from_builtins
+from scalelab.records.schema import read_trial
 directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
 launcher = StepLauncher(Step(**step, allocation=find_allocation(os.environ)))
-launcher.launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)
+launcher.launch(read_trial(directory), directory)
 """
 
 
@@ -75,7 +74,7 @@ def stop_launcher(step: dict[str, Any], how: signal.Signals, tmp_path: Path, *pr
     """Start a trial in a process of its own, stop that when the ranks have begun, and see that every process ends."""
     directory = tmp_path / "t"
     directory.mkdir()
-    write_json(directory / "trial.json", to_builtins(make_trial()))
+    write_trial(directory, make_trial())
     command = subprocess.Popen(
         [*prefix, sys.executable, "-c", LAUNCH, str(directory), json.dumps(step)],
         env=make_environment(**variables),

@@ -19,9 +19,9 @@ from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.namespaces import list_namespaces, list_pids
 from scalelab.launch.utilization import OTHERS
-from scalelab.records.files import write_json
-from scalelab.records.settings import Exchange
-from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.tasks import Exchange
+from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.shared.job import Job
 from tests.launch.ranks.emulation import needs_hosts
@@ -36,7 +36,7 @@ def make_spread(**fields: Any) -> Trial:
 
 def launch(launcher: HostsLauncher, trial: Trial, directory: Path) -> TrialResult:
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "trial.json", to_builtins(trial))
+    write_trial(directory, trial)
     return launcher.launch(trial, directory)
 
 
@@ -77,7 +77,7 @@ def test_ranks_train_the_same_on_hosts_of_their_own_and_every_gradient_goes_over
 ) -> None:
     options = {"dim": 128, "depth": 4}
     (tmp_path / "inside").mkdir()
-    write_json(tmp_path / "inside/trial.json", to_builtins(make_trial(options=options, plan=PLAN)))
+    write_trial(tmp_path / "inside", make_trial(options=options, plan=PLAN))
     inside = launcher.launch(make_trial(options=options, plan=PLAN), tmp_path / "inside")
     spread = launch(hosts, make_spread(options=options, link="1gbit"), tmp_path / "spread")
     assert spread.status is Status.COMPLETED, spread.reason
@@ -181,11 +181,10 @@ def test_an_agent_that_is_on_its_way_to_its_host_is_ended_too(
 LAUNCH = """
 import sys
 from pathlib import Path
-from scalelab.records.files import read_json
 from scalelab.launch.hosts import HostsLauncher
-from scalelab.records.trial import Trial, from_builtins
+from scalelab.records.schema import read_trial
 directory = Path(sys.argv[1])
-HostsLauncher().launch(from_builtins(read_json(directory / "trial.json"), Trial), directory)
+HostsLauncher().launch(read_trial(directory), directory)
 """
 
 
@@ -201,7 +200,7 @@ def test_a_launcher_that_is_stopped_leaves_no_process_and_no_namespace_beyond_th
     spec = write_step_workload(tmp_path, action, rank=1, step=2)
     directory = tmp_path / "t"
     directory.mkdir()
-    write_json(directory / "trial.json", to_builtins(make_spread(workload=spec)))
+    write_trial(directory, make_spread(workload=spec))
     command = subprocess.Popen([sys.executable, "-c", LAUNCH, str(directory)], stderr=subprocess.DEVNULL)
     while not marker.exists():
         assert command.poll() is None

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from scalelab.launch.joined import describe_member
 from scalelab.launch.ranks.discovery import Membership
-from scalelab.records.files import write_json
-from scalelab.records.trial import Trial, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.trial import Trial
 from scalelab.worker.entry.member import choose_cores, list_neighbours
 
 
 def choose_all(directory: Path, masks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     trial = Trial(configuration="t", workload="mlp", strategy="ddp", num_ranks=len(masks), threads_per_rank=2)
-    write_json(directory / "trial.json", to_builtins(trial))
+    write_trial(directory, trial)
     places = [("n1", mask) for mask in masks]
     return [choose_cores(str(directory), places, rank) for rank in range(len(masks))]
 

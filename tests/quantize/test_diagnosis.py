@@ -29,7 +29,7 @@ from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import simulate, simulate_logits
 from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.studies.quantize.answer import rank_layers
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20, make_net

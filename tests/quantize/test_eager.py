@@ -20,7 +20,7 @@ from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetw
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import LOGITS, read_logits, run_layers, simulate
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20
 

@@ -20,7 +20,7 @@ from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.sessions import open_session, profile_layers, run_session
 from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.onnx_integers import read_integers

@@ -17,7 +17,7 @@ from scalelab.quantize.held_out import HeldOut
 from scalelab.quantize.pipeline import Pipeline, Task
 from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.records.trial import from_builtins, to_builtins
 from tests.quantize.nets import Small, make_net
 

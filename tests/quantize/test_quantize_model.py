@@ -15,7 +15,7 @@ from scalelab.quantize.network import Network, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import QuantizedModel, quantize_model
 from scalelab.quantize.ranges import Method
 from scalelab.quantize.scales import quantize_network
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Small, draw_images, make_net
 

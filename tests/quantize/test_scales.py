@@ -20,7 +20,7 @@ from scalelab.quantize.scales import (
     quantize_network,
     quantize_weights,
 )
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
 
 

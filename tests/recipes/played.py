@@ -8,6 +8,7 @@ from pathlib import Path
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import CurvePoint, DdpCounters, MemoryReport, Message, RankReport, TracedStep
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized, Stage
+from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import make_options
 
@@ -42,8 +43,8 @@ class PlayedLauncher(FakeLauncher):
         result = super().launch(trial, directory)
         if trial.trains_nothing:
             return result
-        samples = () if "memory_forecast" in trial.instruments else result.samples
-        quantized = play_quantized(trial) if trial.quantization else None
+        samples = () if trial.is_forecast else result.samples
+        quantized = play_quantized(trial) if isinstance(trial.task, Quantize) else None
         return replace(result, samples=samples, ranks=play_ranks(trial), curve=play_curve(trial), quantized=quantized)
 
 
@@ -60,7 +61,7 @@ def find_failure(trial: Trial) -> Status | None:
 def play_ranks(trial: Trial) -> tuple[RankReport, ...]:
     num_parameters = make_options(trial.workload, trial.options).count_parameters()
     memory = None
-    if {"memory", "memory_forecast"} & set(trial.instruments):
+    if trial.is_forecast or "memory" in trial.instruments:
         states = {"parameters": 4 * num_parameters, "gradients": 4 * num_parameters, "optimizer": 8 * num_parameters}
         parts = {**states, "activations": 1000 * trial.batch_per_rank}
         memory = MemoryReport(
@@ -103,19 +104,21 @@ def play_trace(trial: Trial) -> tuple[TracedStep, ...]:
         transfer_ns=communication - 1_000_000,
         waiting_ns=1_000_000,
     )
-    return (step,) * trial.plan.profiled_steps if trial.num_ranks > 1 else ()
+    plan = trial.step_plan
+    return (step,) * plan.profiled_steps if plan and trial.num_ranks > 1 else ()
 
 
 def play_curve(trial: Trial) -> tuple[CurvePoint, ...]:
     """A loss that falls, and a test after the last step."""
-    if trial.course is None:
+    run = trial.training_run
+    if run is None:
         return ()
-    steps = trial.course.steps or 20
+    steps = run.steps or 20
     lines = [
         CurvePoint(step=step, epoch=step / steps, loss=1 / (1 + step), learning_rate=1e-3, seconds=0.01)
         for step in range(steps)
     ]
-    epochs = trial.course.epochs or 1
+    epochs = run.epochs or 1
     tests = [
         CurvePoint(step=steps, epoch=float(n + 1), loss=0.5, accuracy=0.5, is_evaluation=True) for n in range(epochs)
     ]

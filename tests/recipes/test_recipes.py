@@ -15,6 +15,7 @@ from scalelab.recipes.recipe import Size
 from scalelab.recipes.report import OTHER_MACHINE, ROW
 from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce
 from scalelab.records.environment import Gpu
+from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.report.findings import select
@@ -290,18 +291,22 @@ def test_full_polaris_has_the_published_parameters(monkeypatch: pytest.MonkeyPat
     trials = plan_full(monkeypatch, "polaris")
     by_part = {trial.configuration: trial for trial in trials}
     single = by_part["p1.train.train"]
-    assert (single.course and single.course.epochs, single.global_batch, single.strategy) == (10, 32, "single")
+    assert (single.training_run and single.training_run.epochs, single.global_batch, single.strategy) == (
+        10,
+        32,
+        "single",
+    )
     spread = by_part["p2.train.train"]
     assert (spread.num_ranks, spread.global_batch, spread.optimization.lr_scaling) == (4, 128, "ranks")
     widths = {trial.options.get("d_model") for trial in trials if trial.configuration.startswith("p3.matching")}
     assert widths == {None, 1024, 2048, 4096}
     unequal = {trial.options.get("features") for trial in trials if trial.configuration.startswith("p3.fixed")}
     assert unequal == {None, 1024, 2048, 4096}
-    profiled = by_part["p5.profiled.train"].course
+    profiled = by_part["p5.profiled.train"].training_run
     assert profiled is not None
     assert (profiled.profile_wait, profiled.profile_warmup, profiled.profile_active) == (1, 1, 2)
     link = [trial for trial in trials if trial.configuration.startswith("p4.")]
-    assert {trial.plan.profiled_steps for trial in link if trial.exchange is None} == {2}
+    assert {trial.step_plan.profiled_steps for trial in link if trial.step_plan} == {2}
     assert {trial.num_hosts for trial in link if trial.num_ranks == 2} == {1, 2}
     assert {trial.num_ranks for trial in link} == {1, 2}
     types = [trial for trial in trials if trial.configuration.startswith("p7.")]
@@ -322,7 +327,7 @@ def test_full_gpt2_has_the_published_parameters(monkeypatch: pytest.MonkeyPatch)
     assert {trial.global_batch for trial in trials if trial.configuration.startswith("g4.")} == {1, 4, 8, 16, 32, 64}
     throughput = by_part["g2.speed.throughput"]
     assert (throughput.options["size"], throughput.global_batch) == ("small", 8)
-    assert throughput.plan.lead_in_steps + throughput.plan.clean_steps == 5 + 20
+    assert throughput.step_plan.lead_in_steps + throughput.step_plan.clean_steps == 5 + 20
     study = next(row.parts["speed"] for row in RECIPES["gpt2"].make_rows("full") if row.id == "G2")
     assert isinstance(study, Throughput)
     assert (study.sampling.warmup, study.sampling.steps) == (5, 25)
@@ -367,12 +372,12 @@ def test_full_quantization_has_the_published_parameters(monkeypatch: pytest.Monk
     assert [trial.options["bias"] for trial in trials.values()] == ["none", "last"]
     for trial in trials.values():
         assert (trial.workload, trial.options["data"], trial.global_batch) == ("lenet", "cifar10", 4)
-        assert trial.course is not None
-        assert trial.course.epochs == 2
+        assert isinstance(trial.task, Quantize)
+        assert trial.task.run is not None
+        assert trial.task.run.epochs == 2
         assert trial.optimization.lr is None, "lenet's own is 0.001 with momentum 0.9"
-        assert trial.quantization is not None
-        assert (trial.quantization.method, trial.quantization.num_samples) == ("lab", 400)
-        assert trial.quantization.lab_peak == 127
+        assert (trial.task.settings.method, trial.task.settings.num_samples) == ("lab", 400)
+        assert trial.task.settings.lab_peak == 127
 
 
 def test_every_row_is_explained_on_its_page() -> None:

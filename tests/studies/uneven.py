@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.records.observations import DdpCounters, RankReport
-from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.records.trial import PHASES, Status, StepKind, StepPlan, StepSample, Trial, TrialResult
 
 EVEN: Mapping[str, float] = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimizer": 0.010}
 
@@ -39,7 +39,7 @@ class UnevenLauncher:
         clocks = [0.0] * trial.num_ranks
         samples: list[StepSample] = []
         step = 0
-        for kind, num_steps in trial.plan.blocks:
+        for kind, num_steps in (trial.step_plan or StepPlan()).blocks:
             for _ in range(num_steps):
                 samples += self._play_step(trial, kind, step, clocks, rng)
                 step += 1

@@ -17,8 +17,8 @@ from scalelab.analysis.link import read_call_seconds
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.agreement import transfers_file
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.settings import Exchange, Operation
 from scalelab.records.store import RunStore
+from scalelab.records.tasks import Exchange, Operation
 from scalelab.records.trial import Status, Trial
 from scalelab.worker.exchange import (
     CALLS,

@@ -14,12 +14,13 @@ from torch import nn
 from scalelab.analysis.learning import GradientSquares, estimate_noise_scale
 from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.settings import Course, StepShape
+from scalelab.records.settings import StepShape, TrainingRun
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, Trial
 from scalelab.worker.batches.stream import BatchStream
-from scalelab.worker.course import GradientNoise
 from scalelab.worker.step import take_step
 from scalelab.worker.training import Training
+from scalelab.worker.training_run import GradientNoise
 from tests.worker.trials import launch, make_trial
 
 SMALL, LARGE, DIM = 2, 8, 5
@@ -109,8 +110,8 @@ def test_steps_of_one_pass_and_sharded_gradients_are_refused() -> None:
 
 
 def make_course(**fields: Any) -> Trial:
-    course = Course(steps=4, keep=0)
-    return make_trial(course=course, instruments=("gradient_noise",), shape=StepShape(micro_batch=2), **fields)
+    run = TrainingRun(steps=4, keep=0)
+    return make_trial(task=Train(run=run), instruments=("gradient_noise",), shape=StepShape(micro_batch=2), **fields)
 
 
 @pytest.mark.ranks
@@ -128,7 +129,7 @@ def test_ranks_read_the_gradient_of_all_and_the_rest_of_a_line_as_ever(launcher:
 @pytest.mark.ranks
 def test_looking_changes_no_bit_of_the_training(launcher: LocalLauncher, tmp_path: Path) -> None:
     trial = make_course(strategy="single", num_ranks=1)
-    plain = make_trial(strategy="single", num_ranks=1, course=trial.course, shape=trial.shape)
+    plain = make_trial(strategy="single", num_ranks=1, task=trial.task, shape=trial.shape)
     seen, unseen = launch(launcher, trial, tmp_path / "a"), launch(launcher, plain, tmp_path / "b")
     assert seen.losses() == unseen.losses()
     assert {point.large_gradient_square for point in unseen.curve} == {None}
@@ -136,7 +137,9 @@ def test_looking_changes_no_bit_of_the_training(launcher: LocalLauncher, tmp_pat
 
 @pytest.mark.ranks
 def test_a_step_of_one_pass_makes_the_trial_invalid_with_the_way_out(launcher: LocalLauncher, tmp_path: Path) -> None:
-    trial = make_trial(strategy="single", num_ranks=1, course=Course(steps=2, keep=0), instruments=("gradient_noise",))
+    trial = make_trial(
+        strategy="single", num_ranks=1, task=Train(run=TrainingRun(steps=2, keep=0)), instruments=("gradient_noise",)
+    )
     result = launch(launcher, trial, tmp_path)
     assert result.status is Status.INVALID
     assert "--micro-batch" in result.reason

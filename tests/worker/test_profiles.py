@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.records.settings import Course
+from scalelab.records.settings import TrainingRun
 from scalelab.worker.instruments import profiles
 from scalelab.worker.instruments.profiles import RankProfiler, count_nodes
 
@@ -18,7 +18,7 @@ def test_threads_finish_before_a_recording_is_stopped_also_by_the_end_of_a_train
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it with the first table of its profiler
     pauses: list[None] = []
     monkeypatch.setattr(profiles, "let_threads_finish", lambda: pauses.append(None))
-    course = Course(steps=9, profile_wait=1, profile_warmup=1, profile_active=2)
+    course = TrainingRun(steps=9, profile_wait=1, profile_warmup=1, profile_active=2)
     profiler = RankProfiler(course, tmp_path / "trace/rank0.json.gz", 0)
     for _ in range(num_steps):
         profiler.advance()

@@ -12,7 +12,8 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.settings import Course, Quantization
+from scalelab.records.settings import TrainingRun
+from scalelab.records.tasks import Quantization, Quantize
 from scalelab.records.trial import Status, TrialResult
 from scalelab.worker.quantizing import take_samples
 from scalelab.worker.worker import find_state, load_weights
@@ -43,7 +44,7 @@ Run = Callable[..., TrialResult]
 def run(launcher: LocalLauncher, tmp_path: Path) -> Run:
     (tmp_path / "own.py").write_text(OWN)
 
-    def run_trial(options: dict[str, Any] | None = None, course: Course | None = None, **fields: Any) -> TrialResult:
+    def run_trial(options: dict[str, Any] | None = None, run: TrainingRun | None = None, **fields: Any) -> TrialResult:
         defaults: dict[str, Any] = {"num_samples": 8, "num_rounds": 1, "batches": (1,)}
         trial = make_trial(
             configuration="quantize",
@@ -51,8 +52,7 @@ def run(launcher: LocalLauncher, tmp_path: Path) -> Run:
             options=options or {},
             strategy="single",
             num_ranks=1,
-            course=course,
-            quantization=Quantization(**(defaults | fields)),
+            task=Quantize(settings=Quantization(**(defaults | fields)), run=run),
         )
         return launch(launcher, trial, tmp_path / "trial")
 
@@ -61,7 +61,7 @@ def run(launcher: LocalLauncher, tmp_path: Path) -> Run:
 
 @pytest.mark.ranks
 def test_a_model_of_the_users_own_is_trained_quantized_and_exported(run: Run, tmp_path: Path) -> None:
-    result = run(course=Course(steps=2, keep=0))
+    result = run(run=TrainingRun(steps=2, keep=0))
     assert result.status is Status.COMPLETED, result.reason
     assert len(result.samples) == 2
     assert result.quantized is not None
@@ -109,23 +109,22 @@ def test_weights_are_put_into_the_model_whatever_wraps_them(tmp_path: Path) -> N
         file = tmp_path / f"{number}.pt"
         torch.save(saved, file)
         nn.init.zeros_(model.weight)
-        load_weights(model, Quantization(weights=str(file)))
+        load_weights(model, str(file))
         assert torch.equal(model.weight, trained.weight)
-    load_weights(model, Quantization())
+    load_weights(model, "")
 
 
 def test_weights_that_cannot_be_used_are_refused_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "trained.pt"
-    settings = Quantization(weights=str(file))
     file.write_text("no weights at all")
     with pytest.raises(UsageError, match=r"trained\.pt cannot be read"):
-        load_weights(nn.Linear(3, 2), settings)
+        load_weights(nn.Linear(3, 2), str(file))
     torch.save([1, 2], file)
     with pytest.raises(UsageError, match=r"trained\.pt holds a list, not a state_dict"):
-        load_weights(nn.Linear(3, 2), settings)
+        load_weights(nn.Linear(3, 2), str(file))
     torch.save(nn.Linear(4, 2).state_dict(), file)
     with pytest.raises(UsageError, match="does not match the model: size mismatch for weight"):
-        load_weights(nn.Linear(3, 2), settings)
+        load_weights(nn.Linear(3, 2), str(file))
     assert find_state({}) is None
     assert find_state({"epoch": 3}) is None
 

@@ -15,7 +15,7 @@ from scalelab.errors import DataUnreadable, ScalelabError, UsageError
 from scalelab.launch.agreement import scratch_directory
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
-from scalelab.records.settings import MEMORY, Pass
+from scalelab.records.tasks import MEMORY, Dataset, Measure, Pass, Read
 from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.worker.batches.stored import check_written, draw, make_arrays, prepare_set, read_from_set
 from scalelab.worker.models.load import load_workload
@@ -29,7 +29,8 @@ CPU = torch.device("cpu")
 def read(trial: Trial, directory: Path) -> tuple[list[Fetch], ReadingReport]:
     directory.mkdir(exist_ok=True)
     fetches: list[Fetch] = []
-    report = run_reading(trial, 0, CPU, directory, RankReport(rank=0), fetches)
+    assert isinstance(trial.task, Read)
+    report = run_reading(trial, trial.task, CPU, directory, RankReport(rank=0), fetches)
     assert report.reading is not None
     return fetches, report.reading
 
@@ -91,7 +92,8 @@ def test_a_set_that_is_too_large_to_be_kept_is_also_read_by_blocks(
     fetches, report = read(trial, tmp_path / "large")
     assert count(fetches, Pass()) == count(fetches, blocks) == {0: 40, 1: 40}
     assert report.shuffle.startswith("shuffled by blocks of")
-    eager, _ = read(replace(trial, reading=replace(trial.reading, mode="eager")), tmp_path / "eager")  # type: ignore[type-var]
+    eagerly = make_reading_trial("hdf5-gzip", mode="eager", automatic_chunks=True, passes=(Pass(), blocks))
+    eager, _ = read(eagerly, tmp_path / "eager")
     assert count(eager, blocks) == {}
 
 
@@ -104,15 +106,15 @@ def test_the_users_own_file_is_read_as_it_is_and_in_other_formats(tmp_path: Path
     assert (count(fetches, Pass()), report.num_samples, report.sample_bytes) == ({0: 20, 1: 20}, 20, 3)
     assert report.write_seconds is None
     stored = make_reading_trial("npz", source=str(own), fields=(), passes=(Pass(),))
-    assert np.array_equal(make_arrays(stored)["own"], array)
+    assert np.array_equal(make_arrays(*with_dataset(stored))["own"], array)
     assert read(stored, tmp_path / "b")[1].num_samples == 20
     assert own.is_file()
 
 
 def test_other_samples_than_were_written_are_a_failure(tmp_path: Path) -> None:
     trial = make_reading_trial()
-    place = prepare_set(trial, 0, tmp_path)
-    arrays = make_arrays(trial)
+    place = prepare_set(*with_dataset(trial), 0, tmp_path)
+    arrays = make_arrays(*with_dataset(trial))
     check_written(place, arrays)
     arrays["tgt"][20] += 1
     with pytest.raises(ScalelabError, match="npy returned different samples than were written, in column 'tgt'"):
@@ -122,7 +124,7 @@ def test_other_samples_than_were_written_are_a_failure(tmp_path: Path) -> None:
 def test_samples_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelab.worker.batches.stored.read_available_memory", lambda: 5000)
     with pytest.raises(UsageError, match=r"these samples are 5\.12 kB, but only 5 kB of memory are free"):
-        make_arrays(make_reading_trial())
+        make_arrays(*with_dataset(make_reading_trial()))
 
 
 def test_random_numbers_have_the_type_and_follow_the_seed() -> None:
@@ -133,18 +135,24 @@ def test_random_numbers_have_the_type_and_follow_the_seed() -> None:
         assert len(np.unique(found)) > 1
 
 
-def make_training(**fields: object) -> Trial:
+def with_dataset(trial: Trial) -> tuple[Trial, Dataset]:
+    assert trial.dataset is not None
+    return trial, trial.dataset
+
+
+def make_training(format: str | None = "npy", **fields: object) -> Trial:  # noqa: A002
     options = {"samples": 16, "features": 8, "d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    trial = make_reading_trial("npy", num_samples=16, passes=(), seed=3)
+    trial = make_reading_trial(format or "npy", num_samples=16, seed=3)
     plan = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=2, comm_free_steps=0)
-    made = {"workload": "transformer", "strategy": "single", "plan": plan, "options": options | {"feedforward": 16}}
+    task = Measure(plan=plan, dataset=trial.dataset if format else None)
+    made = {"workload": "transformer", "strategy": "single", "task": task, "options": options | {"feedforward": 16}}
     return replace(trial, **(made | fields))  # type: ignore[arg-type]
 
 
 def test_a_training_gets_the_same_batches_from_a_stored_set_as_from_memory(tmp_path: Path) -> None:
     trial = make_training()
-    from_memory = iter(load_workload(replace(trial, reading=None), 0).batches)
-    stored = read_from_set(trial, 0, tmp_path)
+    from_memory = iter(load_workload(trial, 0).batches)
+    stored = read_from_set(*with_dataset(trial), 0, tmp_path)
     assert stored.options["reader"] == "lazy"
     for found, expected in zip(load_workload(stored, 0).batches, from_memory, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -154,9 +162,8 @@ def test_a_training_on_what_cannot_be_kept_goes_by_blocks_on_every_rank_and_says
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("h5py")
-    trial = make_training(num_ranks=2, global_batch=4, strategy="ddp")
-    trial = replace(trial, reading=replace(trial.reading, format="hdf5-gzip", automatic_chunks=False))  # type: ignore[type-var]
-    stored = read_from_set(trial, 0, tmp_path)
+    trial = make_training("hdf5-gzip", num_ranks=2, global_batch=4, strategy="ddp")
+    stored = read_from_set(*with_dataset(trial), 0, tmp_path)
     fully = load_workload(stored, 0)
     assert fully.shuffle == ""
     monkeypatch.setattr(stored_order, "KEPT_BYTES", 100)
@@ -166,13 +173,13 @@ def test_a_training_on_what_cannot_be_kept_goes_by_blocks_on_every_rank_and_says
     assert told.shuffle == ""
     batches = [torch.cat([batch[1] for batch in rank.batches]) for rank in ranks]
     whole = torch.cat([torch.cat([batch[1] for batch in load_workload(stored, 0).batches]), batches[1]])
-    expected = torch.from_numpy(make_arrays(trial)["tgt"])
+    expected = torch.from_numpy(make_arrays(*with_dataset(trial))["tgt"])
     assert sorted(whole.sum((1, 2)).tolist()) == sorted(expected.sum((1, 2)).tolist())
     assert all(torch.equal(*pair) for pair in zip(next(iter(told.batches)), next(iter(fully.batches)), strict=True))
 
 
 def test_a_stored_set_of_other_lengths_is_refused(tmp_path: Path) -> None:
-    stored = read_from_set(make_training(), 0, tmp_path)
+    stored = read_from_set(*with_dataset(make_training()), 0, tmp_path)
     longer = replace(stored, options={**stored.options, "tgt_length": 7})
     with pytest.raises(DataUnreadable, match=r"tgt: float32 \(20, 8\), expected tgt: float32 \(7, 8\)"):
         load_workload(longer, 0)
@@ -194,5 +201,5 @@ def test_two_ranks_read_their_own_halves_and_leave_nothing(launcher: LocalLaunch
     failed = launch(launcher, make_reading_trial("tokens", num_ranks=2), tmp_path)
     assert failed.status is Status.INVALID, failed.reason
     trained = launch(launcher, make_training(), tmp_path)
-    assert trained.losses() == launch(launcher, make_training(reading=None), tmp_path).losses() != {}
+    assert trained.losses() == launch(launcher, make_training(None), tmp_path).losses() != {}
     assert not scratch_directory(tmp_path).exists()

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.files import write_json
-from scalelab.records.trial import StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.schema import write_trial
+from scalelab.records.tasks import Measure
+from scalelab.records.trial import StepPlan, Trial, TrialResult
 
 SHORT_PLAN = StepPlan(lead_in_steps=2, clean_steps=4, phase_steps=2, comm_free_steps=2, cycles=2)
 
 
 def make_trial(**fields: Any) -> Trial:
-    """A two-rank trial of a model that takes well under a millisecond."""
+    """A two-rank trial of a model that takes well under a millisecond; `plan` is short for a measurement of it."""
+    task = Measure(plan=fields.pop("plan", SHORT_PLAN))
     defaults: dict[str, Any] = {
         "configuration": "ddp-2",
         "workload": "mlp",
@@ -22,7 +24,7 @@ def make_trial(**fields: Any) -> Trial:
         "strategy": "ddp",
         "num_ranks": 2,
         "global_batch": 8,
-        "plan": SHORT_PLAN,
+        "task": task,
         "timeout_seconds": 60.0,
     }
     return Trial(**(defaults | fields))
@@ -68,5 +70,5 @@ batches = endless()
 def launch(launcher: LocalLauncher, trial: Trial, directory: Path) -> TrialResult:
     """Launch as the scheduler does: the trial's directory holds its `trial.json`."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "trial.json", to_builtins(trial))
+    write_trial(directory, trial)
     return launcher.launch(trial, directory)

@@ -16,7 +16,7 @@ import numpy as np
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Rounds, estimate_location, estimate_median
 from scalelab.records.observations import Fetch, ReadingReport
-from scalelab.records.settings import Pass, Reading
+from scalelab.records.tasks import Dataset, Pass, Read
 from scalelab.records.trial import Status, Trial, TrialResult
 
 
@@ -75,9 +75,9 @@ class FetchSeries:
         return self.trial.label or self.trial.configuration
 
     @property
-    def reading(self) -> Reading:
-        assert self.trial.reading is not None
-        return self.trial.reading
+    def dataset(self) -> Dataset:
+        assert self.trial.dataset is not None
+        return self.trial.dataset
 
     @property
     def is_measured(self) -> bool:
@@ -91,7 +91,7 @@ class FetchSeries:
     @property
     def main(self) -> PassTimes | None:
         """Shuffled and warm, by whole batches where the reader knows such: what training does."""
-        access = "item" if self.reading.mode == "naive" else "batch"
+        access = "item" if self.dataset.mode == "naive" else "batch"
         return self.passes.get(Pass(access=access).name)  # type: ignore[arg-type]
 
     @property
@@ -106,11 +106,11 @@ class FetchSeries:
 
     @property
     def num_samples(self) -> int:
-        return self.reports[0].num_samples if self.reports else self.reading.num_samples
+        return self.reports[0].num_samples if self.reports else self.dataset.num_samples
 
     @property
     def sample_bytes(self) -> int:
-        return self.reports[0].sample_bytes if self.reports else self.reading.sample_bytes
+        return self.reports[0].sample_bytes if self.reports else self.dataset.sample_bytes
 
     @property
     def write_seconds(self) -> Estimate | None:
@@ -178,7 +178,7 @@ def group_fetches(results: Sequence[TrialResult]) -> dict[str, FetchSeries]:
     """One series per configuration that reads alone, in the order in which they first ran; others are left out."""
     grouped: dict[str, list[TrialResult]] = {}
     for result in sorted(results, key=lambda result: result.trial.round):
-        if result.trial.reading is not None and result.trial.trains_nothing:
+        if isinstance(result.trial.task, Read):
             grouped.setdefault(result.trial.configuration, []).append(result)
     last_round = max((result.trial.round for found in grouped.values() for result in found), default=0)
     return {name: _make_series(found, last_round) for name, found in grouped.items()}
@@ -186,8 +186,8 @@ def group_fetches(results: Sequence[TrialResult]) -> dict[str, FetchSeries]:
 
 def _make_series(results: list[TrialResult], last_round: int) -> FetchSeries:
     trial = results[0].trial
-    assert trial.reading is not None
-    found = {one.name: _make_times(one, results, last_round) for one in trial.reading.passes}
+    assert isinstance(trial.task, Read)
+    found = {one.name: _make_times(one, results, last_round) for one in trial.task.passes}
     return FetchSeries(
         trial=trial,
         results=tuple(results),
@@ -226,9 +226,8 @@ def _count_epochs(lines: Sequence[Fetch]) -> int:
 def _count_samples(result: TrialResult) -> int:
     """Of an epoch, on all ranks together."""
     known = [rank.reading.num_samples for rank in result.ranks if rank.reading is not None]
-    reading = result.trial.reading
-    assert reading is not None
-    return known[0] if known else reading.num_samples
+    assert result.trial.dataset is not None
+    return known[0] if known else result.trial.dataset.num_samples
 
 
 def _add_up(result: TrialResult, lines: Sequence[Fetch]) -> float:

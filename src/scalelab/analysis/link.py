@@ -30,7 +30,7 @@ from scalelab.analysis.communication import POINT_TO_POINT, bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.scaling_laws import tabulate_sizes
 from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
-from scalelab.records.settings import Exchange
+from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Trial, TrialResult
 
 
@@ -48,8 +48,8 @@ class TransferSeries:
 
     @property
     def exchange(self) -> Exchange:
-        assert self.trial.exchange is not None
-        return self.trial.exchange
+        assert isinstance(self.trial.task, Exchange)
+        return self.trial.task
 
     @property
     def operation(self) -> str:
@@ -70,7 +70,7 @@ def group_transfers(results: Sequence[TrialResult]) -> dict[str, TransferSeries]
     """One series per configuration that exchanges, in the order in which they first ran; other trials are left out."""
     grouped: dict[str, list[TrialResult]] = {}
     for result in sorted(results, key=lambda result: result.trial.round):
-        if result.trial.exchange is not None:
+        if isinstance(result.trial.task, Exchange):
             grouped.setdefault(result.trial.configuration, []).append(result)
     last_round = max((result.trial.round for found in grouped.values() for result in found), default=0)
     return {name: _make_series(found, last_round) for name, found in grouped.items()}
@@ -95,8 +95,8 @@ def _make_series(results: list[TrialResult], last_round: int) -> TransferSeries:
 
 def read_call_seconds(result: TrialResult) -> dict[int, list[float]]:
     """The time of one call of every complete timing, by size."""
-    exchange = result.trial.exchange
-    is_pair = exchange is not None and exchange.operation == POINT_TO_POINT
+    task = result.trial.task
+    is_pair = isinstance(task, Exchange) and task.operation == POINT_TO_POINT
     wanted = 2 if is_pair else result.trial.num_ranks
     timings: dict[tuple[int, int], dict[int, float]] = {}
     for line in result.transfers:

@@ -20,9 +20,10 @@ from scalelab.launch.outcome import read_unfinished
 from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
-from scalelab.records.settings import Course
+from scalelab.records.settings import TrainingRun
 from scalelab.records.store import RunStore
 from scalelab.records.strategies import Strategy, check_spreading, check_strategy
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -58,7 +59,7 @@ MOST_ROWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Study):
+class TrainStudy(Study):
     """A real training run: loss, accuracy, learning rate and time per line, checkpoints, exact resume."""
 
     name: ClassVar[str] = "train"
@@ -71,7 +72,7 @@ class Train(Study):
     """Strategy: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one rank, ddp on more."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    course: Course = field(default_factory=Course)
+    course: TrainingRun = field(default_factory=TrainingRun)
     job: Job = field(default_factory=lambda: Job(timeout="30d"))
     local_ranks: Annotated[int | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
     """Ranks on this machine; None: all."""
@@ -102,7 +103,7 @@ class Train(Study):
             global_batch=self.global_batch,
             threads_per_rank=threads,
             is_oversubscribed=is_oversubscribed(here, threads, count_cores()),
-            course=self.course,
+            task=Train(run=self.course),
             **describe_trial_fields(job, self.found_strategy),
         )
         check_strategy(trial)

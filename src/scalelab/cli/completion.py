@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.cli.app import VERBS
 from scalelab.cli.flags import FIELD_FLAGS, parse_flags
 from scalelab.cli.study_flags import is_training, make_command_class
@@ -78,7 +78,7 @@ def make_full_parser() -> Any:
     run = dataclasses.make_dataclass("Run", [("study", Union[tuple(studies)])])  # noqa: UP007
     verbs = {
         "run": run,
-        "train": make_command_class(Train, make_all_options(), "…"),
+        "train": make_command_class(TrainStudy, make_all_options(), "…"),
         "collectives": make_command_class(load_study("collectives"), None, ""),
         "quantize": make_command_class(load_study("quantize"), make_all_options(), "…"),
         "data": make_data_class(),

@@ -53,7 +53,7 @@ TITLES = {
     "Spreading": "Strategy options",
     "Perturbation": "Injected delay",
     "Sampling": "Sampling",
-    "Course": "Training run",
+    "TrainingRun": "Training run",
     "Execution": "Run",
     "Submission": "Batch job",
     "Site": "Batch job resources",

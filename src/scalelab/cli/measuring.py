@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.cli.study_flags import Execution
@@ -44,7 +44,7 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
 def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
     """Progress by trial, or by line of a training run."""
     first = store.trials()[0]
-    is_training = store.record.study == Train.name
+    is_training = store.record.study == TrainStudy.name
     return LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter()
 
 

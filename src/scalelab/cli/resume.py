@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from scalelab import __version__
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.cli.batch.submission import Submission, check_unused, check_unused_by_rows, make_submitter
 from scalelab.cli.batch.submit import check_no_job, check_output, check_trials_free, conclude, submit_run
 from scalelab.cli.flags import RunsDir, parse_flags
@@ -118,7 +118,7 @@ def note_place(store: RunStore) -> None:
 def join_launcher(store: RunStore, member: Membership, runs_dir: Path) -> JoinedLauncher:
     """Under an external launcher only a training run resumes, with the same number of ranks."""
     trial = store.trials()[0]
-    if trial.course is None:
+    if trial.training_run is None:
         raise UsageError(
             f"{store.name} is not a training run: resume it without {member.launcher}; it starts its ranks itself"
         )
@@ -132,7 +132,7 @@ def join_launcher(store: RunStore, member: Membership, runs_dir: Path) -> Joined
 def reopen_training(store: RunStore) -> None:
     """A training run that failed or was killed continues from its last checkpoint; other failures are results."""
     name = store.record.trials[0]
-    if store.record.study == Train.name and store.has_result(name):
+    if store.record.study == TrainStudy.name and store.has_result(name):
         try:
             is_over = store.result(name).status is Status.COMPLETED
         except DamagedRun:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.cli.batch.submission import prepare, show_scripts
 from scalelab.cli.batch.submit import start_and_submit
 from scalelab.cli.measuring import measure_and_report
@@ -26,7 +26,7 @@ from scalelab.runs.launching import choose_launcher
 
 
 def main(args: Sequence[str]) -> int:
-    train, execution = parse_kind(Train, args, "train")
+    train, execution = parse_kind(TrainStudy, args, "train")
     member = find_member(os.environ)
     train = join_ranks(train, member) if member else train
     train = place_checkpoints(train, is_first=member is None or member.rank == 0)
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
     return measure_and_report(store, train, launcher, execution.output)
 
 
-def join_ranks(train: Train, member: Membership) -> Train:
+def join_ranks(train: TrainStudy, member: Membership) -> TrainStudy:
     """The training run on the ranks that were launched."""
     if train.ranks not in (1, member.num_ranks):
         raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} launched ranks: leave it out")
@@ -71,7 +71,7 @@ def find_earlier(command: Sequence[str], runs_dir: Path) -> RunStore | None:
     return None
 
 
-def place_checkpoints(train: Train, *, is_first: bool) -> Train:
+def place_checkpoints(train: TrainStudy, *, is_first: bool) -> TrainStudy:
     """Checkpoints in an absolute directory, so that ranks and later resumes find it; checked to be writable."""
     given = train.course.checkpoints
     if given is None:

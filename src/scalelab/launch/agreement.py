@@ -27,7 +27,7 @@ from typing import Any
 
 from scalelab.errors import DamagedRun
 from scalelab.records.files import read_json, write_atomically
-from scalelab.records.settings import Course
+from scalelab.records.settings import TrainingRun
 
 EXIT_FAILED = 1
 """The rank failed; the reason is in its outcome file."""
@@ -138,9 +138,9 @@ def start_file(directory: Path) -> Path:
     return directory / "start.json"
 
 
-def checkpoint_directory(directory: Path, course: Course) -> Path:
+def checkpoint_directory(directory: Path, run: TrainingRun) -> Path:
     """Where a training run keeps its checkpoints."""
-    return Path(course.checkpoints) if course.checkpoints else directory / "checkpoints"
+    return Path(run.checkpoints) if run.checkpoints else directory / "checkpoints"
 
 
 def list_checkpoints(root: Path) -> list[Path]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.records.observations import Fetch, Message, RankReport, ReadingReport, TracedStep, Transfer
-from scalelab.records.settings import MEMORY, Pass
-from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult, not_run
+from scalelab.records.tasks import MEMORY, Dataset, Exchange, Pass, Read
+from scalelab.records.trial import Status, StepKind, StepPlan, StepSample, Trial, TrialResult, not_run
 
 WARMUP_FACTORS = (3.5, 1.6, 1.2)
 """How much longer the first steps take."""
@@ -52,12 +52,14 @@ class FakeLauncher:
             return not_run(trial, "simulated by the fake launcher")
         if status is not Status.COMPLETED:
             return TrialResult(trial=trial, status=status, reason=f"simulated by the fake launcher: {status}")
-        if trial.exchange is not None:
-            return TrialResult(trial=trial, status=status, transfers=tuple(self._play_exchange(trial)))
-        if trial.trains_nothing:
-            fetches, ranks = tuple(self._play_reading(trial)), _play_reports(trial)
-            return TrialResult(trial=trial, status=status, fetches=fetches, ranks=ranks)
-        samples = self._play(trial)
+        match trial.task:
+            case Exchange() as exchange:
+                transfers = tuple(self._play_exchange(trial, exchange))
+                return TrialResult(trial=trial, status=status, transfers=transfers)
+            case Read() as read:
+                fetches, ranks = tuple(self._play_reading(trial, read)), _play_reports(trial, read.dataset)
+                return TrialResult(trial=trial, status=status, fetches=fetches, ranks=ranks)
+        samples = self._play(trial, trial.step_plan or StepPlan())
         return TrialResult(
             trial=trial,
             status=status,
@@ -75,9 +77,7 @@ class FakeLauncher:
         rng = np.random.default_rng([self._seed, trial.seed, *name_seed])
         return rng, float(np.exp(self._noise * 0.5 * rng.standard_normal()))
 
-    def _play_exchange(self, trial: Trial) -> list[Transfer]:
-        assert trial.exchange is not None
-        exchange = trial.exchange
+    def _play_exchange(self, trial: Trial, exchange: Exchange) -> list[Transfer]:
         rng, launch_shift = self._seed_trial(trial)
         found: list[Transfer] = []
         clock = 0.0
@@ -92,16 +92,14 @@ class FakeLauncher:
                 clock += seconds
         return found
 
-    def _play_reading(self, trial: Trial) -> list[Fetch]:
+    def _play_reading(self, trial: Trial, read: Read) -> list[Fetch]:
         """All batches of all passes; the first epoch of a reader takes twice as long as the others."""
-        assert trial.reading is not None
-        reading = trial.reading
         rng, launch_shift = self._seed_trial(trial)
         found: list[Fetch] = []
         clock = 0.0
-        for one in reading.passes:
-            for epoch in range(1 if one.cache == "cold" else reading.epochs):
-                for batch in range(reading.num_samples // trial.global_batch):
+        for one in read.passes:
+            for epoch in range(1 if one.cache == "cold" else read.epochs):
+                for batch in range(read.dataset.num_samples // trial.global_batch):
                     skewed = launch_shift * float(np.exp(self._noise * rng.standard_normal()))
                     seconds = self._fetch_seconds(trial, one) * skewed * (2.0 if epoch == 0 else 1.0)
                     name = (one.order, one.access, one.cache)
@@ -112,11 +110,11 @@ class FakeLauncher:
                     clock += seconds
         return found
 
-    def _play(self, trial: Trial) -> list[StepSample]:
+    def _play(self, trial: Trial, plan: StepPlan) -> list[StepSample]:
         rng, launch_shift = self._seed_trial(trial)
         samples: list[StepSample] = []
         clock, step = 0.0, 0
-        for kind, num_steps in trial.plan.blocks:
+        for kind, num_steps in plan.blocks:
             for _ in range(num_steps):
                 seconds = self._draw(trial, kind, step, launch_shift, rng)
                 ready = self._find_ready(trial, seconds)
@@ -128,7 +126,7 @@ class FakeLauncher:
 
     def _play_traces(self, trial: Trial, samples: list[StepSample]) -> tuple[RankReport, ...]:
         """What the traces of the profiled steps would say: all ranks come at once, all communication is exposed."""
-        if not trial.plan.profiled_steps:
+        if not any(sample.kind is StepKind.PROFILED for sample in samples):
             return ()
         exposed = round(1e9 * self._comm_seconds(trial))
         steps: dict[int, list[TracedStep]] = {rank: [] for rank in range(trial.num_processes)}
@@ -172,17 +170,15 @@ def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: fl
     )
 
 
-def _play_reports(trial: Trial) -> tuple[RankReport, ...]:
+def _play_reports(trial: Trial, dataset: Dataset) -> tuple[RankReport, ...]:
     """What ranks would say of a stored set: HDF5 with a filter has 128 samples in a chunk."""
-    assert trial.reading is not None
-    reading = trial.reading
-    is_file = reading.format != MEMORY
-    is_chunked = reading.format.startswith("hdf5-")
+    is_file = dataset.format != MEMORY
+    is_chunked = dataset.format.startswith("hdf5-")
     report = ReadingReport(
-        num_samples=reading.num_samples,
-        sample_bytes=reading.sample_bytes,
+        num_samples=dataset.num_samples,
+        sample_bytes=dataset.sample_bytes,
         write_seconds=0.5 if is_file else None,
-        file_bytes=reading.num_samples * reading.sample_bytes if is_file else None,
+        file_bytes=dataset.num_samples * dataset.sample_bytes if is_file else None,
         open_seconds=(0.001,) if is_file else (),
         cold_open_seconds=(0.002,) if is_file else (),
         resident_shares=(0.0,) if is_file else (),

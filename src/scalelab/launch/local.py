@@ -230,7 +230,7 @@ def clear_previous(trial: Trial, directory: Path) -> None:
 
     A training run keeps its samples, lines and traces: it goes on from its last checkpoint, and drops what lies beyond.
     """
-    if trial.course is None:
+    if trial.training_run is None:
         remove_scratch(directory)
         shutil.rmtree(directory / "trace", ignore_errors=True)
     for pattern in ("rank*.log", "rank*.json", "host*.log", "host*.json", "step.log", "rendezvous-*.json"):

@@ -31,6 +31,7 @@ from scalelab.records.files import read_json
 from scalelab.records.observations import CurvePoint, Message, RankReport, TracedOperator, TracedStep
 from scalelab.records.quantized import Quantized
 from scalelab.records.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
+from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
 from scalelab.trace.job_trace import JobTrace, read_ranks
@@ -175,11 +176,11 @@ def conclude_trial(
         fetches=tuple(fetches),
         ranks=add_traced_steps(reports, directory),
         curve=read_curve(curve_file(directory)),
-        quantized=None if trial.quantization is None else read_quantized(quantized_file(directory)),
+        quantized=read_quantized(quantized_file(directory)) if isinstance(trial.task, Quantize) else None,
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
-    if trial.course is None or blame is None:  # a training that was cut short goes on from its own files
+    if trial.training_run is None or blame is None:  # a training that was cut short goes on from its own files
         remove_scratch(directory)
     return result
 

@@ -55,7 +55,7 @@ from scalelab.quantize.scales import list_remarks, quantize_network
 from scalelab.quantize.simulate import simulate_logits
 from scalelab.quantize.timing import Call, one_thread, time_runtimes
 from scalelab.records.quantized import SMALL_NET, LayerReport, Quantized, Stage
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 
 NUM_CHECKED_FOR_TIES = 256
 MIXED_CHUNK = 64

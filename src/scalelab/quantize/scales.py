@@ -28,7 +28,7 @@ import torch
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.calibrate import Calibration
 from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 
 WEIGHT_LIMIT = 127
 LARGEST_INT32 = 2**31 - 1

@@ -94,7 +94,7 @@ def quote(outcome: Outcome | None, *kinds: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast(Memory):
+class MemoryForecast(Memory):
     """Memory by forecast alone: a step on tensors without memory, and no measurement."""
 
     def plan(self) -> list[Trial]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.errors import RankUnknown, ScalelabError, UsageError
 from scalelab.launch.batch.jobscripts import NO_PSIJ
 from scalelab.launch.batch.site import Site
@@ -51,7 +51,7 @@ NO_BATCH_SYSTEM = f"there is no batch system here: neither {' nor '.join(PROGRAM
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmittedTraining(Train):
+class SubmittedTraining(TrainStudy):
     """A training run that is submitted to a batch system as a job of its own."""
 
     site: Site = field(default_factory=Site)
@@ -160,7 +160,7 @@ def find_lack_of_memory(trials: Iterable[Trial]) -> str | None:
 
 def count_state_bytes(trial: Trial) -> int:
     """The least that one rank holds besides activations; 0 where that is unknown, or nothing is allocated."""
-    if trial.workload not in BUILT_IN or "memory_forecast" in trial.instruments:
+    if trial.workload not in BUILT_IN or trial.is_forecast:
         return 0
     num_parameters = make_options(trial.workload, trial.options).count_parameters()
     size = 4 if trial.shape.autocast else BYTES.get(trial.dtype, 4)

@@ -204,7 +204,7 @@ def list_tables(outcome: Outcome) -> list[Table]:
     for section in document.sections if document else ():
         for number, table in enumerate(section.tables):
             found.append(replace(table, title=table.title or (section.heading if number == 0 else "")))
-    kept = found[1:] if any(result.trial.course for result in outcome.results) else found
+    kept = found[1:] if any(result.trial.training_run for result in outcome.results) else found
     title = document.title if document else ""
     return [replace(table, title=table.title or title) for table in kept[:1]] + kept[1:]
 

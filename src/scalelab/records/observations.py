@@ -4,7 +4,6 @@ An instrument is asked for by a trial, and its record comes back with the result
 clean steps: after them, in steps of its own, or outside the ranks.
 
     memory           the bytes of tensors alive, by category, at the highest point of a step; a timeline beside it
-    memory_forecast  the same from fake tensors, before anything is allocated; the trial then runs no step
     messages         what the ranks send in one step, by kind, with bytes
     gradients        when every gradient is ready in backward
     counters         what DDP itself says of forward, backward, exchange and their overlap
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Instrument = Literal[
-    "memory", "memory_forecast", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi"
+    "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi"
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from scalelab.errors import DamagedRun
 from scalelab.records.observations import Fetch, Transfer
+from scalelab.records.tasks import Exchange, Read
 from scalelab.records.trial import StepKind, StepSample, TrialResult
 
 COLUMNS = StepSample._fields
@@ -35,10 +36,11 @@ Line = TypeVar("Line", StepSample, Transfer, Fetch)
 def list_raw(result: TrialResult) -> dict[str, Sequence[tuple[object, ...]]]:
     """The lines of every raw file that a trial has: samples, and what is timed where nothing is trained."""
     found: dict[str, Sequence[tuple[object, ...]]] = {"samples": result.samples}
-    if result.trial.exchange is not None:
-        found["transfers"] = result.transfers
-    elif result.trial.trains_nothing:
-        found["fetches"] = result.fetches
+    match result.trial.task:
+        case Exchange():
+            found["transfers"] = result.transfers
+        case Read():
+            found["fetches"] = result.fetches
     return found
 
 

@@ -6,7 +6,6 @@ trial that sets none of them runs plain torch.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -25,27 +24,8 @@ SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp2")
 """Strategies that shard parameters, gradients and optimizer state across ranks."""
 LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
-"""Collectives that can be timed alone; defined in `analysis/communication.py`."""
-Backend = Literal["auto", "gloo", "nccl", "mpi"]
-
-MEMORY = "memory"
-"""The format name of samples that are in memory, without a file."""
-ReadingMode = Literal["lazy", "eager", "naive"]
-Order = Literal["sequential", "shuffled", "blocks"]
-Access = Literal["batch", "item"]
-Cache = Literal["cold", "warm", "memcpy"]
-"""Where the bytes are before a pass: on disk, in the page cache, or in the process's own memory."""
-
-CalibrationMethod = Literal["minmax", "sigma", "percentile", "mse", "entropy", "lab"]
-"""How activation ranges are chosen; lab: the lab exercise, which chains its scales layer by layer."""
-KernelProfile = Literal["onnxruntime", "qnnpack", "fbgemm"]
-"""The kernels to simulate; they round differently."""
-LabBias = Literal["scaled", "raw", "none"]
-LabRange = Literal["max", "3sigma"]
-
-NUMBER_BYTES = 4
-"""Messages consist of float32 values."""
+DEFAULT_STEPS = 100
+"""Steps of a training run without --steps and --epochs."""
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -190,7 +170,7 @@ class Perturbation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class TrainingRun:
     """A training run: its length, evaluations, checkpoints and profiles."""
 
     steps: MaybeInt = None
@@ -238,135 +218,7 @@ class Course:
         if self.steps is not None and self.epochs is not None:
             raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} are mutually exclusive: give one")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """Communication only, without training: one collective at several message sizes."""
-
-    operation: Operation
-    sizes: tuple[int, ...]
-    """Message sizes in bytes, as `analysis/communication.py` defines them: whole float32 values."""
-    repeats: int = 50
-    """Maximum number of timings per size."""
-    warmup_calls: int = 3
-    """Untimed calls per size before the first timing."""
-    budget_seconds: float = 0.5
-    """Time budget per size and launch; slower sizes get fewer timings."""
-    backend: Backend = "auto"
-    """auto: nccl on GPUs, gloo on CPU."""
-
-    def __post_init__(self) -> None:
-        check_at_least("repeats", self.repeats, 1)
-        check_at_least("warmup_calls", self.warmup_calls, 0)
-        check_positive("budget", self.budget_seconds)
-        if not self.sizes:
-            raise UsageError(f"{self.operation} needs at least one message size")
-        for size in self.sizes:
-            if size < NUMBER_BYTES or size % NUMBER_BYTES:
-                raise UsageError(
-                    f"a message of {size} bytes is not a whole number of float32 values: use a multiple of 4"
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataField:
-    """One column of a dataset: its shape and type per sample."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
     @property
-    def num_bytes(self) -> int:
-        """Bytes of one sample; the digits of a dtype's name are its bits, and a bool takes a byte."""
-        bits = re.search(r"\d+", self.dtype)
-        return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """One way to read through a dataset."""
-
-    order: Order = "shuffled"
-    access: Access = "batch"
-    cache: Cache = "warm"
-
-    @property
-    def name(self) -> str:
-        return f"{self.order} {self.access} {self.cache}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A dataset that is written and read, on its own or as the source of training batches."""
-
-    format: str
-    """A format of `data/formats/catalogue.py`, or `MEMORY`."""
-    mode: ReadingMode = "lazy"
-    """lazy: read samples on access. eager: load everything on open. naive: HDF5 with
-    `dataset[i]`, sample by sample."""
-    automatic_chunks: bool = False
-    """Let h5py choose the chunks when writing HDF5."""
-    source: str = ""
-    """File to take the samples from; empty: random numbers of the shapes in `fields`."""
-    is_as_it_is: bool = False
-    """Read the source itself, without writing a copy."""
-    num_samples: int = 2048
-    fields: tuple[DataField, ...] = ()
-    passes: tuple[Pass, ...] = ()
-    epochs: int = 2
-    """Epochs of every warm pass; the first runs on a freshly opened reader."""
-    budget_seconds: float = 2.0
-    """Time budget per epoch and pass; a slower epoch stops after the current batch."""
-    workers: int = 0
-    """Reader processes per rank."""
-
-    def __post_init__(self) -> None:
-        check_at_least("samples", self.num_samples, 1)
-        check_at_least("epochs", self.epochs, 1)
-        check_at_least("workers", self.workers, 0)
-        check_positive("budget", self.budget_seconds)
-        if self.mode == "naive" and not self.format.startswith("hdf5"):
-            raise UsageError(f"{self.format} has no naive reader: only HDF5 does")
-
-    @property
-    def sample_bytes(self) -> int:
-        return sum(one.num_bytes for one in self.fields)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantization:
-    """Quantization of a model to int8, after training or without it."""
-
-    method: CalibrationMethod = "mse"
-    num_samples: int = 512
-    """Training samples used for calibration."""
-    is_per_tensor: bool = False
-    """One weight scale per layer instead of per output channel."""
-    rounds_logits: bool = False
-    """Whether the logits are quantized too, instead of staying float."""
-    profile: KernelProfile = "onnxruntime"
-    mixed_points: float | None = None
-    """Keep layers in float, worst first, until the accuracy loss is at most this many points. None: keep none."""
-    num_tested: int | None = None
-    """Test samples for quantizing each layer on its own. None: as many as fit a fixed compute budget."""
-    weights: str = ""
-    """File of trained weights; empty: the model as built or trained."""
-    batches: tuple[int, ...] = (1, 64)
-    """Batch sizes to measure latency at."""
-    num_rounds: int = 15
-    """Timing rounds per runtime and batch size."""
-    lab_peak: int = 127
-    """The integer that the lab maps the largest activation to: 127, or the published 255."""
-    lab_bias: LabBias = "scaled"
-    lab_range: LabRange = "max"
-
-    def __post_init__(self) -> None:
-        check_at_least("samples", self.num_samples, 1)
-        check_at_least("rounds", self.num_rounds, 1)
-        if self.mixed_points is not None:
-            check_not_negative("mixed", self.mixed_points)
-        if self.num_tested is not None:
-            check_at_least("tested", self.num_tested, 1)
-        for batch in self.batches:
-            check_at_least("batches", batch, 1)
+    def num_steps(self) -> int | None:
+        """The optimizer steps; None if given in epochs."""
+        return None if self.epochs is not None else self.steps or DEFAULT_STEPS

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -31,15 +31,15 @@ from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageE
 from scalelab.records.environment import Environment
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
-from scalelab.records.trial import (
+from scalelab.records.schema import (
     SCHEMA_VERSION,
-    Trial,
-    TrialResult,
-    from_builtins,
-    infer_cause,
-    to_builtins,
-    with_samples,
+    check_schema,
+    convert_file,
+    read_trial,
+    upgrade_result,
+    write_trial,
 )
+from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
 
 RUNS_DIR = Path("runs")
 """Default directory of the runs."""
@@ -50,8 +50,6 @@ RUNNING = "running.json"
 
 GLANCE_BYTES = 8192
 STATUS = re.compile(rb'"status": "(\w+)"')
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ class RunStore:
             write_json(path / "environment.json", to_builtins(environment))
             for trial in trials:
                 store.trial_directory(trial.name).mkdir(parents=True)
-                write_json(store.trial_directory(trial.name) / "trial.json", to_builtins(trial))
+                write_trial(store.trial_directory(trial.name), trial)
             write_json(path / "run.json", to_builtins(record))
         return store
 
@@ -126,7 +124,7 @@ class RunStore:
             raise StoreError(f"{path} is not a run: no run.json")
         data = read_json(path / "run.json")
         check_schema(path / "run.json", data)
-        return cls(path, _convert(path / "run.json", data, RunRecord))
+        return cls(path, convert_file(path / "run.json", data, RunRecord))
 
     @property
     def name(self) -> str:
@@ -137,8 +135,7 @@ class RunStore:
 
     def trials(self) -> tuple[Trial, ...]:
         """The planned trials, in the order in which they run."""
-        files = [self.trial_directory(name) / "trial.json" for name in self.record.trials]
-        return tuple(_convert(file, read_json(file), Trial) for file in files)
+        return tuple(read_trial(self.trial_directory(name)) for name in self.record.trials)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
         """Extend the plan: a search adds trials that depend on results."""
@@ -149,14 +146,15 @@ class RunStore:
         with storage_errors(self.path):
             for trial in trials:
                 self.trial_directory(trial.name).mkdir(parents=True, exist_ok=True)
-                write_json(self.trial_directory(trial.name) / "trial.json", to_builtins(trial))
-            record = replace(self.record, trials=(*self.record.trials, *(trial.name for trial in trials)))
+                write_trial(self.trial_directory(trial.name), trial)
+            names = (*self.record.trials, *(trial.name for trial in trials))
+            record = replace(self.record, trials=names, schema_version=SCHEMA_VERSION)
             write_json(self.path / "run.json", to_builtins(record))
         self.record = record
 
     def environment(self) -> Environment:
         file = self.path / "environment.json"
-        return _convert(file, read_json(file), Environment)
+        return convert_file(file, read_json(file), Environment)
 
     def save_environment(self, environment: Environment) -> None:
         """Record where the run is measured, if it was planned elsewhere."""
@@ -184,12 +182,11 @@ class RunStore:
         """A stored result with its samples; raises `DamagedRun` if a file was changed or truncated."""
         directory = self.trial_directory(trial_name)
         header = read_json(directory / "result.json")
-        check_schema(directory / "result.json", header)
+        version = check_schema(directory / "result.json", header)
         known = {name: (header.pop(f"{name}_sha256", None), header.pop(f"num_{name}", None)) for name in RAW_FILES}
-        header.pop("schema_version")
-        bare = _convert(directory / "result.json", header, TrialResult)
+        bare = convert_file(directory / "result.json", upgrade_result(header, version), TrialResult)
         raw = {name: read_raw(directory / f"{name}.csv", *known[name]) for name in list_raw(bare)}
-        return with_samples(bare if "cause" in header else infer_cause(bare), **raw)
+        return with_samples(bare, **raw)
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
         """All readable results in plan order, and the errors of the others."""
@@ -315,21 +312,6 @@ def refuse_holder(marker: Path) -> None:
             f"process {holder['pid']} on {where} is executing run {marker.parent.name}: "
             f"wait for it, or stop it and remove {marker}"
         )
-
-
-def check_schema(path: Path, data: dict[str, Any]) -> None:
-    version = data.get("schema_version")
-    if not isinstance(version, int):
-        raise DamagedRun(f"{path} has no schema_version: it was changed, or not written by scalelab")
-    if version > SCHEMA_VERSION:
-        raise DamagedRun(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: upgrade scalelab")
-
-
-def _convert(path: Path, data: Any, kind: type[T]) -> T:
-    try:
-        return from_builtins(data, kind)
-    except (ValueError, UsageError) as error:
-        raise DamagedRun(f"{path} is damaged: {error}") from error
 
 
 def _claim_directory(runs_dir: Path, name: str) -> Path:

@@ -1,8 +1,9 @@
 """What to run and how it ended: `Trial` and `TrialResult`.
 
 A trial is one configuration run once in fresh processes. It is a frozen record that travels as `trial.json` from the
-planner to the ranks and holds exactly what a rank needs. A result is what comes back: a
-status and the raw samples of every rank and step. A failure is a result too.
+planner to the ranks: a header that every trial has (what is trained, on which ranks, within which limits) and one
+task (`records/tasks.py`). A result is what comes back: a status and the raw samples of every rank and step. A failure
+is a result too.
 
     completed       every rank ran every step
     out_of_memory   a rank needed more memory than it may use
@@ -29,25 +30,20 @@ from scalelab.records.observations import BatchNote, CurvePoint, DeviceLoad, Fet
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import (
     Bind,
-    Course,
     Dtype,
-    Exchange,
     LauncherName,
     Optimization,
     Perturbation,
-    Quantization,
-    Reading,
     Spreading,
     StepShape,
+    TrainingRun,
 )
 from scalelab.records.steps import PHASES as PHASES
 from scalelab.records.steps import Block as Block
 from scalelab.records.steps import StepKind as StepKind
 from scalelab.records.steps import StepPlan as StepPlan
 from scalelab.records.steps import StepSample as StepSample
-
-SCHEMA_VERSION = 1
-"""Incremented whenever a file of an older version would be misread."""
+from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Task, Train
 
 Option = bool | int | float | str
 """The type of a workload's option: it must survive JSON and a command line."""
@@ -149,15 +145,8 @@ class Trial:
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)
     perturbation: Perturbation = field(default_factory=Perturbation)
-    plan: StepPlan = field(default_factory=StepPlan)
-    course: Course | None = None
-    """A training run instead of the measurement in `plan`."""
-    exchange: Exchange | None = None
-    """Communication only, without training: no workload, and `NO_STRATEGY`."""
-    reading: Reading | None = None
-    """A dataset that is written and read: on its own, with no workload and `NO_STRATEGY`, or for training."""
-    quantization: Quantization | None = None
-    """Quantization to int8 after the training run, or right away without one."""
+    task: Task = field(default_factory=Measure)
+    """What the ranks do; `Exchange` and `Read` have no workload, and `NO_STRATEGY`."""
     instruments: tuple[Instrument, ...] = ()
     """What is recorded besides time."""
     label: str = ""
@@ -202,7 +191,7 @@ class Trial:
         if self.strategy == "single" and self.num_ranks > 1:
             raise UsageError(f"--strategy single runs on one rank, got {self.num_ranks}: use --strategy ddp")
         if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
-            what = "timing collectives" if self.exchange is not None else "reading a dataset"
+            what = "timing collectives" if isinstance(self.task, Exchange) else "reading a dataset"
             raise UsageError(
                 f"{what} does not train: leave the workload empty, got {self.workload!r}, and use strategy"
                 f" {NO_STRATEGY!r}, got {self.strategy!r}"
@@ -234,7 +223,7 @@ class Trial:
     @property
     def trains_nothing(self) -> bool:
         """Whether the trial only times collectives or reads a dataset."""
-        return self.exchange is not None or (self.reading is not None and not self.workload)
+        return isinstance(self.task, Exchange | Read)
 
     @property
     def num_hosts(self) -> int:
@@ -244,7 +233,27 @@ class Trial:
     @property
     def is_forecast(self) -> bool:
         """Whether memory is estimated from a step on fake tensors, without training."""
-        return "memory_forecast" in self.instruments
+        return isinstance(self.task, Forecast)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the trial trains: every task but timing collectives, reading a dataset and estimating memory."""
+        return not isinstance(self.task, Exchange | Read | Forecast)
+
+    @property
+    def training_run(self) -> TrainingRun | None:
+        """The training run, if the trial has one: alone, or before quantization."""
+        return self.task.run if isinstance(self.task, Train | Quantize) else None
+
+    @property
+    def step_plan(self) -> StepPlan | None:
+        """The steps to measure, if the trial measures."""
+        return self.task.plan if isinstance(self.task, Measure) else None
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The dataset to write and read, if the trial has one: on its own, or for training."""
+        return self.task.dataset if isinstance(self.task, Measure | Read) else None
 
     @property
     def is_emulated(self) -> bool:
@@ -341,13 +350,6 @@ def with_samples(
 def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause: Cause | None = None) -> TrialResult:
     """The result of a trial that was never started."""
     return TrialResult(trial=trial, status=Status.NOT_RUN, cause=cause, reason=reason, batch=batch)
-
-
-def infer_cause(result: TrialResult) -> TrialResult:
-    """The same result with its cause, where 0.1 stored only the sentence; otherwise unknown."""
-    known = {Status.OUT_OF_MEMORY: Cause.ALLOCATION, Status.TIMED_OUT: Cause.TIME_LIMIT}
-    is_lacking = "lacks this operation" in result.reason
-    return replace(result, cause=Cause.UNSUPPORTED if is_lacking else known.get(result.status))
 
 
 T = TypeVar("T")

@@ -76,7 +76,7 @@ def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
     try:
         return launcher.launch(trial, directory)
     finally:
-        if trial.reading is not None:
+        if trial.dataset is not None:
             remove_stored(directory)
 
 

@@ -135,7 +135,7 @@ STUDIES: dict[str, Entry] = {
         "How does the gain from more ranks depend on the batch, and where does it saturate?",
     ),
     "quantize": Entry(
-        "scalelab.studies.quantize.study:Quantize",
+        "scalelab.studies.quantize.study:QuantizeStudy",
         "Quantization",
         "What does int8 cost in accuracy, what does it gain, and which layer is to blame?",
     ),
@@ -144,7 +144,7 @@ STUDIES: dict[str, Entry] = {
 
 OTHERS = {
     "metered": "scalelab.answers.metered:MeteredRun",
-    "train": "scalelab.answers.train:Train",
+    "train": "scalelab.answers.train:TrainStudy",
     "reproduce": "scalelab.recipes.reproduce:Reproduce",
 }
 """Kinds of runs that another verb makes."""

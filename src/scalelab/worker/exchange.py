@@ -39,7 +39,7 @@ from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.launch.agreement import transfers_file
 from scalelab.records.observations import Transfer
 from scalelab.records.samples import render_transfers
-from scalelab.records.settings import NUMBER_BYTES, Exchange
+from scalelab.records.tasks import NUMBER_BYTES, Exchange
 from scalelab.records.trial import Trial
 
 GROUP_SECONDS = 1e-4
@@ -121,10 +121,10 @@ CALLS: dict[str, Callable[[Message], object]] = {
 }
 
 
-def run_exchange(trial: Trial, rank: int, device: torch.device, directory: Path, transfers: list[Transfer]) -> None:
+def run_exchange(
+    trial: Trial, exchange: Exchange, rank: int, device: torch.device, directory: Path, transfers: list[Transfer]
+) -> None:
     """Check and time every size; each timing is on disk before the next, and in `transfers`."""
-    assert trial.exchange is not None
-    exchange = trial.exchange
     check_world(trial)
     call = CALLS[exchange.operation]
     messages = make_messages(exchange, rank, trial.num_ranks, device)
@@ -295,7 +295,7 @@ def _count_up(first: int, count: int, device: torch.device) -> torch.Tensor:
 
 def name_backend(trial: Trial) -> str:
     """The backend of a trial's process group: what torch is built with decides whether there is one."""
-    wanted = trial.exchange.backend if trial.exchange else "auto"
+    wanted = trial.task.backend if isinstance(trial.task, Exchange) else "auto"
     if wanted == "auto":
         return "nccl" if trial.device == "cuda" else "gloo"
     if not dist.is_backend_available(wanted):

@@ -24,7 +24,7 @@ from scalelab.quantize.lab.stages import run_lab
 from scalelab.quantize.pipeline import Pipeline, Task
 from scalelab.records.files import write_json
 from scalelab.records.quantized import Quantized
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.records.trial import Trial, to_builtins
 from scalelab.worker.batches.augment import ImageFetch
 from scalelab.worker.batches.samples import SampleBatches
@@ -41,10 +41,8 @@ MOST_SKIPPED = 100_000
 """Batches after which data without end that has no samples is given up."""
 
 
-def quantize_training(trial: Trial, training: Training, directory: Path) -> None:
+def quantize_training(trial: Trial, settings: Quantization, training: Training, directory: Path) -> None:
     """Quantize the trained model to int8; results are written to the trial's directory as they come."""
-    settings = trial.quantization
-    assert settings is not None
     model = unwrap(training.model).cpu().eval()
     calibration = list(take_samples(calibration_batches(trial, training), settings.num_samples))
     if not calibration:

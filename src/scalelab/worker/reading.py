@@ -38,7 +38,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.agreement import fetches_file
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
 from scalelab.records.samples import render_raw
-from scalelab.records.settings import MEMORY, Pass, Reading
+from scalelab.records.tasks import MEMORY, Pass, Read
 from scalelab.records.trial import Trial
 from scalelab.worker.batches.samples import Partition, SampleBatches
 from scalelab.worker.batches.stored import (
@@ -60,19 +60,20 @@ ORDERS: dict[str, Order] = {"sequential": Sequential(), "shuffled": FullShuffle(
 
 
 def run_reading(
-    trial: Trial, rank: int, device: torch.device, directory: Path, report: RankReport, fetches: list[Fetch]
+    trial: Trial, task: Read, device: torch.device, directory: Path, report: RankReport, fetches: list[Fetch]
 ) -> RankReport:
     """Write the set, go through every pass; each is on disk before the next, and in `fetches`."""
-    assert trial.reading is not None
-    place = prepare_set(trial, rank, directory)
+    rank = report.rank
+    place = prepare_set(trial, task.dataset, rank, directory)
     drop_memory()
-    reader = Reader(trial=trial, rank=rank, device=device, place=place, is_in_memory=not trial.reading.is_as_it_is)
+    is_written = not task.dataset.is_as_it_is
+    reader = PassReader(trial=trial, task=task, rank=rank, device=device, place=place, is_in_memory=is_written)
     held = sum(array.nbytes for array in (place.arrays or {}).values())
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss - held)
     try:
         with fetches_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
             file.write(render_raw("fetches", ()))
-            for one in trial.reading.passes:
+            for one in task.passes:
                 if one.cache == "memcpy" and report.peak_memory_bytes is None:
                     report = replace(report, peak_memory_bytes=read_high_water())
                 lines = list(reader.go_through(one))
@@ -88,10 +89,11 @@ def run_reading(
 
 
 @dataclass
-class Reader:
+class PassReader:
     """The set as one rank has it: open or closed, and what was seen of it so far."""
 
     trial: Trial
+    task: Read
     rank: int
     device: torch.device
     place: Place
@@ -100,10 +102,6 @@ class Reader:
     is_in_memory: bool = True
     """Whether the kernel has all of the file, as after writing it."""
     start_private_bytes: int = field(default_factory=lambda: read_private_bytes())
-
-    @property
-    def reading(self) -> Reading:
-        return self.place.reading
 
     def close(self) -> None:
         if self.samples is not None and self.place.arrays is None:
@@ -123,8 +121,8 @@ class Reader:
         else:
             self._make_warm()
         meet()
-        num_epochs = 1 if one.cache == "cold" else self.reading.epochs
-        epochs = self._load_epochs(one) if self.reading.workers else self._fetch_epochs(one)
+        num_epochs = 1 if one.cache == "cold" else self.task.epochs
+        epochs = self._load_epochs(one) if self.task.dataset.workers else self._fetch_epochs(one)
         for _, fetched in zip(range(num_epochs), epochs, strict=False):
             yield from fetched
             self._note_memory()
@@ -205,7 +203,7 @@ class Reader:
         assert self.samples is not None
         partition, order = self._cut(len(self.samples)), self._find_order(one)
         assert order is not None
-        for epoch in range(self.reading.epochs):
+        for epoch in range(self.task.epochs):
             numbers = draw_order(order, self.trial.seed, epoch, len(self.samples))
             yield list(self._fetch_epoch(self.samples, one, epoch, partition, numbers))
 
@@ -213,7 +211,7 @@ class Reader:
         self, samples: Samples, one: Pass, epoch: int, partition: Partition, order: Numbers
     ) -> Iterator[Fetch]:
         take = take_items if one.access == "item" else take_batch
-        end = perf_counter() + self.reading.budget_seconds
+        end = perf_counter() + self.task.budget_seconds
         for batch in range(partition.num_batches):
             first, last = partition.bounds(batch)
             numbers = order[first:last]
@@ -240,11 +238,11 @@ class Reader:
             num_ranks=self.trial.num_ranks,
             seed=self.trial.seed,
             order=self._find_order(one) or FullShuffle(),
-            workers=self.reading.workers,
+            workers=self.task.dataset.workers,
             is_test=True,
         )
         try:
-            for epoch in range(self.reading.epochs):
+            for epoch in range(self.task.epochs):
                 batches.set_epoch(epoch)
                 yield list(self._load_epoch(batches, one, epoch))
         finally:
@@ -252,7 +250,7 @@ class Reader:
             gc.collect()
 
     def _load_epoch(self, batches: SampleBatches, one: Pass, epoch: int) -> Iterator[Fetch]:
-        end = perf_counter() + self.reading.budget_seconds
+        end = perf_counter() + self.task.budget_seconds
         start = perf_counter()
         for batch, tensors in enumerate(batches):
             fetched = perf_counter()
@@ -272,7 +270,7 @@ class Reader:
         partition = self._cut(len(samples))
         meet()
         copied = InMemory(arrays)
-        for epoch in range(self.reading.epochs):
+        for epoch in range(self.task.epochs):
             order = draw_order(ORDERS[one.order], self.trial.seed, epoch, len(samples)) % num_rows
             yield from self._fetch_epoch(copied, one, epoch, partition, order)
 
@@ -285,7 +283,7 @@ class Reader:
     def _note_memory(self) -> None:
         assert self.report is not None
         grown = max(0, read_private_bytes() - self.start_private_bytes)
-        if self.reading.format == MEMORY and self.place.arrays is not None:
+        if self.task.dataset.format == MEMORY and self.place.arrays is not None:
             grown += sum(array.nbytes for array in self.place.arrays.values())  # they were there before
         self.report = replace(self.report, private_bytes=max(grown, self.report.private_bytes or 0))
 

@@ -105,8 +105,6 @@ APPLY: dict[str, Apply] = {
 
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
-DEFAULT_STEPS = 100
-"""Steps of a training run without --steps and --epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +162,9 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
         model=model,
         loss=under_autocast(loss, trial, device) if trial.shape.autocast else loss,
         optimizer=optimizer,
-        batches=BatchStream(workload.batches, move, trial.batch_per_pass, keeps_position=trial.course is not None),
+        batches=BatchStream(
+            workload.batches, move, trial.batch_per_pass, keeps_position=trial.training_run is not None
+        ),
         synchronize=torch.cuda.synchronize if device.type == "cuda" else _nothing_to_wait_for,
         accumulation=trial.accumulation,
         scaler=make_scaler(trial, device),
@@ -249,11 +249,13 @@ def make_scheduler(
 
 def count_steps(trial: Trial, workload: Workload) -> int:
     """Optimizer steps of the whole launch."""
-    if trial.course is None:
-        return trial.plan.num_steps
-    if trial.course.epochs is None:
-        return trial.course.steps or DEFAULT_STEPS
-    return max(1, trial.course.epochs * count_batches(workload) // trial.accumulation)
+    run = trial.training_run
+    if run is None:
+        return trial.step_plan.num_steps if trial.step_plan else 0
+    if run.num_steps is not None:
+        return run.num_steps
+    assert run.epochs is not None
+    return max(1, run.epochs * count_batches(workload) // trial.accumulation)
 
 
 def count_batches(workload: Workload) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import psutil
 import torch
@@ -46,13 +46,13 @@ from scalelab.launch.agreement import (
 from scalelab.launch.ranks.affinity import assign_cores
 from scalelab.launch.ranks.topology import find_numa_nodes, read_numa_nodes
 from scalelab.records.environment import usable_cores
-from scalelab.records.files import read_json, write_json
-from scalelab.records.observations import Fetch, RankReport, RankSource, Transfer
+from scalelab.records.files import write_json
+from scalelab.records.observations import RankReport, RankSource
 from scalelab.records.samples import render_samples
-from scalelab.records.settings import Quantization
-from scalelab.records.trial import SINGLE_PROCESS, StepSample, Trial, from_builtins, to_builtins
+from scalelab.records.schema import read_trial
+from scalelab.records.tasks import Exchange, Forecast, Measure, Quantization, Quantize, Read, Train
+from scalelab.records.trial import SINGLE_PROCESS, StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored import read_from_set
-from scalelab.worker.course import CourseRun
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
 from scalelab.worker.instruments.instruments import look
@@ -62,6 +62,7 @@ from scalelab.worker.memory.limit import LimitWatch, give_pages, limit_memory
 from scalelab.worker.reading import run_reading
 from scalelab.worker.strategies.dp import own_cores
 from scalelab.worker.training import Training, build_training
+from scalelab.worker.training_run import TrainingLoop
 
 
 def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -83,23 +84,23 @@ def find_tensors(state: Any) -> Iterator[torch.Tensor]:
             yield from find_tensors(part)
 
 
-def load_weights(model: nn.Module, settings: Quantization) -> None:
-    """Load trained weights from a file; a mismatch raises an error that lists the differences."""
-    if not settings.weights:
+def load_weights(model: nn.Module, file: str) -> None:
+    """Load trained weights from a file, if one is given; a mismatch raises an error that lists the differences."""
+    if not file:
         return
     advice = "save it with torch.save(model.state_dict(), …)"
     try:
-        found: Any = torch.load(settings.weights, map_location="cpu", weights_only=True)
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UsageError(f"--weights {settings.weights} cannot be read ({type(error).__name__}): {advice}") from error
+        raise UsageError(f"--weights {file} cannot be read ({type(error).__name__}): {advice}") from error
     state = find_state(found)
     if state is None:
-        raise UsageError(f"--weights {settings.weights} holds a {type(found).__name__}, not a state_dict: {advice}")
+        raise UsageError(f"--weights {file} holds a {type(found).__name__}, not a state_dict: {advice}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-        raise UsageError(f"--weights {settings.weights} does not match the model: {words}") from error
+        raise UsageError(f"--weights {file} does not match the model: {words}") from error
 
 
 def find_state(found: Any) -> dict[str, torch.Tensor] | None:
@@ -151,9 +152,7 @@ def run_rank(assignment: Assignment) -> int:
     """Run one rank of the trial and return its exit code."""
     directory, rank = Path(assignment.directory), assignment.rank
     faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
-    samples: list[StepSample] = []
-    transfers: list[Transfer] = []
-    fetches: list[Fetch] = []
+    lines: list[Any] = []
     report = RankReport(
         rank=rank,
         host=assignment.host or socket.gethostname(),
@@ -163,15 +162,14 @@ def run_rank(assignment: Assignment) -> int:
         sources=assignment.sources,
         cores=assignment.cores,
     )
-    trial = from_builtins(read_json(directory / "trial.json"), Trial)
+    trial = read_trial(directory)
     failure: Failure | None = None
     try:
-        report = _measure(trial, assignment, directory, report, samples, transfers, fetches)
+        report = _do_task(trial, assignment, directory, report, lines)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
         if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in NO_SPACE):
             return EXIT_STORAGE
-        num_done = len(samples) or len(transfers) or len(fetches)
-        failure = classify(error, rank=rank, num_steps_done=num_done, workload=trial.workload)
+        failure = classify(error, rank=rank, num_steps_done=len(lines), workload=trial.workload)
         with contextlib.suppress(OSError):
             traceback.print_exc()
     try:
@@ -181,32 +179,61 @@ def run_rank(assignment: Assignment) -> int:
     return EXIT_FAILED if failure else 0
 
 
-def _measure(
-    trial: Trial,
-    assignment: Assignment,
-    directory: Path,
-    report: RankReport,
-    samples: list[StepSample],
-    transfers: list[Transfer],
-    fetches: list[Fetch],
-) -> RankReport:
-    """Set up the process, build the workload, run every block; extends `samples` or the other lists as it runs."""
-    if trial.is_forecast:
-        return forecast_memory(trial, report)
-    rank = assignment.rank
+def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: RankReport, lines: list[Any]) -> RankReport:
+    """Do what the trial is for; extends `lines` by every timing as it is taken."""
+    match trial.task:
+        case Forecast():
+            return forecast_memory(trial, report)
+        case Exchange() as exchange:
+            device, report = _enter(trial, assignment, report)
+            report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+            run_exchange(trial, exchange, report.rank, device, directory, lines)
+            report = replace(report, peak_memory_bytes=read_peak_memory(device))
+        case Read() as read:
+            device, report = _enter(trial, assignment, report)
+            report = run_reading(trial, read, device, directory, report, lines)
+        case Measure(plan=plan, dataset=dataset):
+            device, report = _enter(trial, assignment, report)
+            if dataset is not None:
+                trial = read_from_set(trial, dataset, report.rank, directory)
+            training, watch, report = _build(trial, assignment, device, directory, report)
+            report = _run_plan(plan, training, directory, report, lines, device)
+            report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
+            report = _leave(training, watch, look(trial, training, directory, report))
+        case Train(run=run):
+            device, report = _enter(trial, assignment, report)
+            training, watch, report = _build(trial, assignment, device, directory, report)
+            TrainingLoop(trial, run, training, report.rank, directory, lines).run()
+            report = _leave(training, watch, replace(report, peak_memory_bytes=read_peak_memory(device)))
+        case Quantize(settings=settings, run=run):
+            device, report = _enter(trial, assignment, report)
+            training, watch, report = _build(trial, assignment, device, directory, report)
+            load_weights(training.model, settings.weights)
+            if run is not None:
+                TrainingLoop(trial, run, training, report.rank, directory, lines).run()
+                report = replace(report, peak_memory_bytes=read_peak_memory(device))
+            _quantize(trial, settings, training, directory)
+            report = _leave(training, watch, report)
+        case _ as unknown:
+            assert_never(unknown)
+    return replace(report, involuntary_switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
+
+
+def _enter(trial: Trial, assignment: Assignment, report: RankReport) -> tuple[torch.device, RankReport]:
+    """Set up the process and join the group."""
     device = prepare_process(trial, assignment)
-    report = locate_rank(trial, report)
-    if trial.trains_nothing:
-        return _measure_alone(trial, device, directory, report, transfers, fetches)
-    if trial.reading is not None:
-        trial = read_from_set(trial, rank, directory)
+    return device, locate_rank(trial, report)
+
+
+def _build(
+    trial: Trial, assignment: Assignment, device: torch.device, directory: Path, report: RankReport
+) -> tuple[Training, LimitWatch, RankReport]:
+    """Build the workload on this rank and wait for the others."""
     limit_memory(trial, device)
     watch = LimitWatch(trial, device)
     report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
-    training = build_training(trial, rank, device)
+    training = build_training(trial, report.rank, device)
     KEPT_ALIVE.append(training)
-    if trial.quantization is not None:
-        load_weights(training.model, trial.quantization)
     if trial.is_emulated and assignment.cores:
         is_watched = "utilization" in trial.instruments
         clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
@@ -216,42 +243,17 @@ def _measure(
     if dist.is_initialized():
         dist.barrier()
     gc.collect()
-    if trial.course is not None:
-        CourseRun(trial, training, rank, directory, samples).run()
-        report = replace(report, peak_memory_bytes=read_peak_memory(device))
-    elif trial.quantization is None:
-        report = _run_plan(trial, training, directory, report, samples, device)
-        report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
-        report = look(trial, training, directory, report)
-    if trial.quantization is not None:
-        _quantize(trial, training, directory)
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return training, watch, report
+
+
+def _leave(training: Training, watch: LimitWatch, report: RankReport) -> RankReport:
     report = watch.complete(report)
     leave_together(training)
-    return replace(report, involuntary_switches=switches)
-
-
-def _measure_alone(
-    trial: Trial,
-    device: torch.device,
-    directory: Path,
-    report: RankReport,
-    transfers: list[Transfer],
-    fetches: list[Fetch],
-) -> RankReport:
-    """Measurements without training: communication, or reading."""
-    if trial.reading is not None:
-        report = run_reading(trial, report.rank, device, directory, report, fetches)
-    else:
-        report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
-        run_exchange(trial, report.rank, device, directory, transfers)
-        report = replace(report, peak_memory_bytes=read_peak_memory(device))
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    return replace(report, involuntary_switches=switches)
+    return report
 
 
 def _run_plan(
-    trial: Trial,
+    plan: StepPlan,
     training: Training,
     directory: Path,
     report: RankReport,
@@ -262,7 +264,7 @@ def _run_plan(
     rank = report.rank
     with samples_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
         file.write(render_samples(()))
-        for number, block in enumerate(trial.plan.blocks):
+        for number, block in enumerate(plan.blocks):
             for part in _split_first(block.num_steps) if number == 0 else (block.num_steps,):
                 num_before = len(samples)
                 try:
@@ -275,11 +277,11 @@ def _run_plan(
     return report
 
 
-def _quantize(trial: Trial, training: Training, directory: Path) -> None:
+def _quantize(trial: Trial, settings: Quantization, training: Training, directory: Path) -> None:
     """Quantize the model to int8; its imports are loaded only here."""
     from scalelab.worker.quantizing import quantize_training
 
-    quantize_training(trial, training, directory)
+    quantize_training(trial, settings, training, directory)
 
 
 def _split_first(num_steps: int) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from scalelab.launch.stepped import StepLauncher
 from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport, RankSource
+from scalelab.records.schema import write_trial
 from scalelab.records.settings import LauncherName
-from scalelab.records.trial import Status, StepPlan, Trial, TrialResult, not_run, to_builtins
+from scalelab.records.tasks import Measure
+from scalelab.records.trial import Status, StepPlan, Trial, TrialResult, not_run
 from tests.launch.programs import make_step
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0)
@@ -115,8 +116,10 @@ def test_parts_of_launchers_that_are_not_here_are_planned_and_refused(monkeypatc
 
 @pytest.mark.ranks
 def test_mpi_itself_is_asked_beside_ranks_that_train(tmp_path: Path) -> None:
-    trial = replace(make_trial("mpi"), options={"dim": 16}, plan=PLAN, instruments=("mpi",), timeout_seconds=90.0)
-    write_json(tmp_path / "trial.json", to_builtins(trial))
+    trial = replace(
+        make_trial("mpi"), options={"dim": 16}, task=Measure(plan=PLAN), instruments=("mpi",), timeout_seconds=90.0
+    )
+    write_trial(tmp_path, trial)
     result = StepLauncher(make_step("mpich")).launch(trial, tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     said = [[(one.source, one.rank, one.num_ranks, one.local_rank) for one in rank.sources] for rank in result.ranks]

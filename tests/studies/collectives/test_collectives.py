@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec import structs
 
 from scalelab.answers.comparison import compare_runs
 from scalelab.cli.compare import read_side
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher
-from scalelab.records.settings import Operation
 from scalelab.records.store import RunStore
+from scalelab.records.tasks import Operation
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.findings import MAIN, REASON
@@ -101,7 +102,7 @@ def test_a_run_measured_on_gpus_is_shown_without_them_as_it_was(
     study = Collectives(operations=("all_reduce",), repeats=5)
     sizes = study.list_sizes("all_reduce", 2, "cuda")
     results = [
-        replace(r, trial=replace(r.trial, device="cuda", exchange=replace(r.trial.exchange, sizes=sizes)))  # type: ignore[type-var]
+        replace(r, trial=replace(r.trial, device="cuda", task=structs.replace(r.trial.task, sizes=sizes)))  # type: ignore[type-var]
         for r in store.results()[0]
     ]
     assert max(sizes) == 1_000_000_000

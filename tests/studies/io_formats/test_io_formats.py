@@ -18,8 +18,8 @@ from scalelab.data.formats.writing import write_set
 from scalelab.errors import DamagedRun, DataUnreadable, UnknownName, UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.observations import RankReport
-from scalelab.records.settings import MEMORY, Pass
 from scalelab.records.store import RunStore
+from scalelab.records.tasks import MEMORY, Pass, Read
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.findings import MAIN
@@ -45,11 +45,11 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take(trial: Trial, one: Pass) -> float:
     """A copy within memory is as quick as memory; samples one by one take ten times as long, from the disk twice."""
-    assert trial.reading is not None
+    assert trial.dataset is not None
     if one.cache == "memcpy":
         return SECONDS[MEMORY]
-    slow = NAIVE if trial.reading.mode == "naive" else 10 if one.access == "item" else 1
-    return SECONDS.get(trial.reading.format, 2e-4) * slow * (2 if one.cache == "cold" else 1)
+    slow = NAIVE if trial.dataset.mode == "naive" else 10 if one.access == "item" else 1
+    return SECONDS.get(trial.dataset.format, 2e-4) * slow * (2 if one.cache == "cold" else 1)
 
 
 def make_study(**fields: Any) -> IoFormats:
@@ -87,11 +87,11 @@ def test_the_seven_published_formats_are_the_default_and_all_are_all() -> None:
 def test_workers_read_lazily_and_whole_batches() -> None:
     trials = {trial.configuration: trial for trial in make_study(workers=(0, 2)).plan()}
     assert [name for name in trials if "-w2" in name] == ["memory-w2", "npy-lazy-w2", "hdf5-gzip-lazy-w2"]
-    assert [trials["npy-lazy-w2"].reading.passes] == [(Pass(),)]  # type: ignore[union-attr]
+    assert [trials["npy-lazy-w2"].task.passes] == [(Pass(),)]  # type: ignore[union-attr]
 
 
 def test_a_naive_reader_knows_no_batches_and_memory_is_never_cold() -> None:
-    passes = {trial.configuration: trial.reading.passes for trial in make_study().plan() if trial.reading}
+    passes = {trial.configuration: trial.task.passes for trial in make_study().plan() if isinstance(trial.task, Read)}
     assert {one.access for one in passes["hdf5-gzip-naive"] if one.cache != "memcpy"} == {"item"}
     assert {one.cache for one in passes[MEMORY]} == {"warm", "memcpy"}
     assert sum(one.cache == "cold" for one in passes["npy-lazy"]) == 4
@@ -175,7 +175,7 @@ def test_trainings_by_blocks_are_told_and_their_losses_not_compared(tmp_path: Pa
 
 def test_workers_are_compared_with_none(tmp_path: Path) -> None:
     def share(trial: Trial, one: Pass) -> float:
-        return take(trial, one) / (1 + trial.reading.workers)  # type: ignore[union-attr]
+        return take(trial, one) / (1 + trial.dataset.workers)  # type: ignore[union-attr]
 
     _, document = measure(tmp_path, FakeLauncher(lambda _: 0.1, fetch_seconds=share), workers=(0, 1))
     (table,) = (table for section in document.sections if section.heading == "Workers" for table in section.tables)
@@ -214,10 +214,10 @@ def test_trainings_read_what_is_read_alone_and_memory_reads_nothing() -> None:
     trials = [trial for trial in make_study(train=True, ranks=(1, 2)).plan() if trial.workload]
     first = {trial.configuration: trial for trial in trials if trial.round == 1}
     assert list(first)[:3] == ["train-memory", "train-npy-lazy", "train-npy-eager"]
-    assert first["train-memory"].reading is None
+    assert first["train-memory"].dataset is None
     assert {trial.num_ranks for trial in trials} == {2}
     assert {trial.strategy for trial in trials} == {"ddp"}
-    assert first["train-hdf5-gzip-naive"].reading.mode == "naive"  # type: ignore[union-attr]
+    assert first["train-hdf5-gzip-naive"].dataset.mode == "naive"  # type: ignore[union-attr]
 
 
 def test_other_losses_than_from_memory_are_warned_of(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_users_file_comes_first_as_it_is(tmp_path: Path) -> None:
     write_set(own, {"x": np.zeros((4, 2), dtype=np.uint8)}, format="npy")
     study = make_study(data=str(own), formats=("npy", "npz"), modes=("lazy",))
     assert list_names(study) == ["as-it-is-lazy", "npy-lazy", "npz-lazy"]
-    assert {trial.reading.source for trial in study.plan()} == {str(own)}  # type: ignore[union-attr]
+    assert {trial.dataset.source for trial in study.plan()} == {str(own)}  # type: ignore[union-attr]
     with pytest.raises(DataUnreadable, match="no such file or directory"):
         make_study(data=str(tmp_path / "none.npy")).plan()
 

@@ -43,8 +43,8 @@ def make_study(**fields: Any) -> LargeBatch:
 
 def learn(trial: Trial, epoch: int) -> float:
     """Every way to train has its own end; seeds shift all of them alike."""
-    assert trial.course is not None
-    return REACHED[trial.configuration] - 0.01 * (trial.seed % 3) - 0.001 * ((trial.course.epochs or 0) - epoch)
+    assert trial.training_run is not None
+    return REACHED[trial.configuration] - 0.01 * (trial.seed % 3) - 0.001 * ((trial.training_run.epochs or 0) - epoch)
 
 
 def answer(study: LargeBatch, runs_dir: Path, launcher: FakeLauncher | None = None) -> Document:
@@ -61,8 +61,8 @@ def test_the_ways_to_train_differ_in_batch_rate_and_warm_up_and_in_nothing_else(
     assert [trial.accumulation for trial in trials.values()] == [1, 1, 1, 1, 4]
     assert [trial.instruments for trial in trials.values()] == [(), (), (), (), ("gradient_noise",)]
     for trial in trials.values():
-        assert trial.course is not None
-        assert (trial.course.epochs, trial.course.keep) == (3, 0)
+        assert trial.training_run is not None
+        assert (trial.training_run.epochs, trial.training_run.keep) == (3, 0)
         assert (trial.seed, trial.options["data"]) == (5, "digits")
 
 

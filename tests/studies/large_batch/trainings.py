@@ -36,14 +36,14 @@ class LearningLauncher(FakeLauncher):
         result = super().launch(trial, directory)
         if result.status is not Status.COMPLETED:
             return result
-        assert trial.course is not None
-        assert trial.course.epochs is not None
+        assert trial.training_run is not None
+        assert trial.training_run.epochs is not None
         per_epoch = NUM_IMAGES // trial.global_batch
         samples, curve = [], []
-        for step in range(trial.course.epochs * per_epoch):
+        for step in range(trial.training_run.epochs * per_epoch):
             loss = math.nan if self._diverges(trial) else 2.0 / (1 + step)
             samples.append(StepSample(0, step, StepKind.CLEAN, 0.01 * step, 0.01, loss=loss))
-            if (step + 1) % trial.course.log_every == 0 or step + 1 == trial.course.epochs * per_epoch:
+            if (step + 1) % trial.training_run.log_every == 0 or step + 1 == trial.training_run.epochs * per_epoch:
                 curve.append(self._make_line(trial, step, (step + 1) / per_epoch))
             if (step + 1) % per_epoch == 0:
                 curve.append(self._make_test(trial, step, (step + 1) // per_epoch))

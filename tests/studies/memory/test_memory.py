@@ -12,6 +12,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.environment import Gpu
 from scalelab.records.observations import MemoryReport, RankReport
+from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.findings import MAIN
@@ -208,7 +209,7 @@ def test_a_forecast_that_is_far_off_is_warned_of(tmp_path: Path, monkeypatch: py
 
 
 def test_arms_and_cautions_cope_with_a_completed_trial_without_samples() -> None:
-    trial = Trial(configuration="forecast-x", workload="mlp", instruments=("memory_forecast",))
+    trial = Trial(configuration="forecast-x", workload="mlp", task=Forecast())
     arms = group_arms([TrialResult(trial=trial, status=Status.COMPLETED)], None)
     assert not arms["forecast-x"].is_measured
     assert find_cautions(arms.values()) == ()

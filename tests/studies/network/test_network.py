@@ -12,6 +12,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.launch.ranks.links import parse_link
 from scalelab.records.observations import Message, RankReport, TracedStep
+from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.findings import MAIN
@@ -47,7 +48,7 @@ def find_comm_seconds(trial: Trial) -> float:
 def trace(result: TrialResult, *, waiting_ns: int = 1_000_000) -> TrialResult:
     """Two collectives, none of them hidden; rank 1 comes late, so that rank 0 waits for it."""
     trial = result.trial
-    if trial.exchange is not None:
+    if isinstance(trial.task, Exchange):
         return result
     transfer = round(1e9 * find_comm_seconds(trial))
     steps = [
@@ -109,10 +110,10 @@ def test_one_rank_is_the_base_and_every_link_has_a_training_and_an_exchange() ->
         ("100mbit-alone", 2, 2),
     ]
     assert {trial.link for trial in trials if trial.num_hosts == 2} == {"unshaped", "1gbit", "100mbit"}
-    assert {trial.strategy for trial in trials if trial.exchange} == {NO_STRATEGY}
-    assert {trial.plan.profiled_steps for trial in trials if not trial.exchange} == {2}
+    assert {trial.strategy for trial in trials if isinstance(trial.task, Exchange)} == {NO_STRATEGY}
+    assert {trial.step_plan.profiled_steps for trial in trials if trial.step_plan} == {2}
     assert {trial.threads_per_rank for trial in trials} == {1}
-    assert not any(trial.exchange for trial in make_network(exchange=False).plan())
+    assert not any(trial.trains_nothing for trial in make_network(exchange=False).plan())
 
 
 def test_ranks_may_share_hosts() -> None:

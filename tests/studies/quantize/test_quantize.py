@@ -13,11 +13,12 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.records.quantized import LayerReport, Quantized, Stage, Timing
 from scalelab.records.settings import Optimization
+from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.findings import MAIN
 from scalelab.studies.quantize.answer import compare_stages, find_latencies, rank_layers
-from scalelab.studies.quantize.study import Quantize
+from scalelab.studies.quantize.study import QuantizeStudy
 from tests.studies.answers import find_caution, find_finding, list_kinds
 
 LABELS = tuple(number % 10 for number in range(2000))
@@ -64,8 +65,8 @@ def make_record(**fields: Any) -> Quantized:
     return Quantized(**(defaults | fields))
 
 
-def conclude(record: Quantized | None, study: Quantize | None = None, **fields: Any) -> Document:
-    study = study or Quantize()
+def conclude(record: Quantized | None, study: QuantizeStudy | None = None, **fields: Any) -> Document:
+    study = study or QuantizeStudy()
     (trial,) = study.plan()
     defaults: dict[str, Any] = {"status": Status.COMPLETED, "quantized": record}
     return study.conclude([TrialResult(trial=trial, **(defaults | fields))])
@@ -243,27 +244,26 @@ def test_a_record_without_a_stage_can_be_compared() -> None:
 
 
 def test_the_plan_is_one_training_on_the_digits_that_is_quantized() -> None:
-    (trial,) = Quantize().plan()
+    (trial,) = QuantizeStudy().plan()
     assert trial.options["data"] == "digits"
-    assert trial.course is not None
-    assert trial.course.epochs == 10
-    assert trial.quantization is not None
+    assert trial.training_run is not None
+    assert trial.training_run.epochs == 10
     assert trial.optimization.lr == 0.01
-    (small,) = Quantize(global_batch=4).plan()
+    (small,) = QuantizeStudy(global_batch=4).plan()
     assert small.optimization.lr is None
-    (own,) = Quantize(job=Job(workload="lenet", optimization=Optimization(lr=0.5))).plan()
+    (own,) = QuantizeStudy(job=Job(workload="lenet", optimization=Optimization(lr=0.5))).plan()
     assert own.optimization.lr == 0.5
 
 
 def test_trained_weights_need_no_training(tmp_path: Path) -> None:
     file = tmp_path / "trained.pt"
     file.touch()
-    (trial,) = Quantize(weights=str(file)).plan()
-    assert trial.course is None
-    assert trial.quantization is not None
-    assert trial.quantization.weights == str(file)
-    (longer,) = Quantize(weights=str(file), epochs=2).plan()
-    assert longer.course is not None
+    (trial,) = QuantizeStudy(weights=str(file)).plan()
+    assert trial.training_run is None
+    assert isinstance(trial.task, Quantize)
+    assert trial.task.settings.weights == str(file)
+    (longer,) = QuantizeStudy(weights=str(file), epochs=2).plan()
+    assert longer.training_run is not None
 
 
 @pytest.mark.parametrize(
@@ -283,4 +283,4 @@ def test_trained_weights_need_no_training(tmp_path: Path) -> None:
 )
 def test_what_cannot_work_is_refused_with_its_flag(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Quantize(**fields).plan()
+        QuantizeStudy(**fields).plan()

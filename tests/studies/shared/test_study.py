@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.environment import Gpu
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.catalogue import OLD_NAMES, STUDIES, load_kind, load_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
@@ -127,7 +128,7 @@ def test_every_field_of_the_job_reaches_the_trials() -> None:
     trial = make_strong(job=job).plan()[0]
     assert (trial.workload, trial.options, trial.dtype) == ("gpt2", {"size": "tiny"}, "float64")
     assert (trial.memory_limit_bytes, trial.timeout_seconds) == (2 * 2**30, 90.0)
-    assert (trial.seed, trial.port, trial.plan) == (7, 4321, SAMPLING.plan)
+    assert (trial.seed, trial.port, trial.task) == (7, 4321, Measure(plan=SAMPLING.plan))
 
 
 @given(st.integers(2, 200), st.none() | st.integers(0, 199))

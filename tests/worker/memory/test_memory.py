@@ -16,6 +16,7 @@ from scalelab.analysis.memory import MemoryEvent
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Optimization, Spreading, StepShape
+from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.worker.memory.forecast import forecast_memory
 from scalelab.worker.memory.recording import COLUMNS, end_scratch, read_event_tree, read_snapshot
@@ -56,7 +57,7 @@ def measure(launcher: LocalLauncher, directory: Path, **fields: Any) -> list[Mem
 
 
 def forecast(**fields: Any) -> MemoryReport:
-    trial = make_memory_trial(**fields, instruments=("memory_forecast",))
+    trial = make_memory_trial(**fields, task=Forecast(), instruments=())
     report = forecast_memory(trial, RankReport(rank=0)).memory
     assert report is not None
     return report
@@ -166,7 +167,7 @@ def test_the_forecast_takes_the_kernels_that_the_step_takes(
 
 @pytest.mark.ranks
 def test_a_forecast_is_a_trial_of_one_process_without_samples(launcher: LocalLauncher, tmp_path: Path) -> None:
-    result = launch(launcher, make_memory_trial(strategy="ddp", instruments=("memory_forecast",)), tmp_path)
+    result = launch(launcher, make_memory_trial(strategy="ddp", task=Forecast(), instruments=()), tmp_path)
     assert result.status is Status.COMPLETED
     assert result.samples == ()
     (rank,) = result.ranks
@@ -177,7 +178,7 @@ def test_a_forecast_is_a_trial_of_one_process_without_samples(launcher: LocalLau
 @pytest.mark.ranks
 def test_an_error_in_a_forecast_is_invalid(launcher: LocalLauncher, tmp_path: Path) -> None:
     workload = write_workload(tmp_path, "model = nn.Linear(5, 3)")
-    trial = make_memory_trial(workload=workload, options={}, instruments=("memory_forecast",))
+    trial = make_memory_trial(workload=workload, options={}, task=Forecast(), instruments=())
     result = launch(launcher, trial, tmp_path / "trial")
     assert result.status is Status.INVALID
 

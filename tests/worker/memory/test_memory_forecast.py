@@ -15,6 +15,7 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.forecast import (
     convert_by_replacing,
@@ -41,7 +42,7 @@ def make_forecast_trial(**fields: Any) -> Trial:
         "strategy": "single",
         "num_ranks": num_ranks,
         "global_batch": 8 * num_ranks,
-        "instruments": ("memory_forecast",),
+        "task": Forecast(),
     }
     return make_trial(**(defaults | fields))
 

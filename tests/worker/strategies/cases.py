@@ -8,6 +8,7 @@ from typing import Any
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Optimization, Spreading
 from scalelab.records.trial import Status, StepPlan
+from tests.records import count_steps
 from tests.worker.trials import launch, make_trial
 
 SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
@@ -60,7 +61,7 @@ def read_losses(launcher: LocalLauncher, directory: Path, strategy: str, num_ran
         result = launch(launcher, trial, directory / f"{name}-{len(list(directory.iterdir()))}")
         assert result.status is Status.COMPLETED, result.reason
         KNOWN[repr(trial)] = list(result.losses().values())
-        assert len(KNOWN[repr(trial)]) == trial.plan.num_steps
+        assert len(KNOWN[repr(trial)]) == count_steps(trial)
     return KNOWN[repr(trial)]
 
 

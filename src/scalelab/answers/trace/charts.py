@@ -139,7 +139,8 @@ def plot_recorded_step(arms: Sequence[Arm], find_directory: Callable[[str], Path
     """The timeline of the configuration with most ranks that has traces, of its last launch; None without any."""
     for arm in sorted(arms, key=lambda arm: -arm.trial.num_processes):
         for result in reversed(arm.completed):
-            if not result.trial.plan.profiled_steps and result.trial.course is None:
+            plan = result.trial.step_plan
+            if plan is not None and not plan.profiled_steps:
                 break
             job = read_recorded(find_directory(result.trial.name))
             if job is not None:

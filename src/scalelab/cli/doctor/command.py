@@ -26,9 +26,10 @@ from scalelab.launch.launcher import Launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
-from scalelab.records.files import write_json
+from scalelab.records.schema import write_trial
 from scalelab.records.store import RUNS_DIR
-from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
+from scalelab.records.tasks import Measure
+from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult
 from scalelab.studies.shared.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.units import format_bytes, format_seconds, format_share
 
@@ -211,9 +212,9 @@ def launch_once(launcher: Launcher, num_ranks: int) -> TrialResult:
         options={"dim": 256, "depth": 2},
         strategy="ddp" if num_ranks > 1 else "single",
         num_ranks=num_ranks,
-        plan=StepPlan(lead_in_steps=8, clean_steps=30, phase_steps=0, comm_free_steps=0),
+        task=Measure(plan=StepPlan(lead_in_steps=8, clean_steps=30, phase_steps=0, comm_free_steps=0)),
         timeout_seconds=60.0,
     )
     with tempfile.TemporaryDirectory() as directory:
-        write_json(Path(directory) / "trial.json", to_builtins(trial))
+        write_trial(Path(directory), trial)
         return launcher.launch(trial, Path(directory))

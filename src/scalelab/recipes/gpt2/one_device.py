@@ -8,7 +8,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
     Compared,
-    Forecast,
+    MemoryForecast,
     divide_steps,
     find_arm,
     find_too_large,
@@ -51,7 +51,7 @@ def make_g1(size: Size) -> Row:
     batches = (published.MEMORY_BATCH,)
     parts: dict[str, Study] = {"measured": Memory(strategies=("single",), ranks=1, batches=batches, job=make_job(size))}
     if size == "small":
-        parts["forecast"] = Forecast(strategies=("single",), ranks=1, batches=batches, job=make_job("full"))
+        parts["forecast"] = MemoryForecast(strategies=("single",), ranks=1, batches=batches, job=make_job("full"))
     return Row(id="G1", title="Memory", parts=parts, conclude=partial(answer_g1, size))
 
 

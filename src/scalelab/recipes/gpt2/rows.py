@@ -11,10 +11,10 @@ from functools import partial
 from typing import get_args
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.recipes.evidence import (
     Compared,
-    Forecast,
+    MemoryForecast,
     describe_forecast,
     find_arm,
     find_completed,
@@ -30,7 +30,7 @@ from scalelab.recipes.gpt2.one_device import make_g1, make_g4, make_job, make_th
 from scalelab.recipes.gpt2.published import SCHEDULE, make_checks
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.observations import Message, RankReport
-from scalelab.records.settings import Course, StepShape
+from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.strategies import Strategy
 from scalelab.report.document import Table
 from scalelab.report.tables import (
@@ -74,20 +74,20 @@ def make_large_job(size: Size) -> Job:
     )
 
 
-def make_training(size: Size, strategy: Strategy) -> Train:
+def make_training(size: Size, strategy: Strategy) -> TrainStudy:
     """Global batch 32 in micro-batches of 8, 20 steps, one gradient all-reduce per step."""
-    return Train(
+    return TrainStudy(
         ranks=1 if strategy == BASELINE else published.TRAIN_RANKS,
         strategy=strategy,
         global_batch=published.TRAIN_BATCH,
-        course=Course(steps=published.TRAIN_STEPS, keep=0),
+        course=TrainingRun(steps=published.TRAIN_STEPS, keep=0),
         job=make_large_job(size),
     )
 
 
 def make_g5(size: Size) -> Row:
     parts: dict[str, Study] = {name: make_training(size, name) for name in get_args(Strategy) if name in STRATEGIES}
-    parts["forecast"] = Forecast(
+    parts["forecast"] = MemoryForecast(
         strategies=("ddp", "fsdp-full"),
         ranks=published.TRAIN_RANKS,
         batches=(published.TRAIN_BATCH // published.TRAIN_RANKS,),

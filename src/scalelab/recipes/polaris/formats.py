@@ -10,7 +10,7 @@ from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SHALLOW, make_training_job, print_seconds
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
-from scalelab.records.settings import MEMORY
+from scalelab.records.tasks import MEMORY
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.report.tables import (

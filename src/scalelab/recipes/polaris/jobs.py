@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.launch.batch.site import Site
 from scalelab.launch.ranks.allocation import Scheduler
@@ -23,7 +23,7 @@ from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_s
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size
 from scalelab.records.environment import installed_version
-from scalelab.records.settings import Course, Optimization
+from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Option, Status, TrialResult
 from scalelab.report.tables import make_table, text_column
 from scalelab.studies.shared.cautions import VERBS
@@ -65,12 +65,12 @@ def print_gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> Train:
+def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> TrainStudy:
     """The published loop: epochs over all samples, batch 32 per rank, learning rate scaled by ranks."""
-    return Train(
+    return TrainStudy(
         ranks=ranks,
         global_batch=published.BATCH_PER_RANK * ranks,
-        course=Course(
+        course=TrainingRun(
             epochs=choose(size, small=2, full=full_epochs),
             log_every=8,
             keep=0,
@@ -120,7 +120,7 @@ def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
     return SubmittedTraining(
         ranks=train.ranks,
         global_batch=train.global_batch,
-        course=Course(steps=NUM_STEPS, log_every=1, keep=0),
+        course=TrainingRun(steps=NUM_STEPS, log_every=1, keep=0),
         job=replace(train.job, launcher=scheduler, ranks_per_node=per_node),
         site=replace(SITE, account=None) if scheduler == "pbs" else Site(wall_time=SITE.wall_time),
     )

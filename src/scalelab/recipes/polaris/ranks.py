@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from scalelab.answers.train import Train
+from scalelab.answers.train import TrainStudy
 from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
 from scalelab.launch.ranks.topology import format_mask
 from scalelab.recipes.evidence import (
@@ -65,7 +65,7 @@ def make_p2(size: Size) -> Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discovery(Train):
+class Discovery(TrainStudy):
     """A training run whose ranks discover who they are; under mpiexec they ask MPI too."""
 
     def plan(self) -> list[Trial]:
@@ -79,7 +79,7 @@ class Discovery(Train):
         return replace(document, cautions=()) if is_absent else document
 
 
-def start_by(launcher: LauncherName, train: Train) -> Discovery:
+def start_by(launcher: LauncherName, train: TrainStudy) -> Discovery:
     """A few steps of the same training run, by another launcher: its ranks discover who they are."""
     return Discovery(
         ranks=train.ranks,

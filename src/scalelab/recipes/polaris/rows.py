@@ -13,7 +13,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import judge
 from scalelab.recipes.evidence import (
     Compared,
-    Forecast,
+    MemoryForecast,
     describe_forecast,
     divide_steps,
     find_arm,
@@ -212,7 +212,7 @@ def make_p8(size: Size) -> Row:
             sampling=make_sampling(size, phase_steps=8),
         )
     for dtype in FORECAST_DTYPES:
-        parts[f"forecast-{dtype}"] = Forecast(
+        parts[f"forecast-{dtype}"] = MemoryForecast(
             strategies=("ddp",),
             ranks=published.NUM_RANKS,
             batches=(published.BATCH_PER_RANK,),

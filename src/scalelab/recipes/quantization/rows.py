@@ -23,7 +23,7 @@ from scalelab.report.tables import count_column, make_column, make_table, text_c
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
 from scalelab.studies.quantize.findings import format_change
 from scalelab.studies.quantize.report import PAIRED_NOTE
-from scalelab.studies.quantize.study import Quantize
+from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
 from scalelab.units import format_count, format_share
 
@@ -34,9 +34,9 @@ LARGEST = 127
 DEVIATIONS = 3
 
 
-def make_study(size: Size, bias: str) -> Quantize:
+def make_study(size: Size, bias: str) -> QuantizeStudy:
     data = choose(size, small="digits", full="cifar10")
-    return Quantize(
+    return QuantizeStudy(
         calibration="lab",
         samples=published.CALIBRATION_IMAGES,
         global_batch=published.BATCH,

@@ -10,7 +10,7 @@ One trial is one operation at one world size, all message sizes in one launch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, get_args
 
 import tyro
@@ -21,7 +21,8 @@ from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
-from scalelab.records.settings import NUMBER_BYTES, Backend, Bind, Exchange, LauncherName, Operation
+from scalelab.records.settings import Bind, LauncherName
+from scalelab.records.tasks import NUMBER_BYTES, Backend, Exchange, Operation
 from scalelab.records.trial import Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.collectives.report import (
@@ -160,7 +161,7 @@ class Collectives(Study):
             check_gpus(self.job.count_on_node(max(self.ranks)))
         first_round = [self._plan_trial(*configuration) for configuration in self._list_configurations()]
         return [
-            Trial(**{**vars(trial), "round": number})
+            replace(trial, round=number)
             for number in range(1, self.rounds + 1)
             for trial in (first_round if number % 2 else reversed(first_round))
         ]
@@ -179,7 +180,7 @@ class Collectives(Study):
             global_batch=num_ranks,
             label=f"{name_operation(operation)} × {num_ranks}{where}",
             **describe_bare_trial(self.job, num_ranks, max(self.ranks)),
-            exchange=Exchange(
+            task=Exchange(
                 operation=operation,
                 sizes=fit_sizes(sizes, operation, num_ranks, self.job.found_device),
                 repeats=self.repeats,

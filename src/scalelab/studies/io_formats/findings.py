@@ -9,7 +9,7 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.amplification import TOLERATED
 from scalelab.data.formats.catalogue import ENTRIES
-from scalelab.records.settings import MEMORY, Pass
+from scalelab.records.tasks import MEMORY, Pass
 from scalelab.records.trial import Cause, Status
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.collectives.report import CROWDED
@@ -64,7 +64,7 @@ def summarise_formats(
     yield from _name_extremes(measured)
     yield from _name_waits(arms)
     for series in measured:
-        if series.reading.mode == "naive":
+        if series.dataset.mode == "naive":
             yield from _name_cause(measured, series)
             yield from _name_cure(measured, series)
     for series in measured:
@@ -85,11 +85,11 @@ def _read_epoch(series: FetchSeries) -> float:
 
 
 def _name_extremes(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
-    files = [series for series in measured if series.reading.format != MEMORY]
+    files = [series for series in measured if series.dataset.format != MEMORY]
     if not files:
         return
     # An eager reader serves from memory: its epochs say nothing about the file.
-    lazy = [one for one in files if one.reading.mode != "eager"]
+    lazy = [one for one in files if one.dataset.mode != "eager"]
     best, worst = min(lazy or files, key=_read_epoch), max(files, key=_read_epoch)
     assert best.main is not None
     ratio = _read_epoch(worst) / _read_epoch(best)
@@ -123,7 +123,7 @@ def _name_cause(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterato
 
 def _name_cure(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator[Finding]:
     """The same file, read by batches and with its chunks kept."""
-    lazy = next((one for one in measured if _is_same_file(one, series) and one.reading.mode == "lazy"), None)
+    lazy = next((one for one in measured if _is_same_file(one, series) and one.dataset.mode == "lazy"), None)
     if lazy is None or lazy.main is None or series.main is None:
         return
     ratio = estimate_ratio(series.main.epochs, lazy.main.epochs)
@@ -138,8 +138,8 @@ def _name_cure(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator
 
 def _is_same_file(one: FetchSeries, other: FetchSeries) -> bool:
     def describe(series: FetchSeries) -> tuple[object, ...]:
-        reading = series.reading
-        return reading.format, reading.automatic_chunks, reading.is_as_it_is, series.trial.num_ranks
+        dataset = series.dataset
+        return dataset.format, dataset.automatic_chunks, dataset.is_as_it_is, series.trial.num_ranks
 
     return describe(one) == describe(other)
 
@@ -164,7 +164,7 @@ def _name_cold(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
     found = []
     for series in measured:
         cold, warm = series.passes.get(Pass(cache="cold").name), series.passes.get(Pass().name)
-        if series.reading.mode == "lazy" and cold is not None and warm is not None:
+        if series.dataset.mode == "lazy" and cold is not None and warm is not None:
             found.append((cold.epoch_seconds.value, series, estimate_ratio(cold.epochs, warm.first_epochs)))
     if found:
         seconds, series, ratio = min(found, key=lambda one: one[0])
@@ -180,8 +180,8 @@ def _name_cold(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
 def _name_workers(every: Sequence[FetchSeries]) -> Iterator[Finding]:
     """Whether workers read faster than the rank itself."""
     for series in every:
-        others = [one for one in find_alike(every, series) if one.reading.workers and one.main is not None]
-        if series.reading.workers or series.main is None or not others:
+        others = [one for one in find_alike(every, series) if one.dataset.workers and one.main is not None]
+        if series.dataset.workers or series.main is None or not others:
             continue
         best = min(others, key=_read_epoch)
         assert best.main is not None
@@ -190,7 +190,7 @@ def _name_workers(every: Sequence[FetchSeries]) -> Iterator[Finding]:
             series.label,
             f"{best.label}: {format_quantity('ratio', ratio)} times the samples/s of {series.label} without workers.",
             ratio=ratio,
-            workers=best.reading.workers,
+            workers=best.dataset.workers,
         )
 
 
@@ -255,7 +255,7 @@ def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
         failure = rows[0].failure
         assert failure is not None
         if failure.status is Status.NOT_RUN and failure.cause in (Cause.ANSWERED, None):
-            kind, advice = NOT_RUN, _advise_installing(rows[0].reading.format)
+            kind, advice = NOT_RUN, _advise_installing(rows[0].dataset.format)
         else:
             advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.status.advice
             kind, advice = FAILED, f"{advice}; logs are in trials/{failure.trial.name}"

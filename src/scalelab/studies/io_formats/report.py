@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, PassTimes
 from scalelab.analysis.stats import estimate_location, estimate_ratio
-from scalelab.records.settings import MEMORY, Pass, Reading
+from scalelab.records.tasks import MEMORY, Dataset, Pass
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
@@ -47,16 +47,16 @@ MAIN_NOTE = "shuffled, page cache warm, whole batches; naive: sample by sample"
 MOST_WORKER_SERIES = 8
 
 
-def name_set(reading: Reading, num_ranks: int = 1) -> str:
+def name_set(dataset: Dataset, num_ranks: int = 1) -> str:
     """The format, and the number of ranks where that is varied."""
-    what = "as-it-is" if reading.is_as_it_is else reading.format
+    what = "as-it-is" if dataset.is_as_it_is else dataset.format
     return f"{what} × {num_ranks}" if num_ranks > 1 else what
 
 
-def name_reader(reading: Reading, num_ranks: int = 1) -> str:
+def name_reader(dataset: Dataset, num_ranks: int = 1) -> str:
     """The same with the way to read, for tables."""
-    mode = "" if reading.format == MEMORY else f" {reading.mode}"
-    return f"{name_set(reading)}{mode}" + (f" × {num_ranks}" if num_ranks > 1 else "")
+    mode = "" if dataset.format == MEMORY else f" {dataset.mode}"
+    return f"{name_set(dataset)}{mode}" + (f" × {num_ranks}" if num_ranks > 1 else "")
 
 
 def count_shown_ranks(every: Sequence[FetchSeries], series: FetchSeries) -> int:
@@ -69,7 +69,7 @@ def find_map(every: Sequence[FetchSeries], series: FetchSeries) -> FetchSeries |
     alike = (
         one
         for one in every
-        if (one.reading.format, one.reading.mode, one.reading.workers, one.reading.is_as_it_is)
+        if (one.dataset.format, one.dataset.mode, one.dataset.workers, one.dataset.is_as_it_is)
         == ("npy", "lazy", 0, False)
         and one.trial.num_ranks == series.trial.num_ranks
     )
@@ -97,7 +97,7 @@ def find_alike(every: Sequence[FetchSeries], series: FetchSeries) -> list[FetchS
     """Those that differ only in their workers."""
 
     def describe(one: FetchSeries) -> tuple[str, str, bool, int]:
-        return one.reading.format, one.reading.mode, one.reading.is_as_it_is, one.trial.num_ranks
+        return one.dataset.format, one.dataset.mode, one.dataset.is_as_it_is, one.trial.num_ranks
 
     return [one for one in every if describe(one) == describe(series)]
 
@@ -255,7 +255,7 @@ def make_pass_table(every: Sequence[FetchSeries], cache: str) -> Table | None:
 
 def list_workers(every: Sequence[FetchSeries]) -> list[int]:
     """The numbers of workers that were tried, ascending."""
-    return sorted({series.reading.workers for series in every})
+    return sorted({series.dataset.workers for series in every})
 
 
 def make_worker_table(every: Sequence[FetchSeries]) -> Table | None:
@@ -263,9 +263,9 @@ def make_worker_table(every: Sequence[FetchSeries]) -> Table | None:
     counts = list_workers(every)
     rates: dict[str, dict[int, Estimate | None]] = {}
     for series in every:
-        if series.main is not None and any(one.reading.workers for one in find_alike(every, series)):
-            name = name_reader(series.reading, count_shown_ranks(every, series))
-            rates.setdefault(name, {})[series.reading.workers] = read_rate(series)
+        if series.main is not None and any(one.dataset.workers for one in find_alike(every, series)):
+            name = name_reader(series.dataset, count_shown_ranks(every, series))
+            rates.setdefault(name, {})[series.dataset.workers] = read_rate(series)
     if not rates:
         return None
 
@@ -306,7 +306,7 @@ def draw_costs(table: Table, every: Sequence[FetchSeries]) -> tuple[Chart, ...]:
 def _draw_files(every: Sequence[FetchSeries]) -> Chart | None:
     sizes: dict[str, Row] = {}
     for series in every:
-        name = name_set(series.reading, count_shown_ranks(every, series))
+        name = name_set(series.dataset, count_shown_ranks(every, series))
         if series.file_bytes and name not in sizes:
             sizes[name] = {"name": name, "file_bytes": series.file_bytes, "series": "", "key": name}
     return plot_amounts(
@@ -319,7 +319,7 @@ def _draw_files(every: Sequence[FetchSeries]) -> Chart | None:
 
 def draw_batches(every: Sequence[FetchSeries]) -> tuple[Chart, ...]:
     """The median batch by order and access, of what is read lazily."""
-    table = make_pass_table([series for series in every if series.reading.mode == "lazy"], "warm")
+    table = make_pass_table([series for series in every if series.dataset.mode == "lazy"], "warm")
     if table is None:
         return ()
     columns = [f"{order}_{access}_seconds" for order, access in PASSES]

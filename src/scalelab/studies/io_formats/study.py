@@ -30,8 +30,8 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.settings import MEMORY, Access, DataField, Order, Pass, Reading, ReadingMode
-from scalelab.records.trial import Cause, Status, Trial, TrialResult
+from scalelab.records.tasks import MEMORY, Access, DataField, Dataset, Measure, Pass, Read, ReadingMode, ReadOrder
+from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
@@ -183,7 +183,7 @@ class IoFormats(Study):
             find_format(Path(self.data))
         if self.job.found_device == "cuda" and not self.job.is_elsewhere:
             check_gpus(self.job.count_on_node(max(self.ranks)))
-        alone = [self._plan_trial(reading, ranks) for reading in self._list_readings() for ranks in self.ranks]
+        alone = [self._plan_trial(dataset, ranks) for dataset in self._list_datasets() for ranks in self.ranks]
         trainings = self._plan_trainings() if self.train else []
         trials = []
         for number in range(1, self.sampling.rounds + 1):
@@ -191,17 +191,17 @@ class IoFormats(Study):
             trials += own + [trial for trial in trainings if trial.round == number]
         return trials
 
-    def _list_readings(self) -> Iterator[Reading]:
+    def _list_datasets(self) -> Iterator[Dataset]:
         """Every way to read every format; the user's own file first, as it is."""
         if self.data is not None:
             path = str(Path(self.data).expanduser().absolute())
             name = find_format(Path(path))
             for mode in self._list_modes(name):
-                yield from self._spread(Reading(format=name, mode=mode, source=path, is_as_it_is=True))
+                yield from self._spread(Dataset(format=name, mode=mode, source=path, is_as_it_is=True))
         for name in self.listed_formats:
             for mode in self._list_modes(name):
                 is_automatic = name.startswith("hdf5") and (self.chunks == "automatic" or mode == "naive")
-                yield from self._spread(Reading(format=name, mode=mode, automatic_chunks=is_automatic))
+                yield from self._spread(Dataset(format=name, mode=mode, automatic_chunks=is_automatic))
 
     def _list_modes(self, name: str) -> Iterator[ReadingMode]:
         if name == MEMORY:
@@ -210,29 +210,31 @@ class IoFormats(Study):
         is_hdf5 = name in ("hdf5", "hdf5-gzip", "hdf5-lzf")
         yield from (mode for mode in self.modes if mode != "naive" or is_hdf5)
 
-    def _spread(self, reading: Reading) -> Iterator[Reading]:
+    def _spread(self, dataset: Dataset) -> Iterator[Dataset]:
         """The same by this process and by workers."""
         source = str(Path(self.data).expanduser().absolute()) if self.data is not None else ""
         for count in self.workers:
-            if count and (reading.mode == "naive" or (reading.mode == "eager" and reading.format != MEMORY)):
+            if count and (dataset.mode == "naive" or (dataset.mode == "eager" and dataset.format != MEMORY)):
                 continue
             yield replace(
-                reading,
-                source=reading.source or source,
+                dataset,
+                source=dataset.source or source,
                 num_samples=self.options.samples,
                 fields=self.fields,
-                epochs=self.epochs,
-                budget_seconds=self.budget_seconds * (1 if reading.mode == "naive" else PATIENCE),
                 workers=count,
-                passes=tuple(list_passes(reading, count, self.cold)),
             )
 
-    def _plan_trial(self, reading: Reading, num_ranks: int) -> Trial:
-        name, label = name_reading(reading, num_ranks if len(self.ranks) > 1 else 1)
+    def _plan_trial(self, dataset: Dataset, num_ranks: int) -> Trial:
+        name, label = name_reading(dataset, num_ranks if len(self.ranks) > 1 else 1)
         return Trial(
             configuration=name,
             label=label,
-            reading=reading,
+            task=Read(
+                dataset=dataset,
+                passes=tuple(list_passes(dataset, self.cold)),
+                epochs=self.epochs,
+                budget_seconds=self.budget_seconds * (1 if dataset.mode == "naive" else PATIENCE),
+            ),
             global_batch=self.batch_per_rank * num_ranks,
             seed=self.job.seed,
             **describe_bare_trial(self.job, num_ranks, max(self.ranks)),
@@ -241,25 +243,24 @@ class IoFormats(Study):
     def _plan_trainings(self) -> list[Trial]:
         """The same training on every format, read in every way; in memory first, which all are compared with."""
         num_ranks = max(self.ranks)
-        readings = {f"{TRAINING}{name_reading(one)[0]}": one for one in self._list_readings()}
-        in_memory = Reading(format=MEMORY, mode="eager")
-        readings = {f"{TRAINING}{MEMORY}": in_memory} | readings
+        datasets = {f"{TRAINING}{name_reading(one)[0]}": one for one in self._list_datasets()}
+        datasets = {f"{TRAINING}{MEMORY}": Dataset(format=MEMORY, mode="eager")} | datasets
         configurations = [
             Configuration(
                 name=name,
                 strategy="ddp" if num_ranks > 1 else "single",
                 num_ranks=num_ranks,
                 global_batch=self.batch_per_rank * num_ranks,
-                label=name_reading(reading)[1],
+                label=name_reading(dataset)[1],
             )
-            for name, reading in readings.items()
+            for name, dataset in datasets.items()
         ]
         trials = plan_rounds(self.job, self.sampling, configurations)
-        return [put_on_set(trial, readings[trial.configuration]) for trial in trials]
+        return [put_on_set(trial, datasets[trial.configuration]) for trial in trials]
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """Formats whose library is not installed are not tried."""
-        return find_missing(trial.reading.format) if trial.reading is not None else None
+        return find_missing(trial.dataset.format) if trial.dataset is not None else None
 
     def expects(self, result: TrialResult) -> bool:
         """A missing library is part of the answer."""
@@ -268,7 +269,7 @@ class IoFormats(Study):
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_fetches(results).values())
         arms = group_arms([result for result in results if result.trial.workload], self.sampling.warmup)
-        alone = [series for series in every if not series.reading.workers]
+        alone = [series for series in every if not series.dataset.workers]
         return Document(
             title=self.title,
             question=self.question,
@@ -280,7 +281,7 @@ class IoFormats(Study):
 
     def _make_sections(self, results: Sequence[TrialResult]) -> Iterator[Section]:
         every = list(group_fetches(results).values())
-        alone = [series for series in every if not series.reading.workers]
+        alone = [series for series in every if not series.dataset.workers]
         costs = make_cost_table(alone)
         yield Section(tables=(costs,), charts=draw_costs(costs, alone))
         yield Section(heading="Batch", tables=(make_batch_table(alone),), charts=draw_batches(alone))
@@ -305,43 +306,43 @@ class IoFormats(Study):
         return " · ".join([*words, f"{self.sampling.launches} × {self.epochs} epochs"])
 
 
-def list_passes(reading: Reading, num_workers: int, has_cold: bool) -> Iterator[Pass]:
+def list_passes(dataset: Dataset, has_cold: bool) -> Iterator[Pass]:
     """Cold ones first, then the main one, which finds the reader just opened.
 
     A naive reader has no batches and is not read cold; workers get whole batches. Eagerly, only opening touches the
     disk. Blocks of chunks are for data sets too large to be kept; for others that pass is empty.
     """
-    if num_workers:
+    if dataset.workers:
         yield Pass()
         return
-    accesses: tuple[Access, ...] = ("item",) if reading.mode == "naive" else ("batch", "item")
-    orders: tuple[Order, ...] = ("shuffled", "sequential")
-    if has_cold and reading.mode == "eager" and reading.format != MEMORY:
+    accesses: tuple[Access, ...] = ("item",) if dataset.mode == "naive" else ("batch", "item")
+    orders: tuple[ReadOrder, ...] = ("shuffled", "sequential")
+    if has_cold and dataset.mode == "eager" and dataset.format != MEMORY:
         yield Pass(cache="cold")
-    elif has_cold and reading.mode == "lazy":
+    elif has_cold and dataset.mode == "lazy":
         yield from (Pass(order=order, access=access, cache="cold") for order in orders for access in accesses)
     yield from (Pass(order=order, access=access) for order in orders for access in accesses)
-    if reading.mode == "lazy" and (reading.format in CHUNKED or (reading.is_as_it_is and reading.format == "hdf5")):
+    if dataset.mode == "lazy" and (dataset.format in CHUNKED or (dataset.is_as_it_is and dataset.format == "hdf5")):
         yield Pass(order="blocks")
     yield Pass(cache="memcpy")
 
 
-def name_reading(reading: Reading, num_ranks: int = 1) -> tuple[str, str]:
+def name_reading(dataset: Dataset, num_ranks: int = 1) -> tuple[str, str]:
     """The configuration, and how tables call it."""
-    name = name_set(reading) if reading.format == MEMORY else f"{name_set(reading)}-{reading.mode}"
-    label = name_reader(reading, num_ranks)
+    name = name_set(dataset) if dataset.format == MEMORY else f"{name_set(dataset)}-{dataset.mode}"
+    label = name_reader(dataset, num_ranks)
     if num_ranks > 1:
         name = f"{name}-x{num_ranks}"
-    if reading.workers:
-        name, label = f"{name}-w{reading.workers}", f"{label}, {format_count(reading.workers, 'worker')}"
+    if dataset.workers:
+        name, label = f"{name}-w{dataset.workers}", f"{label}, {format_count(dataset.workers, 'worker')}"
     return name, label
 
 
-def put_on_set(trial: Trial, reading: Reading) -> Trial:
+def put_on_set(trial: Trial, dataset: Dataset) -> Trial:
     """A training trial with batches from a stored set; from memory it has only its workers."""
-    if reading.format != MEMORY:
-        return replace(trial, reading=replace(reading, passes=()))
-    return replace(trial, options={**trial.options, "workers": reading.workers})
+    if dataset.format != MEMORY:
+        return replace(trial, task=Measure(plan=trial.step_plan or StepPlan(), dataset=dataset))
+    return replace(trial, options={**trial.options, "workers": dataset.workers})
 
 
 def parse_shape(text: str) -> DataField:

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from scalelab.checks import check_at_least, check_not_negative, flag
 from scalelab.errors import UsageError
-from scalelab.records.settings import Course, Optimization
+from scalelab.records.settings import Optimization, TrainingRun
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.large_batch.answer import (
@@ -145,8 +146,8 @@ class LargeBatch(Study):
     def _make_training(self, trial: Trial, seed: int) -> Trial:
         """A training run with its own seed instead of a measurement."""
         is_noise = trial.configuration == NOISE
-        course = Course(epochs=self.epochs, log_every=1 if is_noise else NO_LINES, keep=0)
-        return replace(trial, seed=seed, course=course, instruments=("gradient_noise",) if is_noise else ())
+        run = TrainingRun(epochs=self.epochs, log_every=1 if is_noise else NO_LINES, keep=0)
+        return replace(trial, seed=seed, task=Train(run=run), instruments=("gradient_noise",) if is_noise else ())
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_learning(results)

@@ -26,6 +26,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import read_available_memory
 from scalelab.records.settings import MaybeInt
+from scalelab.records.tasks import Forecast, Measure
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.charts.columns import draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
@@ -115,7 +116,7 @@ class MaxBatch(Study):
         if trial.device == "cpu":
             share = int(SHARE_OF_MEMORY * read_available_memory()) // trial.num_processes
             trial = replace(trial, memory_limit_bytes=trial.memory_limit_bytes or share, allocator="pages")
-        trial = replace(trial, plan=PROBE_PLAN)
+        trial = replace(trial, task=Measure(plan=PROBE_PLAN))
         return [trial] if trial.strategy == "dp" else [make_forecast(trial, batch) for batch in FORECAST_BATCHES]
 
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
@@ -141,7 +142,7 @@ class MaxBatch(Study):
         sections = [Section(tables=(probes,), charts=keep_charts(draw_probes(probes, search), draw_search(search)))]
         if search.largest is not None:
             sections.append(Section(heading="The answer", tables=(make_answer_table(search, self.ranks),)))
-        steps = search.trial.plan.num_steps if search.trial else "–"
+        steps = PROBE_PLAN.num_steps if search.trial else "–"
         words = (
             self.job.label,
             describe_placement(self.strategy, self.ranks),
@@ -166,14 +167,14 @@ def make_probe_trial(template: Trial, batch: int) -> Trial:
         configuration=f"batch-{batch}",
         label=f"batch {batch}",
         global_batch=batch * template.num_ranks,
-        instruments=(),
+        task=Measure(plan=PROBE_PLAN),
     )
 
 
 def make_forecast(template: Trial, batch: int) -> Trial:
     """The trial that only forecasts what a batch needs."""
     probe = make_probe_trial(template, batch)
-    return replace(probe, configuration=f"forecast-{batch}", instruments=("memory_forecast",))
+    return replace(probe, configuration=f"forecast-{batch}", task=Forecast())
 
 
 def describe_end(result: TrialResult) -> str:

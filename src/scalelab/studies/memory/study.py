@@ -20,6 +20,7 @@ from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import Strategy
+from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
@@ -123,8 +124,7 @@ class Memory(Study):
             num_ranks=row.num_ranks,
             global_batch=row.global_batch,
             label=row.label,
-            plan=NO_STEPS,
-            instruments=("memory_forecast",),
+            task=Forecast(),
             **describe_trial_fields(row.job or self.job, row.strategy),
         )
 

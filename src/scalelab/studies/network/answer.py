@@ -29,6 +29,7 @@ from scalelab.analysis.stats import (
 )
 from scalelab.launch.ranks.links import Link
 from scalelab.records.observations import TracedStep
+from scalelab.records.tasks import Exchange
 from scalelab.records.trial import TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
 
@@ -173,7 +174,7 @@ class NetworkAnswer:
 
 def read_answer(links: Sequence[Link], results: Sequence[TrialResult], warmup: int | None) -> NetworkAnswer:
     """Everything that results say so far."""
-    arms = group_arms([result for result in results if result.trial.exchange is None], warmup)
+    arms = group_arms([result for result in results if not isinstance(result.trial.task, Exchange)], warmup)
     series = group_transfers(results)
     rows = [LinkRow(link=x, arm=arms.get(x.name), series=series.get(name_exchange(x.name))) for x in links]
     return NetworkAnswer(arms=arms, rows=tuple(rows))

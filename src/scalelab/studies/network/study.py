@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED, Link, parse_link
-from scalelab.records.settings import Exchange
+from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.network.answer import BASE, name_exchange, read_answer
@@ -162,7 +162,7 @@ def make_exchange(trial: Trial, link: Link) -> Trial:
         label=f"{link.name}, all-reduce alone",
         workload="",
         strategy=NO_STRATEGY,
-        exchange=Exchange(operation="all_reduce", sizes=choose_sizes(link), repeats=8, warmup_calls=1),
+        task=Exchange(operation="all_reduce", sizes=choose_sizes(link), repeats=8, warmup_calls=1),
         global_batch=trial.num_ranks,
         **{name: getattr(trial, name) for name in SHARED_FIELDS},
     )

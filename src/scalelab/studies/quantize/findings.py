@@ -8,7 +8,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import find_chance
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.records.quantized import SMALL_NET, Quantized
-from scalelab.records.settings import Quantization
+from scalelab.records.tasks import Quantization
 from scalelab.records.trial import TrialResult
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.quantize.answer import (

@@ -18,16 +18,8 @@ from scalelab.checks import check_at_least, check_one_of, flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.affinity import default_threads_per_rank
 from scalelab.records.environment import count_cores
-from scalelab.records.settings import (
-    CalibrationMethod,
-    Course,
-    KernelProfile,
-    LabBias,
-    LabRange,
-    MaybeFloat,
-    MaybeInt,
-    Quantization,
-)
+from scalelab.records.settings import MaybeFloat, MaybeInt, TrainingRun
+from scalelab.records.tasks import CalibrationMethod, KernelProfile, LabBias, LabRange, Quantization, Quantize
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
@@ -50,7 +42,7 @@ LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantize(Study):
+class QuantizeStudy(Study):
     """Quantize a network to int8: train lenet on the digits first, or use trained --weights."""
 
     name: ClassVar[str] = "quantize"
@@ -91,7 +83,7 @@ class Quantize(Study):
         if self.epochs is not None:
             check_at_least("epochs", self.epochs, 0)
         check_one_of("lab_peak", str(self.lab_peak), ("127", "255"))
-        assert self.quantization is not None  # what it refuses is refused now
+        assert self.settings is not None  # what it refuses is refused now
         if self.job.dtype not in ("float32", "tf32") and not self.job.shape.autocast:
             raise UsageError(f"--dtype {self.job.dtype} cannot be quantized: use float32, or add --autocast")
         self._check_lab()
@@ -111,7 +103,7 @@ class Quantize(Study):
         return self.epochs if self.epochs is not None else 0 if self.weights else DEFAULT_EPOCHS
 
     @property
-    def quantization(self) -> Quantization:
+    def settings(self) -> Quantization:
         return Quantization(
             method=self.calibration,
             num_samples=self.samples,
@@ -142,6 +134,7 @@ class Quantize(Study):
         if job.found_device == "cuda" and not job.is_elsewhere:
             check_gpus(1)
         epochs = self.num_epochs
+        run = TrainingRun(epochs=epochs, log_every=LINES, keep=0) if epochs else None
         return [
             Trial(
                 configuration="quantize",
@@ -149,15 +142,14 @@ class Quantize(Study):
                 num_ranks=1,
                 global_batch=self.global_batch,
                 threads_per_rank=job.threads_per_rank or choose_threads(job),
-                course=Course(epochs=epochs, log_every=LINES, keep=0) if epochs else None,
-                quantization=self.quantization,
+                task=Quantize(settings=self.settings, run=run),
                 **describe_trial_fields(job, "single"),
             )
         ]
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         quantized = next((result.quantized for result in results if result.quantized), None)
-        cautions = tuple(find_cautions(results, quantized, self.quantization))
+        cautions = tuple(find_cautions(results, quantized, self.settings))
         document = Document(
             title=self.title, question=self.question, setting=self._describe_setting(), cautions=cautions
         )

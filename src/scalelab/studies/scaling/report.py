@@ -305,12 +305,13 @@ def _break_down_largest(answer: ScalingAnswer) -> Iterator[Table]:
     arm = answer.largest
     if arm is None:
         return
+    has_phases = arm.trial.step_plan is not None and arm.trial.step_plan.phase_steps > 0
     traced = make_traced_table([arm], title=f"Communication in the profiled steps of {arm.label}")
-    if arm.trial.plan.phase_steps:
+    if has_phases:
         yield make_breakdown_table(arm, title=f"Every rank of {arm.label}")
     if traced is not None:
         yield traced
-    if arm.trial.strategy == "ddp" and (traced is not None or arm.trial.plan.phase_steps):
+    if arm.trial.strategy == "ddp" and (traced is not None or has_phases):
         yield make_methods_table(answer, arm)
 
 

@@ -70,8 +70,8 @@ def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
 
 
 def _look_at_arm(arm: Arm) -> Iterator[Caution]:
-    is_course = arm.trial.course is not None  # a training run is one launch by intent, as long as it is
-    if not is_course:
+    is_run = arm.trial.training_run is not None  # a training run is one launch by intent, as long as it is
+    if not is_run:
         yield from name_failure(arm.label, arm.results, is_measured=arm.is_measured)
     yield from _name_non_finite(arm)
     yield from _name_unequal_losses(arm)
@@ -83,9 +83,10 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
             "if the file is sorted, use --shuffle full, or scalelab data convert to a format with random access",
             shuffle=words,
         )
-    if not arm.is_measured or is_course:
+    if not arm.is_measured or is_run:
         return
-    if arm.trial.plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
+    plan = arm.trial.step_plan
+    if plan is not None and plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
         yield NO_ABLATION(
             arm.label,
             f"{arm.label}: no memory was left to copy the training state, so no step ran without communication",
@@ -95,7 +96,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 def _name_unsettled(arms: Sequence[Arm]) -> Iterator[Caution]:
     """One warning for all rows whose launches were too short."""
-    unsettled = [arm for arm in arms if arm.is_measured and not arm.trial.course and not arm.warmup.is_settled]
+    unsettled = [arm for arm in arms if arm.is_measured and not arm.trial.training_run and not arm.warmup.is_settled]
     if unsettled:
         worst = max(unsettled, key=lambda arm: arm.warmup.num_steps / arm.num_clean_steps)
         steps, at = worst.num_clean_steps, worst.warmup.num_steps
@@ -235,7 +236,7 @@ def _name_drifts(arms: Sequence[Arm]) -> Iterator[Caution]:
     over: dict[str, float] = {}
     within: dict[str, float] = {}
     for arm in arms:
-        drift = find_drift(arm.clean) if arm.is_measured and arm.trial.course is None else None
+        drift = find_drift(arm.clean) if arm.is_measured and arm.trial.training_run is None else None
         if drift is not None and drift.change_over_rounds is not None:
             over[arm.label] = drift.change_over_rounds
         if drift is not None and drift.change_within_launches is not None:
@@ -258,7 +259,9 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
     within = {label: noise.within_ratio or 0.0 for label, noise in noises.items()}
     yield from name_noise(NOISY_LAUNCHES, between, NOISY_BETWEEN, "launches", "--rounds")
     yield from name_noise(NOISY_STEPS, within, NOISY_WITHIN, "steps", f"--steps{_suggest_allocator(arms)}")
-    yield from name_few_launches({arm.label: arm.clean for arm in arms if arm.is_measured and not arm.trial.course})
+    yield from name_few_launches(
+        {arm.label: arm.clean for arm in arms if arm.is_measured and not arm.trial.training_run}
+    )
     results = [result for arm in arms for result in arm.results]
     yield from warn_of_load(results)
     yield from _name_misplacement(results)

@@ -21,6 +21,9 @@ from scalelab.errors import StoreError
 from scalelab.launch.ranks.links import parse_link
 from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
+from scalelab.records.schema import upgrade_result
+from scalelab.records.settings import TrainingRun
+from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
 from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.units import format_bytes, format_count, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
@@ -61,10 +64,10 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     if all(trial.configuration in known for trial in trials):
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="from earlier runs of the same trials")
-    if all(trial.exchange for trial in trials):
+    if all(isinstance(trial.task, Exchange) for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
         return Expectation(seconds=total, source="if every size uses its whole --budget, or more for long messages")
-    if all(trial.trains_nothing and trial.reading for trial in trials):
+    if all(isinstance(trial.task, Read) for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + expect_reading(trial) for trial in trials)
         return Expectation(seconds=total, source="from typical disk and codec rates, within a factor of about three")
     works = [0.0 if trial.trains_nothing else count_operations(trial) for trial in trials]
@@ -91,8 +94,7 @@ def expect_transfer(trial: Trial) -> float:
     rate = parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None
     if rate is None or trial.workload not in BUILT_IN:
         return 0.0
-    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps or 0
-    return num_steps * 4 * make_options(trial.workload, trial.options).count_parameters() / rate
+    return (count_steps(trial) or 0) * 4 * make_options(trial.workload, trial.options).count_parameters() / rate
 
 
 def expect_launch(trial: Trial) -> float:
@@ -101,34 +103,48 @@ def expect_launch(trial: Trial) -> float:
 
 def bound_exchange(trial: Trial) -> float:
     """What an exchange may take: for every size its budget, or the calls that even the longest message has."""
-    if trial.exchange is None:
+    task = trial.task
+    if not isinstance(task, Exchange):
         return 0.0
     rate = (parse_link(trial.link).bytes_per_second if trial.num_hosts > 1 else None) or HOST_BYTES_PER_SECOND
-    num_calls = FEWEST_CALLS + trial.exchange.warmup_calls
-    return sum(max(trial.exchange.budget_seconds, num_calls * size / rate) for size in trial.exchange.sizes)
+    num_calls = FEWEST_CALLS + task.warmup_calls
+    return sum(max(task.budget_seconds, num_calls * size / rate) for size in task.sizes)
 
 
 def expect_reading(trial: Trial) -> float:
     """What writing a stored set and going through it should take: passes by the budget where each sample is dear."""
-    reading = trial.reading
-    if reading is None:
+    dataset = trial.dataset
+    if dataset is None:
         return 0.0
-    num_bytes = reading.num_samples * reading.sample_bytes
-    is_slow = "gzip" in reading.format or "compressed" in reading.format
+    num_bytes = dataset.num_samples * dataset.sample_bytes
+    is_slow = "gzip" in dataset.format or "compressed" in dataset.format
     total = num_bytes / (DEFLATED_BYTES_PER_SECOND if is_slow else WRITTEN_BYTES_PER_SECOND)
-    for one in reading.passes:
-        slower = NAIVE_FACTOR if reading.mode == "naive" and is_slow else ITEM_FACTOR if one.access == "item" else 1
-        total += min(slower * num_bytes / READ_BYTES_PER_SECOND, reading.budget_seconds) * (
-            1 if one.cache == "cold" else reading.epochs
-        )
+    task = trial.task
+    if not isinstance(task, Read):
+        return total
+    for one in task.passes:
+        slower = NAIVE_FACTOR if dataset.mode == "naive" and is_slow else ITEM_FACTOR if one.access == "item" else 1
+        num_epochs = 1 if one.cache == "cold" else task.epochs
+        total += num_epochs * min(slower * num_bytes / READ_BYTES_PER_SECOND, task.budget_seconds)
     return total
+
+
+def count_steps(trial: Trial) -> int | None:
+    """The steps of a trial; None if the length of an epoch decides."""
+    match trial.task:
+        case Measure(plan=plan):
+            return plan.num_steps
+        case Train(run=run) | Quantize(run=TrainingRun() as run):
+            return run.num_steps
+        case _:
+            return 0
 
 
 def count_operations(trial: Trial) -> float | None:
     """FLOPs of one rank in a whole trial; None if unknown before it runs."""
     if trial.workload not in BUILT_IN:
         return None
-    num_steps = trial.plan.num_steps if trial.course is None else trial.course.steps
+    num_steps = count_steps(trial)
     if num_steps is None:
         return None
     return make_options(trial.workload, trial.options).flops_per_sample() * trial.batch_per_rank * num_steps
@@ -145,6 +161,7 @@ def find_earlier_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> dict[
                 continue
             seconds = result.get("wall_seconds")
             if result.get("status") == Status.COMPLETED and isinstance(seconds, float):
+                result = upgrade_result(result, result.get("schema_version", 1))
                 found.setdefault(_fingerprint_stored(result.get("trial")), []).append(seconds)
     # The control is the plain loop under another name: both find what either took.
     keys = {trial.configuration: _fingerprint(trial) for trial in trials}
@@ -189,21 +206,24 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
 def _describe_trial(trial: Trial) -> str:
     ranks = format_count(trial.num_ranks, "rank")
     ranks += f" on {trial.num_hosts} hosts over {trial.link}" if trial.num_hosts > 1 else ""
-    if trial.reading is not None and trial.trains_nothing:
-        num_workers = trial.reading.workers
-        workers = f", {format_count(num_workers, 'worker')}" if num_workers else ""
-        return f"{ranks}{workers}, batch {trial.batch_per_rank} per rank, {len(trial.reading.passes)} passes"
-    if trial.exchange is None:
-        return f"{trial.strategy}, {ranks}, batch {trial.batch_per_rank} per rank, {_describe_length(trial)}"
-    sizes = trial.exchange.sizes
-    return f"{ranks}, {len(sizes)} sizes, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    batch = f"batch {trial.batch_per_rank} per rank"
+    match trial.task:
+        case Exchange(sizes=sizes):
+            return f"{ranks}, {len(sizes)} sizes, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+        case Read(dataset=dataset, passes=passes):
+            workers = f", {format_count(dataset.workers, 'worker')}" if dataset.workers else ""
+            return f"{ranks}{workers}, {batch}, {len(passes)} passes"
+        case Forecast():
+            return f"{trial.strategy}, {ranks}, {batch}, memory forecast"
+    return f"{trial.strategy}, {ranks}, {batch}, {_describe_length(trial)}"
 
 
 def _describe_length(trial: Trial) -> str:
     """How far a trial goes: a training run may be given in epochs."""
-    epochs = trial.course.epochs if trial.course else None
-    steps = trial.plan.num_steps if trial.course is None else trial.course.steps
-    return f"{steps} steps" if epochs is None else format_count(epochs, "epoch")
+    run = trial.training_run
+    if run is not None and run.epochs is not None:
+        return format_count(run.epochs, "epoch")
+    return f"{count_steps(trial)} steps"
 
 
 def _fingerprint(trial: Trial) -> str:

@@ -13,6 +13,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
 from scalelab.records.strategies import check_strategy
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
 from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
@@ -101,7 +102,9 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             global_batch=configuration.global_batch,
             round=number,
             **share_cores(job, configuration.num_ranks, most_ranks),
-            plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes),
+            task=Measure(
+                plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes)
+            ),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
             **alike[configuration.name],

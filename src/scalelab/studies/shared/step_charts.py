@@ -67,7 +67,7 @@ def add_general_charts(
 
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
     """The configurations that train something, without the warm-up that the study drops."""
-    trained = [result for result in results if not result.trial.trains_nothing and not result.trial.is_forecast]
+    trained = [result for result in results if result.trial.takes_steps]
     warmup = study.sampling.warmup if study.sampling else None
     parts: dict[str, list[TrialResult]] = {}
     for result in map(study.count_steps, trained):
@@ -80,7 +80,7 @@ def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str
     known = {arm.configuration for arm in arms}
     found = {arm.label: describe_status(arm) for arm in arms if not arm.is_measured}
     for trial in planned:
-        if trial.configuration not in known and not trial.trains_nothing and not trial.is_forecast:
+        if trial.configuration not in known and trial.takes_steps:
             found.setdefault(name_configuration(trial), NOT_YET)
     return found
 

@@ -39,7 +39,7 @@ from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.agreement import scratch_directory
 from scalelab.records.environment import read_available_memory
 from scalelab.records.observations import ReadingReport
-from scalelab.records.settings import MEMORY, Reading
+from scalelab.records.tasks import MEMORY, Dataset
 from scalelab.records.trial import Option, Trial
 from scalelab.units import format_bytes
 from scalelab.worker.models.transformer import draw_sequences
@@ -88,7 +88,7 @@ class InMemory:
 class Place:
     """Where a trial's set is, and what writing it took."""
 
-    reading: Reading
+    dataset: Dataset
     path: Path
     write_seconds: float | None = None
     arrays: Arrays | None = None
@@ -98,24 +98,24 @@ class Place:
         """The set, open: with eager reading all of it is loaded."""
         if self.arrays is not None:
             return InMemory(self.arrays)
-        if self.reading.mode == "naive":
+        if self.dataset.mode == "naive":
             found: Samples = NaiveHdf5(self.path)
         else:
-            found = StoredSet(self.path, format=self.format, eager=self.reading.mode == "eager")
+            found = StoredSet(self.path, format=self.format, eager=self.dataset.mode == "eager")
         len(found)
         return found
 
     @cached_property
     def blocks(self) -> StoredOrder | None:
         """How training shuffles the dataset if by blocks of chunks, because it is too large to cache."""
-        if self.arrays is not None or self.reading.mode != "lazy":
+        if self.arrays is not None or self.dataset.mode != "lazy":
             return None
         found = choose_stored_order(self.path, format=self.format)
         return found if found.is_by_blocks else None
 
     @property
     def format(self) -> str:
-        return find_format(self.path) if self.reading.is_as_it_is else self.reading.format
+        return find_format(self.path) if self.dataset.is_as_it_is else self.dataset.format
 
     def describe(self, samples: Samples, seed: int, global_batch: int) -> ReadingReport:
         """What is known of the set before it is read."""
@@ -138,17 +138,15 @@ class Place:
         )
 
 
-def prepare_set(trial: Trial, rank: int, directory: Path) -> Place:
+def prepare_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> Place:
     """Rank 0 writes the set, the others wait; in memory everybody has all of it."""
-    reading = trial.reading
-    assert reading is not None
-    if reading.format == MEMORY:
-        return Place(reading=reading, path=directory, arrays=make_arrays(trial))
-    if reading.is_as_it_is:
-        return Place(reading=reading, path=Path(reading.source))
-    place = Place(reading=reading, path=name_set(reading, directory))
+    if dataset.format == MEMORY:
+        return Place(dataset=dataset, path=directory, arrays=make_arrays(trial, dataset))
+    if dataset.is_as_it_is:
+        return Place(dataset=dataset, path=Path(dataset.source))
+    place = Place(dataset=dataset, path=name_set(dataset, directory))
     if rank == 0:
-        arrays = make_arrays(trial)
+        arrays = make_arrays(trial, dataset)
         seconds = write_timed(place, arrays)
         place = replace(place, write_seconds=seconds)
         check_written(place, arrays)
@@ -157,34 +155,27 @@ def prepare_set(trial: Trial, rank: int, directory: Path) -> Place:
     return place
 
 
-def read_from_set(trial: Trial, rank: int, directory: Path) -> Trial:
+def read_from_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> Trial:
     """The trial with its dataset written, for training on it."""
-    place = prepare_set(trial, rank, directory)
-    assert trial.reading is not None
-    stored: dict[str, Option] = {
-        "stored": str(place.path),
-        "reader": trial.reading.mode,
-        "workers": trial.reading.workers,
-    }
+    place = prepare_set(trial, dataset, rank, directory)
+    stored: dict[str, Option] = {"stored": str(place.path), "reader": dataset.mode, "workers": dataset.workers}
     return replace(trial, options={**trial.options, **stored})
 
 
-def name_set(reading: Reading, directory: Path) -> Path:
-    return scratch_directory(directory) / f"samples{find_entry(reading.format).suffix}"
+def name_set(dataset: Dataset, directory: Path) -> Path:
+    return scratch_directory(directory) / f"samples{find_entry(dataset.format).suffix}"
 
 
-def make_arrays(trial: Trial) -> dict[str, Array]:
+def make_arrays(trial: Trial, dataset: Dataset) -> dict[str, Array]:
     """The columns to store: the user's, the workload's, or random numbers."""
-    reading = trial.reading
-    assert reading is not None
-    if reading.source:
-        return load_source(Path(reading.source))
-    check_room(reading.num_samples * reading.sample_bytes, "these samples are")
+    if dataset.source:
+        return load_source(Path(dataset.source))
+    check_room(dataset.num_samples * dataset.sample_bytes, "these samples are")
     if trial.workload:
         sequences = draw_sequences(TransformerOptions(**trial.options), trial.seed)  # type: ignore[arg-type]
         return dict(zip(("src", "tgt"), (tensor.numpy() for tensor in sequences), strict=True))
     generator = np.random.default_rng(trial.seed)
-    return {one.name: draw(generator, (reading.num_samples, *one.shape), one.dtype) for one in reading.fields}
+    return {one.name: draw(generator, (dataset.num_samples, *one.shape), one.dtype) for one in dataset.fields}
 
 
 def draw(generator: np.random.Generator, shape: tuple[int, ...], name: str) -> Array:
@@ -219,8 +210,8 @@ def check_room(num_bytes: int, what: str) -> None:
 
 def write_timed(place: Place, arrays: Arrays) -> float:
     """The seconds until the set was on the disk."""
-    name = place.reading.format
-    is_automatic = place.reading.automatic_chunks and "chunks" in load_format(name).write_options
+    name = place.dataset.format
+    is_automatic = place.dataset.automatic_chunks and "chunks" in load_format(name).write_options
     start = perf_counter()
     write_set(place.path, arrays, format=name, options={"chunks": "auto"} if is_automatic else {}, overwrite=True)
     return perf_counter() - start
@@ -240,7 +231,7 @@ def check_written(place: Place, arrays: Arrays) -> None:
         expected = array[numbers]
         if name not in found or found[name].dtype != expected.dtype or found[name].tobytes() != expected.tobytes():
             raise ScalelabError(
-                f"{place.reading.format} returned different samples than were written, in column {name!r}"
+                f"{place.dataset.format} returned different samples than were written, in column {name!r}"
             )
 
 

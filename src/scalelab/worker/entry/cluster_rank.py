@@ -40,9 +40,10 @@ from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.rendezvous import Meeting, choose_address, find_interface, join_meeting, open_meeting, reach
 from scalelab.launch.utilization import watch_rank
 from scalelab.records.environment import count_oom_kills, usable_cores
-from scalelab.records.files import read_json, write_json
+from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport, RankSource
-from scalelab.records.trial import SINGLE_PROCESS, Cause, Status, Trial, from_builtins, to_builtins
+from scalelab.records.schema import read_trial
+from scalelab.records.trial import SINGLE_PROCESS, Cause, Status, Trial, to_builtins
 
 NEIGHBOUR_SECONDS = 30.0
 """How long the ranks of one node may take to appear, one after the other."""
@@ -81,7 +82,7 @@ def main(directory: str, launch: str) -> int:
         signal.signal(number, _stop)
     place = Path(directory)
     try:
-        trial = from_builtins(read_json(place / "trial.json"), Trial)
+        trial = read_trial(place)
         seat = Seat(
             directory=place,
             launch=launch,

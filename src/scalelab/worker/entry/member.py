@@ -27,8 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from scalelab.launch.agreement import die_with_parent
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.records.environment import usable_cores
-from scalelab.records.files import read_json
-from scalelab.records.trial import Trial, from_builtins
+from scalelab.records.schema import read_trial
 from scalelab.worker.entry.cluster_rank import choose_device_number
 from scalelab.worker.worker import Assignment, run_rank
 
@@ -84,7 +83,7 @@ def choose_cores(directory: str, places: Sequence[Place], rank: int) -> tuple[in
     alike = [number for number in here if places[number][1] == mask]
     if len(alike) == 1 and len(here) > 1:
         return ()
-    trial = from_builtins(read_json(Path(directory) / "trial.json"), Trial)
+    trial = read_trial(Path(directory))
     return bind_ranks(trial, len(alike), mask)[alike.index(rank)]
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerAction, profile, schedule
 
 from scalelab.launch.agreement import trace_file
-from scalelab.records.settings import Course
+from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import StepKind, Trial
 
 KEY_AVERAGES_ROWS = 40
@@ -33,16 +33,16 @@ FINISH_SECONDS = 0.1
 class RankProfiler:
     """Runs the wait, warm-up and record cycles, then removes the profiler."""
 
-    def __init__(self, course: Course, trace: Path, first_step: int) -> None:
-        self._trace, self._course, self._first = trace, course, first_step
+    def __init__(self, run: TrainingRun, trace: Path, first_step: int) -> None:
+        self._trace, self._run, self._first = trace, run, first_step
         self._profile: profile | None = None
         self._num_cycles = 0
-        if course.profile_active:
+        if run.profile_active:
             plan = schedule(
-                wait=course.profile_wait,
-                warmup=course.profile_warmup,
-                active=course.profile_active,
-                repeat=course.profile_repeat,
+                wait=run.profile_wait,
+                warmup=run.profile_warmup,
+                active=run.profile_active,
+                repeat=run.profile_repeat,
             )
             self._profile = profile(
                 activities=list_activities(), schedule=plan, record_shapes=True, on_trace_ready=self._write
@@ -51,9 +51,9 @@ class RankProfiler:
 
     def kind_of(self, step: int) -> StepKind:
         """Whether a step carries the profiler."""
-        course = self._course
-        cycle_steps = course.profile_wait + course.profile_warmup + course.profile_active
-        is_waiting = (step - self._first) % cycle_steps < course.profile_wait if cycle_steps else True
+        run = self._run
+        cycle_steps = run.profile_wait + run.profile_warmup + run.profile_active
+        is_waiting = (step - self._first) % cycle_steps < run.profile_wait if cycle_steps else True
         return StepKind.CLEAN if self._profile is None or is_waiting else StepKind.PROFILED
 
     def advance(self) -> None:
@@ -61,7 +61,7 @@ class RankProfiler:
             if self._profile.current_action is ProfilerAction.RECORD_AND_SAVE:
                 let_threads_finish()
             self._profile.step()
-        if self._num_cycles == self._course.profile_repeat:
+        if self._num_cycles == self._run.profile_repeat:
             self.close()
 
     def close(self) -> None:
@@ -90,17 +90,16 @@ def name_cycle(trace: Path, cycle: int) -> Path:
     return trace.with_name(f"{stem}.{cycle}{dot}{suffix}")
 
 
-def find_profile_file(trial: Trial, directory: Path, rank: int, num_steps: int) -> Path:
+def find_profile_file(trial: Trial, run: TrainingRun, directory: Path, rank: int, num_steps: int) -> Path:
     """Where a rank's trace goes. With a name, all ranks must ask at the same time: they agree on the timestamp."""
-    course = trial.course
-    if course is None or not course.profile_active or not course.profile_name:
+    if not run.profile_active or not run.profile_name:
         return trace_file(directory, rank)
     told = [datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")]
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu") if dist.get_backend() == "gloo" else None)
-    length = f"E{course.epochs}" if course.epochs else f"S{num_steps}"
-    folder = f"{course.profile_name}_{count_nodes()}nodes_{length}_R{trial.num_ranks}_{told[0]}"
-    file = f"{course.profile_name}-{rank}-of-{trial.num_ranks}.json"
+    length = f"E{run.epochs}" if run.epochs else f"S{num_steps}"
+    folder = f"{run.profile_name}_{count_nodes()}nodes_{length}_R{trial.num_ranks}_{told[0]}"
+    file = f"{run.profile_name}-{rank}-of-{trial.num_ranks}.json"
     return trace_file(directory, rank).parent / folder / file
 
 

@@ -1,4 +1,4 @@
-"""The instrument `memory_forecast`: the memory of a step before anything is allocated.
+"""The task `Forecast`: the memory of a step before anything is allocated.
 
 The workload is built and stepped on fake tensors (torch's `FakeTensorMode`): they have shapes, types and a device, go
 through the same operators and the same autograd, and have no memory. A dispatch mode on top writes down when every

@@ -53,6 +53,7 @@ from scalelab.launch.ranks.affinity import is_oversubscribed
 from scalelab.records.environment import count_cores, read_environment, read_load_average, usable_cores
 from scalelab.records.observations import RankReport
 from scalelab.records.store import RUNS_DIR, RunStore
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import PHASES, StepPlan, Trial
 from scalelab.worker.meter.steps import (
     Mark,
@@ -228,7 +229,7 @@ class Meter:
             global_batch=self._global_batch or num_ranks,
             threads_per_rank=threads,
             is_oversubscribed=is_oversubscribed(local_ranks, threads, count_cores()),
-            plan=StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0),
+            task=Measure(plan=StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0)),
         )
 
     def _make_run(self) -> Path:

@@ -15,7 +15,8 @@ from scalelab.errors import StorageFull
 from scalelab.launch.agreement import list_checkpoints, samples_file
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.samples import render_samples
-from scalelab.records.settings import Course, Optimization, Spreading, StepShape
+from scalelab.records.settings import Optimization, Spreading, StepShape, TrainingRun
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.worker.checkpoint import check_same_job, describe_job
 from tests.worker.trials import launch, make_trial, write_step_workload, write_workload
@@ -32,9 +33,9 @@ batches = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True)
 
 
 def make_course(steps: int | None = 9, **fields: Any) -> Trial:
-    settings = {name: fields.pop(name) for name in list(fields) if name in Course.__dataclass_fields__}
+    settings = {name: fields.pop(name) for name in list(fields) if name in TrainingRun.__dataclass_fields__}
     defaults: dict[str, Any] = {"strategy": "single", "num_ranks": 1}
-    return make_trial(**(defaults | fields), course=Course(**({"steps": steps} | settings)))
+    return make_trial(**(defaults | fields), task=Train(run=TrainingRun(**({"steps": steps} | settings))))
 
 
 def run(launcher: LocalLauncher, trial: Trial, directory: Path) -> TrialResult:

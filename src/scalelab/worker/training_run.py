@@ -48,6 +48,7 @@ from scalelab.launch.agreement import (
 from scalelab.records.files import write_atomically, write_json
 from scalelab.records.observations import CurvePoint
 from scalelab.records.samples import read_partial_samples, render_samples
+from scalelab.records.settings import TrainingRun
 from scalelab.records.strategies import FSDP
 from scalelab.records.trial import StepKind, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stream import BatchStream, count_samples, list_parts
@@ -203,17 +204,24 @@ class GradientNoise:
         return square if math.isfinite(square) else None
 
 
-class CourseRun:
+class TrainingLoop:
     """One rank's part of a training run."""
 
-    def __init__(self, trial: Trial, training: Training, rank: int, directory: Path, samples: list[StepSample]) -> None:
-        assert trial.course is not None
+    def __init__(
+        self,
+        trial: Trial,
+        run: TrainingRun,
+        training: Training,
+        rank: int,
+        directory: Path,
+        samples: list[StepSample],
+    ) -> None:
         assert isinstance(training.batches, BatchStream)
-        self._trial, self._course, self._training = trial, trial.course, training
+        self._trial, self._settings, self._training = trial, run, training
         self._batches: BatchStream = training.batches
         self._rank, self._directory, self._samples = rank, directory, samples
         self._num_steps = training.num_steps
-        self._checkpoints = checkpoint_directory(directory, trial.course)
+        self._checkpoints = checkpoint_directory(directory, run)
         self._num_written = self._num_epochs = 0
         self._tap = OutputTap(training.model)
         self._noise = GradientNoise(trial, training) if "gradient_noise" in trial.instruments else None
@@ -221,8 +229,8 @@ class CourseRun:
     def run(self) -> None:
         """From the last whole checkpoint, or the beginning, to the end."""
         first = self._begin()
-        trace = find_profile_file(self._trial, self._directory, self._rank, self._num_steps)
-        profiler = RankProfiler(self._course, trace, first)
+        trace = find_profile_file(self._trial, self._settings, self._directory, self._rank, self._num_steps)
+        profiler = RankProfiler(self._settings, trace, first)
         try:
             for step in range(first, self._num_steps):
                 self._take(step, profiler.kind_of(step))
@@ -260,7 +268,7 @@ class CourseRun:
         training.synchronize()
         raw = RawStep(start, perf_counter(), loss.item())
         self._samples.append(make_sample(self._rank, step, kind, raw))
-        if (step + 1) % self._course.log_every == 0 or step + 1 == self._num_steps:
+        if (step + 1) % self._settings.log_every == 0 or step + 1 == self._num_steps:
             score = score_step(training, raw.loss, self._tap, self._batches.last)
             self._write_line(step, score, raw.end - raw.start, rate)
         self._tap.output = None
@@ -272,19 +280,19 @@ class CourseRun:
         if self._training.test_batches is not None and (is_end or is_due):
             start = perf_counter()
             self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
-        every = self._course.checkpoint_every
-        if self._course.keep and (is_end or (every is not None and num_done % every == 0)):
+        every = self._settings.checkpoint_every
+        if self._settings.keep and (is_end or (every is not None and num_done % every == 0)):
             self._write_samples()
             save_checkpoint(
-                self._checkpoints, num_done, self._training, self._trial, self._rank, keep=self._course.keep
+                self._checkpoints, num_done, self._training, self._trial, self._rank, keep=self._settings.keep
             )
-        elif num_done % max(self._course.log_every, 10) == 0:
+        elif num_done % max(self._settings.log_every, 10) == 0:
             self._write_samples()
 
     def _is_evaluation_due(self, num_done: int) -> bool:
         """By the count of steps, or when another epoch has been completed."""
         before, self._num_epochs = self._num_epochs, int(self._batches.epochs_done)
-        every = self._course.evaluate_every
+        every = self._settings.evaluate_every
         return num_done % every == 0 if every is not None else self._num_epochs > before
 
     def _write_line(self, step: int, score: Score, seconds: float, rate: float | None) -> None:

@@ -1,0 +1,217 @@
+"""What a trial does: `Task`, a tagged union.
+
+    measure    train for a few steps, in blocks of clean and instrumented ones
+    train      a whole training run: log lines, evaluations, checkpoints
+    exchange   time one collective at several message sizes, without a model
+    read       write a dataset and read it in several ways, without a model
+    forecast   estimate the memory of a step on fake tensors
+    quantize   quantize a model to int8, after a training run or as it is
+
+In JSON a task is an object whose `kind` is its tag: msgspec decodes a union of structs by it, which it cannot do for
+dataclasses. The worker has one branch for each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from scalelab.checks import check_at_least, check_not_negative, check_positive
+from scalelab.errors import UsageError
+from scalelab.records.settings import TrainingRun
+from scalelab.records.steps import StepPlan
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
+"""Collectives that can be timed alone; defined in `analysis/communication.py`."""
+Backend = Literal["auto", "gloo", "nccl", "mpi"]
+
+MEMORY = "memory"
+"""The format name of samples that are in memory, without a file."""
+ReadingMode = Literal["lazy", "eager", "naive"]
+ReadOrder = Literal["sequential", "shuffled", "blocks"]
+Access = Literal["batch", "item"]
+Cache = Literal["cold", "warm", "memcpy"]
+"""Where the bytes are before a pass: on disk, in the page cache, or in the process's own memory."""
+
+CalibrationMethod = Literal["minmax", "sigma", "percentile", "mse", "entropy", "lab"]
+"""How activation ranges are chosen; lab: the lab exercise, which chains its scales layer by layer."""
+KernelProfile = Literal["onnxruntime", "qnnpack", "fbgemm"]
+"""The kernels to simulate; they round differently."""
+LabBias = Literal["scaled", "raw", "none"]
+LabRange = Literal["max", "3sigma"]
+
+NUMBER_BYTES = 4
+"""Messages consist of float32 values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataField:
+    """One column of a dataset: its shape and type per sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sample; the digits of a dtype's name are its bits, and a bool takes a byte."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Samples that are written once and read in batches."""
+
+    format: str
+    """A format of `data/formats/catalogue.py`, or `MEMORY`."""
+    mode: ReadingMode = "lazy"
+    """lazy: read samples on access. eager: load everything on open. naive: HDF5 with
+    `dataset[i]`, sample by sample."""
+    automatic_chunks: bool = False
+    """Let h5py choose the chunks when writing HDF5."""
+    source: str = ""
+    """File to take the samples from; empty: random numbers of the shapes in `fields`."""
+    is_as_it_is: bool = False
+    """Read the source itself, without writing a copy."""
+    num_samples: int = 2048
+    fields: tuple[DataField, ...] = ()
+    workers: int = 0
+    """Reader processes per rank."""
+
+    def __post_init__(self) -> None:
+        check_at_least("samples", self.num_samples, 1)
+        check_at_least("workers", self.workers, 0)
+        if self.mode == "naive" and not self.format.startswith("hdf5"):
+            raise UsageError(f"{self.format} has no naive reader: only HDF5 does")
+
+    @property
+    def sample_bytes(self) -> int:
+        return sum(one.num_bytes for one in self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One way to read through a dataset."""
+
+    order: ReadOrder = "shuffled"
+    access: Access = "batch"
+    cache: Cache = "warm"
+
+    @property
+    def name(self) -> str:
+        return f"{self.order} {self.access} {self.cache}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """How a model is quantized to int8, and what is measured of it."""
+
+    method: CalibrationMethod = "mse"
+    num_samples: int = 512
+    """Training samples used for calibration."""
+    is_per_tensor: bool = False
+    """One weight scale per layer instead of per output channel."""
+    rounds_logits: bool = False
+    """Whether the logits are quantized too, instead of staying float."""
+    profile: KernelProfile = "onnxruntime"
+    mixed_points: float | None = None
+    """Keep layers in float, worst first, until the accuracy loss is at most this many points. None: keep none."""
+    num_tested: int | None = None
+    """Test samples for quantizing each layer on its own. None: as many as fit a fixed compute budget."""
+    weights: str = ""
+    """File of trained weights; empty: the model as built or trained."""
+    batches: tuple[int, ...] = (1, 64)
+    """Batch sizes to measure latency at."""
+    num_rounds: int = 15
+    """Timing rounds per runtime and batch size."""
+    lab_peak: int = 127
+    """The integer that the lab maps the largest activation to: 127, or the published 255."""
+    lab_bias: LabBias = "scaled"
+    lab_range: LabRange = "max"
+
+    def __post_init__(self) -> None:
+        check_at_least("samples", self.num_samples, 1)
+        check_at_least("rounds", self.num_rounds, 1)
+        if self.mixed_points is not None:
+            check_not_negative("mixed", self.mixed_points)
+        if self.num_tested is not None:
+            check_at_least("tested", self.num_tested, 1)
+        for batch in self.batches:
+            check_at_least("batches", batch, 1)
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="measure"):
+    """Train for the steps of a plan."""
+
+    plan: StepPlan = msgspec.field(default_factory=StepPlan)
+    dataset: Dataset | None = None
+    """Take the batches from this dataset; None: from the workload."""
+
+
+class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train"):
+    """Train to the end of a training run."""
+
+    run: TrainingRun
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exchange"):
+    """Time one collective at several message sizes."""
+
+    operation: Operation
+    sizes: tuple[int, ...]
+    """Message sizes in bytes, as `analysis/communication.py` defines them: whole float32 values."""
+    repeats: int = 50
+    """Maximum number of timings per size."""
+    warmup_calls: int = 3
+    """Untimed calls per size before the first timing."""
+    budget_seconds: float = 0.5
+    """Time budget per size and launch; slower sizes get fewer timings."""
+    backend: Backend = "auto"
+    """auto: nccl on GPUs, gloo on CPU."""
+
+    def __post_init__(self) -> None:
+        check_at_least("repeats", self.repeats, 1)
+        check_at_least("warmup_calls", self.warmup_calls, 0)
+        check_positive("budget", self.budget_seconds)
+        if not self.sizes:
+            raise UsageError(f"{self.operation} needs at least one message size")
+        for size in self.sizes:
+            if size < NUMBER_BYTES or size % NUMBER_BYTES:
+                raise UsageError(
+                    f"a message of {size} bytes is not a whole number of float32 values: use a multiple of 4"
+                )
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="read"):
+    """Write a dataset and read it, pass by pass."""
+
+    dataset: Dataset
+    passes: tuple[Pass, ...] = ()
+    epochs: int = 2
+    """Epochs of every warm pass; the first runs on a freshly opened reader."""
+    budget_seconds: float = 2.0
+    """Time budget per epoch and pass; a slower epoch stops after the current batch."""
+
+    def __post_init__(self) -> None:
+        check_at_least("epochs", self.epochs, 1)
+        check_positive("budget", self.budget_seconds)
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="forecast"):
+    """Estimate the memory of a step on fake tensors: one process, and no step is taken."""
+
+
+class Quantize(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="quantize"):
+    """Quantize a model to int8, after a training run or as it is."""
+
+    settings: Quantization = msgspec.field(default_factory=Quantization)
+    run: TrainingRun | None = None
+    """The training run before it; None: none."""
+
+
+Task = Measure | Train | Exchange | Read | Forecast | Quantize
