@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from scalelab.launch.local import LocalLauncher
+from tests.launch.lent import lend_ranks
 
 pytest_plugins = ("tests.slurm",)
 
@@ -79,6 +80,13 @@ def launcher() -> Iterator[LocalLauncher]:
     with LocalLauncher() as shared:
         shared.start()
         yield shared
+
+
+@pytest.fixture
+def shared_ranks(launcher: LocalLauncher) -> Iterator[None]:
+    """Commands that this process runs fork their ranks from a server that has torch loaded already."""
+    with lend_ranks(launcher):
+        yield
 
 
 @pytest.fixture

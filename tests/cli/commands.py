@@ -1,13 +1,18 @@
-"""Whole commands as a user types them, in processes of their own."""
+"""Whole commands as a user types them: in processes of their own, or in this one, which has the packages loaded."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
+
+from scalelab.cli.app import main
 
 SMALL = ["--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--steps", "6", "--no-control"]
 """A job of microseconds: what is tested is the command, not the numbers."""
@@ -26,6 +31,22 @@ def scalelab(*arguments: str | Path, cwd: Path, **variables: str) -> subprocess.
         timeout=120,
         check=False,
     )
+
+
+def answer(*arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in this process: nothing is imported again, and `shared_ranks` saves loading torch."""
+    words, code = [str(argument) for argument in arguments], 0
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(mock.patch.dict(os.environ, make_environment(**variables)))
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        stack.enter_context(contextlib.redirect_stderr(said))
+        try:
+            main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(words, code, printed.getvalue(), said.getvalue())
 
 
 def start_scalelab(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:

@@ -28,7 +28,7 @@ from scalelab.records.trial import to_builtins
 from scalelab.worker import nccl_check
 from scalelab.worker.nccl_check import try_backend
 from scalelab.worker.roofline import list_backends
-from tests.cli.commands import make_environment, scalelab
+from tests.cli.commands import answer, make_environment
 from tests.launch.programs import PLACE, WHEELS, find_mpiexec
 from tests.slurm import Cluster
 
@@ -134,7 +134,7 @@ def test_the_doctor_measures_the_roofs_with_torch_and_without(tmp_path: Path) ->
 
 
 def test_contradicting_variables_are_a_check_that_failed(tmp_path: Path) -> None:
-    done = scalelab("doctor", "--quick", "--json", cwd=tmp_path, RANK="0")
+    done = answer("doctor", "--quick", "--json", cwd=tmp_path, RANK="0")
     checks = {check["name"]: check for check in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 1
     assert checks["rank"]["grade"] == "✗"

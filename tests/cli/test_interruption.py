@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.commands import QUICK, finished_trials, scalelab, start_scalelab, wait_until
+from tests.cli.commands import QUICK, answer, finished_trials, start_scalelab, wait_until
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("shared_ranks")]
 
 STUDY = ["run", "strong-scaling", *QUICK, "--profile-steps", "0", "--ranks", "1", "2", "--rounds"]
 """Three trials in every round; how many rounds is left open."""
-LONG = [*STUDY, "5"]
-NUM_TRIALS = 15
+LONG = [*STUDY, "4"]
+NUM_TRIALS = 12
 """Of the long one."""
 
 
@@ -36,24 +36,24 @@ def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, st
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how: signal.Signals, code: int) -> None:
-    returncode, errors = stop_after(4, how, tmp_path)
+    returncode, errors = stop_after(2, how, tmp_path)
     assert returncode == code
     if how is not signal.SIGKILL:
         assert "scalelab resume" in errors
         assert "Traceback" not in errors
-    assert "interrupted" in scalelab("list", cwd=tmp_path).stdout
+    assert "interrupted" in answer("list", cwd=tmp_path).stdout
     before = {trial: (trial / "result.json").stat().st_mtime_ns for trial in finished_trials(tmp_path / "runs")}
-    assert 4 <= len(before) < NUM_TRIALS
-    shown = scalelab("show", cwd=tmp_path)
+    assert 2 <= len(before) < NUM_TRIALS
+    shown = answer("show", cwd=tmp_path)
     assert shown.returncode == 0
     assert "trials have not run yet" in " ".join(shown.stdout.split())
 
-    resumed = scalelab("resume", "last", cwd=tmp_path)
+    resumed = answer("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr.count("(measured before)") == len(before)
     assert len(finished_trials(tmp_path / "runs")) == NUM_TRIALS
     assert all((trial / "result.json").stat().st_mtime_ns == when for trial, when in before.items())
-    assert "complete" in scalelab("list", cwd=tmp_path).stdout
+    assert "complete" in answer("list", cwd=tmp_path).stdout
 
 
 def test_two_runs_started_in_the_same_second_do_not_touch_each_other(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
     command = start_scalelab(*STUDY, "200", cwd=tmp_path)
     try:
         wait_until(lambda: bool(finished_trials(tmp_path / "runs")))
-        refused = scalelab("resume", "last", cwd=tmp_path)
-        listed = scalelab("list", cwd=tmp_path)
+        refused = answer("resume", "last", cwd=tmp_path)
+        listed = answer("list", cwd=tmp_path)
     finally:
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=30)
@@ -89,7 +89,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(
     small_disk = make_small_disk(num_pages * mmap.PAGESIZE)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes((num_pages - num_free) * mmap.PAGESIZE))
-    full = scalelab(*STUDY, "4", "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    full = answer(*STUDY, "4", "--runs-dir", small_disk / "runs", cwd=tmp_path)
     assert full.returncode == 1, full.stdout
     assert "resume" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr
@@ -97,6 +97,6 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(
     assert 0 < len(kept) < 12
 
     ballast.unlink()
-    resumed = scalelab("resume", "last", "--runs-dir", small_disk / "runs", cwd=tmp_path)
+    resumed = answer("resume", "last", "--runs-dir", small_disk / "runs", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr.count("(measured before)") == len(kept)

@@ -11,8 +11,10 @@ import pytest
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import RankUnknown
 from scalelab.launch.joined import find_member, meet
+from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.discovery import Membership
-from tests.cli.commands import make_environment, scalelab
+from tests.cli.commands import answer, make_environment
+from tests.launch.lent import lend_ranks
 from tests.launch.programs import find_mpiexec
 from tests.launch.ranks.launches import LAYOUTS, hydra, torchrun
 from tests.launch.ranks.launches import slurm as slurm_variables
@@ -35,10 +37,11 @@ def read_losses(runs_dir: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def local_losses(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
+def local_losses(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
     """What two ranks of the local launcher train."""
     place = tmp_path_factory.mktemp("local")
-    done = scalelab(*SMALL, "--ranks", "2", cwd=place)
+    with lend_ranks(launcher):
+        done = answer(*SMALL, "--ranks", "2", cwd=place)
     assert done.returncode == 0, done.stderr
     return read_losses(place / "runs")
 
@@ -64,7 +67,7 @@ def test_srun_trains_what_the_local_launcher_does(
 
 def test_a_study_started_by_rank_is_refused(tmp_path: Path) -> None:
     for command in (["run", "strong-scaling"], ["reproduce", "polaris"], ["collectives"]):
-        done = scalelab(*command, cwd=tmp_path, **hydra(LAYOUTS["two nodes"][5]))
+        done = answer(*command, cwd=tmp_path, **hydra(LAYOUTS["two nodes"][5]))
         assert done.returncode == 2
         assert "MPICH started this as rank 5 of 8" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -72,14 +75,14 @@ def test_a_study_started_by_rank_is_refused(tmp_path: Path) -> None:
 
 def test_a_study_does_not_mind_a_number_of_ranks_that_a_script_exports(tmp_path: Path) -> None:
     study = ["run", "strong-scaling", "--workload", "mlp", "--ranks", "1", "--dry-run"]
-    done = scalelab(*study, cwd=tmp_path, WORLD_SIZE="8")
+    done = answer(*study, cwd=tmp_path, WORLD_SIZE="8")
     assert done.returncode == 0, done.stderr
-    assert scalelab(*SMALL, cwd=tmp_path, WORLD_SIZE="8").returncode == 2, "a training would be rank 0 of 1"
+    assert answer(*SMALL, cwd=tmp_path, WORLD_SIZE="8").returncode == 2, "a training would be rank 0 of 1"
 
 
 def test_a_shell_of_several_tasks_is_told_how_to_have_one(tmp_path: Path) -> None:
     shell = slurm_variables(LAYOUTS["two nodes"][0]) | {"SLURM_PTY_PORT": "4711"}
-    done = scalelab("run", "strong-scaling", cwd=tmp_path, **shell)
+    done = answer("run", "strong-scaling", cwd=tmp_path, **shell)
     assert done.returncode == 2
     assert "srun --pty shell needs one task" in " ".join(done.stderr.split())
 
@@ -88,7 +91,7 @@ def test_only_a_training_is_resumed_by_rank(tmp_path: Path) -> None:
     study = StrongScaling(job=Job(workload="mlp"), sampling=Sampling(rounds=2))
     run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(lambda trial: 0.1))
     for one in LAYOUTS["two nodes"][:2]:
-        done = scalelab("resume", cwd=tmp_path, **hydra(one))
+        done = answer("resume", cwd=tmp_path, **hydra(one))
         assert done.returncode == 2, "on every rank, so that none waits for another"
         assert "without MPICH; it starts its ranks itself" in done.stderr
 

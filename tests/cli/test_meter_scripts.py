@@ -12,7 +12,7 @@ import pytest
 
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, StepKind
-from tests.cli.commands import make_environment, scalelab
+from tests.cli.commands import answer, make_environment
 
 DDP = """\
 import json, os, signal, sys
@@ -84,10 +84,10 @@ def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def show(directory: Path, name: str) -> dict[str, object]:
-    done = scalelab("show", name, "--json", "-", cwd=directory)
+    done = answer("show", name, "--json", "-", cwd=directory)
     assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
 
 
 PLAIN = """\
@@ -107,21 +107,21 @@ def test_a_script_is_listed_shown_and_compared(tmp_path: Path) -> None:
         assert done.stderr.startswith("Saved to runs/")
         assert done.stderr.endswith("  ·  scalelab show last\n")
     first, second = find_runs(tmp_path / "runs")
-    listed = scalelab("list", "--json", cwd=tmp_path)
+    listed = answer("list", "--json", cwd=tmp_path)
     lines = [json.loads(line) for line in listed.stdout.splitlines()]
     assert [(line["study"], line["workload"], line["state"]) for line in lines] == [
         ("metered", "train.py", "complete")
     ] * 2
-    shown = scalelab("show", cwd=tmp_path)
+    shown = answer("show", cwd=tmp_path)
     assert "after · train.py · 1 rank · global batch 4 · 30 steps" in shown.stdout
     assert "The loss went from 1.0000 at step 0 to 0.0333 at step 29." in shown.stdout
     assert "one launch: intervals cover its steps" in shown.stdout
-    compared = scalelab("compare", first.name, second.name, cwd=tmp_path)
+    compared = answer("compare", first.name, second.name, cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert "before → after" in compared.stdout
     assert "unresolved" in compared.stdout
     assert "--rounds" not in compared.stdout
-    refused = scalelab("resume", "last", cwd=tmp_path)
+    refused = answer("resume", "last", cwd=tmp_path)
     assert refused.returncode == 2
     assert "was recorded by a Meter" in refused.stderr
 
@@ -138,12 +138,12 @@ with scalelab.Meter("doomed") as meter:
 
 def test_a_killed_script_loses_only_what_was_not_written(tmp_path: Path) -> None:
     assert run_script(tmp_path, KILLED).returncode == -9
-    listed = scalelab("list", cwd=tmp_path)
+    listed = answer("list", cwd=tmp_path)
     assert "interrupted" in listed.stdout
-    shown = scalelab("show", cwd=tmp_path)
+    shown = answer("show", cwd=tmp_path)
     assert "512 steps" in shown.stdout
     assert "rank 0 did not reach the end of the Meter" in shown.stdout
-    assert "complete, 1 failed" in scalelab("list", cwd=tmp_path).stdout
+    assert "complete, 1 failed" in answer("list", cwd=tmp_path).stdout
 
 
 def test_a_script_that_fails_ends_as_it_would_without(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_script_that_fails_ends_as_it_would_without(tmp_path: Path) -> None:
     done = run_script(tmp_path, text)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-    assert "crashed: rank 0 raised an error after 1 steps: ZeroDivisionError" in scalelab("show", cwd=tmp_path).stdout
+    assert "crashed: rank 0 raised an error after 1 steps: ZeroDivisionError" in answer("show", cwd=tmp_path).stdout
 
 
 @pytest.mark.ranks
@@ -172,7 +172,7 @@ def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -
         assert store.record.fields["global_batch"] == 8
         assert not list(store.trial_directory(result.trial.name).glob("rank*"))
     assert "metered-late · ddp.py · 2 ranks · global batch 8 · 30 steps" in str(show(tmp_path, "last")["setting"])
-    compared = scalelab("compare", early.name, late.name, "--json", "-", cwd=tmp_path)
+    compared = answer("compare", early.name, late.name, "--json", "-", cwd=tmp_path)
     assert "metered-early → metered-late: B takes" in json.loads(compared.stdout)["findings"][0]["text"]
 
 

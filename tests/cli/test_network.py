@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.app import main
-from tests.cli.commands import scalelab
+from tests.cli.commands import answer
 from tests.launch.ranks.emulation import needs_hosts
 
 SMALL = ["--workload", "mlp", "--dim", "64", "--depth", "2", "--steps", "4", "--rounds", "1", "--no-control"]
@@ -39,13 +39,14 @@ def test_a_plan_names_the_hosts_and_their_link(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.ranks
 @pytest.mark.slow
 @needs_hosts
+@pytest.mark.usefixtures("shared_ranks")
 def test_a_study_over_links_runs_is_shown_again_and_has_nothing_left_to_resume(tmp_path: Path) -> None:
-    done = scalelab(*LINKS, cwd=tmp_path)
+    done = answer(*LINKS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"inside", "1gbit"} <= rows
     for verb in (["show", "last", "--refresh"], ["resume", "last"]):
-        again = scalelab(*verb, "--full", cwd=tmp_path)
+        again = answer(*verb, "--full", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "1gbit: an all-reduce of 16.8 MB alone" in " ".join(again.stdout.split())
 
@@ -53,7 +54,8 @@ def test_a_study_over_links_runs_is_shown_again_and_has_nothing_left_to_resume(t
 @pytest.mark.ranks
 @pytest.mark.slow
 @needs_hosts
+@pytest.mark.usefixtures("shared_ranks")
 def test_any_study_runs_on_hosts(tmp_path: Path) -> None:
-    done = scalelab(*HOSTS, "--link", "1gbit", "--phase-steps", "2", "--comm-free-steps", "2", cwd=tmp_path)
+    done = answer(*HOSTS, "--link", "1gbit", "--phase-steps", "2", "--comm-free-steps", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ddp × 2 over 1gbit" in done.stdout

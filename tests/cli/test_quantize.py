@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import scalelab
+from tests.cli.commands import answer
 
 QUICK = ("--samples", "16", "--tested", "32", "--threads-per-rank", "1")
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ranks")
 def test_the_verb_trains_on_the_digits_and_leaves_a_model_that_runs(tmp_path: Path) -> None:
-    done = scalelab("quantize", "--epochs", "1", "--full", "--json", "out.json", *QUICK, cwd=tmp_path)
+    done = answer("quantize", "--epochs", "1", "--full", "--json", "out.json", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Quantization: What does int8 cost in accuracy")
     for words in ("int8", "won", "lost", "Layers", "fc3", "Summary", "of 355 samples"):
@@ -32,13 +33,13 @@ def test_the_verb_trains_on_the_digits_and_leaves_a_model_that_runs(tmp_path: Pa
     assert not list(trial.glob("rank*.json"))
     if (trial / "int8.onnx").is_file():
         assert (trial / "int8.onnx").stat().st_size * 3 < (trial / "float32.onnx").stat().st_size
-    shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
+    shown = answer("show", "last", "--refresh", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "355" in shown.stdout
 
 
 def test_flags_that_cannot_work_together_are_usage_errors(tmp_path: Path) -> None:
-    done = scalelab("quantize", "--lab-peak", "255", cwd=tmp_path)
+    done = answer("quantize", "--lab-peak", "255", cwd=tmp_path)
     assert done.returncode == 2
     assert "--lab-peak is not read without --calibration lab" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scalelab import FakeLauncher, Job, RunStore, Sampling, Status, StrongScaling, run_study
-from scalelab.cli.app import VERBS, main
+from scalelab.cli.app import main
 from scalelab.cli.doctor.command import Doctor, Grade, examine
-from tests.cli.commands import make_environment, scalelab
+from tests.cli.commands import answer, make_environment
 
 
 def make_run(runs_dir: Path, *, factor: float = 1.0, failures: dict[str, Status] | None = None) -> RunStore:
@@ -27,31 +27,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     captured = capsys.readouterr()
     assert ended.value.code == 0, captured.err
     return captured.out
-
-
-def test_reading_needs_no_torch(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs")
-    program = (
-        "import sys\n"
-        "class NoTorch:\n    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] == 'torch':\n            raise ImportError('torch is not installed')\n"
-        "sys.meta_path.insert(0, NoTorch())\n"
-        "from scalelab.cli.app import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "except SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
-        "print('loaded' if 'torch' in sys.modules else 'no torch')"
-    )
-    for arguments in (["--help"], ["list"], ["show"], ["show", "--refresh", "--json", "-"], ["show", "--csv", "-"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=tmp_path,
-            env=make_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "no torch"
 
 
 def test_showing_again_gives_the_same_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,24 +81,17 @@ def test_a_damaged_result_is_a_warning_beside_the_rest(tmp_path: Path, capsys: p
     assert len(document["sections"][0]["tables"][0]["rows"]) == 4
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, verb, "--help").startswith("usage: scalelab")
-
-
-def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.CaptureFixture[str]) -> None:
-    for shell in ("bash", "zsh", "fish"):
-        script = call(capsys, "completion", shell)
-        for word in ("compare", "weak-scaling", "--global-batch-size", "--dropout", "--depth", "--norm", "--autocast"):
-            assert word.lstrip("-") in script
-
-
-def test_completion_knows_training_runs_and_the_commands_of_data(capsys: pytest.CaptureFixture[str]) -> None:
-    script = call(capsys, "completion", "bash")
-    for word in ("train", "data", "tokenize", "--tokens-per-shard", "fetch", "--from", "--checkpoint-every"):
-        assert word in script
-    for data in ("synthetic", "tokens", "cifar10", "digits"):
-        assert data in script, "an option that workloads share offers the values of all of them"
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_verbs_studies_and_options_of_workloads(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = call(capsys, "completion", shell)
+    words = ["compare", "weak-scaling", "--global-batch-size", "--dropout", "--depth", "--norm", "--autocast"]
+    words += ["train", "data", "tokenize", "--tokens-per-shard", "fetch", "--from", "--checkpoint-every"]
+    assert [word for word in words if word.lstrip("-") not in script] == []
+    if shell == "bash":
+        shared = ("synthetic", "tokens", "cifar10", "digits")
+        assert [name for name in shared if name not in script] == [], "an option of several workloads offers all values"
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
@@ -147,8 +115,9 @@ def test_the_doctor_grades_what_it_sees(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ranks")
 def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
-    done = scalelab("doctor", cwd=tmp_path)
+    done = answer("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two gloo ranks over loopback" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")

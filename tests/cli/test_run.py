@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import QUICK, scalelab
+from tests.cli.commands import QUICK, answer, scalelab
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("shared_ranks")]
 
 
 def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
-    done = scalelab("run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "2", cwd=tmp_path)
+    done = scalelab("run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--rounds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "Strong scaling: How much faster does the same job get with more ranks?"
@@ -25,7 +25,7 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     assert f"Saved to runs/{run.name}" in lines[-1]
     assert "scalelab report last --html report.html" in lines[-1]
-    assert "[6/6] " in done.stderr
+    assert "[3/3] " in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert len(lines) <= 40
     kept = sorted(file.name for file in (run / "trials/ddp-2-r1").iterdir())
@@ -33,9 +33,11 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
 
 
 def test_formats_go_to_files_and_to_standard_output(tmp_path: Path) -> None:
-    done = scalelab(
+    done = answer(
         *("run", "weak-scaling", "--workload", "mlp", "--dim", "16", "--depth", "2", "--batch-per-rank", "4"),
-        *("--steps", "6", "--rounds", "2", "--csv", "out/table.csv", "--markdown", "out/report.md", "--json", "-"),
+        *("--ranks", "1", "2", "--no-control", "--steps", "4", "--phase-steps", "2", "--comm-free-steps", "2"),
+        *("--profile-steps", "0", "--rounds", "1"),
+        *("--csv", "out/table.csv", "--markdown", "out/report.md", "--json", "-"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -59,9 +61,9 @@ def test_a_configuration_that_fails_keeps_its_row_and_the_exit_code_says_so(tmp_
             return nn.Linear(width, 1), [(torch.ones(batch_size, width), torch.ones(batch_size, 1))], nn.MSELoss()
         """)
     )
-    done = scalelab(
+    done = answer(
         *("run", "strong-scaling", "--workload", "mine.py:build", "--width", "5", "--ranks", "1", "2"),
-        *("--global-batch-size", "4", "--steps", "6", "--rounds", "2"),
+        *("--global-batch-size", "4", "--steps", "4", "--rounds", "1"),
         cwd=tmp_path,
     )
     assert done.returncode == 3
@@ -80,8 +82,8 @@ def test_a_workload_that_never_works_is_one_line_after_the_users_own_traceback(t
         "import torch\nfrom torch import nn\n\ndef build(batch_size):\n"
         "    return nn.Linear(5, 1), [torch.ones(batch_size, 4)], lambda model, batch: model(batch).sum()\n"
     )
-    done = scalelab(
-        *("run", "strong-scaling", "--workload", "mine.py", "--ranks", "1", "--rounds", "2", "--steps", "6"),
+    done = answer(
+        *("run", "strong-scaling", "--workload", "mine.py", "--ranks", "1", "--rounds", "1", "--steps", "4"),
         cwd=tmp_path,
     )
     assert done.returncode == 1
@@ -94,8 +96,8 @@ def test_a_workload_that_never_works_is_one_line_after_the_users_own_traceback(t
 
 def test_a_study_of_which_every_trial_times_out_exits_with_124(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text("import time\ndef build():\n    time.sleep(3600)\n")
-    done = scalelab(
-        *("run", "strong-scaling", "--workload", "stuck.py", "--ranks", "1", "--rounds", "2", "--no-control"),
+    done = answer(
+        *("run", "strong-scaling", "--workload", "stuck.py", "--ranks", "1", "--rounds", "1", "--no-control"),
         *("--timeout", "1s"),
         cwd=tmp_path,
     )
@@ -105,8 +107,8 @@ def test_a_study_of_which_every_trial_times_out_exits_with_124(tmp_path: Path) -
 
 
 def test_more_ranks_than_cores_are_marked(tmp_path: Path) -> None:
-    done = scalelab(
-        *("run", "strong-scaling", *QUICK, "--ranks", "4", "--threads-per-rank", "64", "--rounds", "2"), cwd=tmp_path
+    done = answer(
+        *("run", "strong-scaling", *QUICK, "--ranks", "4", "--threads-per-rank", "64", "--rounds", "1"), cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert "ddp × 4†" in done.stdout

@@ -13,7 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.commands import make_environment, scalelab, start_scalelab, wait_until
+from scalelab.launch.local import LocalLauncher
+from tests.cli.commands import answer, make_environment, start_scalelab, wait_until
+from tests.launch.lent import lend_ranks
 
 SMALL = ["train", "--workload", "mlp", "--dim", "32", "--depth", "2", "--global-batch-size", "12"]
 LINE = re.compile(r"^step +(\d+)  epoch +([\d.]+)  loss ([\d.]+)  lr (\S+)  ", re.MULTILINE)
@@ -42,9 +44,10 @@ def read_losses(runs_dir: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 def test_a_training_prints_lines_and_an_answer_and_is_a_run_like_others(tmp_path: Path) -> None:
     schedule = ["--schedule", "cosine", "--lr", "3e-4", "--lr-min", "3e-5", "--optimizer", "adamw"]
-    done = scalelab(*SMALL, *schedule, "--steps", "20", "--json", "out.json", cwd=tmp_path)
+    done = answer(*SMALL, *schedule, "--steps", "20", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = LINE.findall(done.stderr)
     assert [int(step) for step, *_ in lines] == list(range(20))
@@ -52,8 +55,8 @@ def test_a_training_prints_lines_and_an_answer_and_is_a_run_like_others(tmp_path
     result = read_result(tmp_path / "runs")
     assert [f"{point['loss']:.4f}" for point in result["curve"]] == [loss for _, _, loss, _ in lines]
     assert "Training: What does this model learn" in done.stdout
-    assert "train" in scalelab("list", cwd=tmp_path).stdout
-    assert scalelab("show", "last", "--refresh", cwd=tmp_path).stdout.startswith("Training:")
+    assert "train" in answer("list", cwd=tmp_path).stdout
+    assert answer("show", "last", "--refresh", cwd=tmp_path).stdout.startswith("Training:")
     (table, *_) = json.loads((tmp_path / "out.json").read_text())["sections"][0]["tables"]
     assert len(table["rows"]) == 20
 
@@ -62,14 +65,16 @@ LONG = [*SMALL, "--ranks", "2", "--steps", "300", "--checkpoint-every", "15"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of a training that nobody stopped."""
     place = tmp_path_factory.mktemp("undisturbed")
-    assert scalelab(*LONG, cwd=place).returncode == 0
+    with lend_ranks(launcher):
+        assert answer(*LONG, cwd=place).returncode == 0
     return place / "runs"
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
@@ -82,10 +87,10 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
     command.communicate(timeout=30)
     assert not psutil.wait_procs(family, timeout=10)[1]
     assert not list(tmp_path.glob("runs/*/trials/*/result.json")), "it ended before it was killed"
-    shown = scalelab("show", "last", "--refresh", cwd=tmp_path)
+    shown = answer("show", "last", "--refresh", cwd=tmp_path)
     assert "\nFailed\n" in shown.stdout
 
-    resumed = scalelab("resume", "last", cwd=tmp_path)
+    resumed = answer("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     steps = int(re.findall(r"resuming from the checkpoint after step (\d+)", resumed.stderr)[0])
     assert steps % 15 == 0
@@ -96,9 +101,10 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 @pytest.mark.slow
 def test_the_same_command_works_under_torchrun(tmp_path: Path) -> None:
-    alone = scalelab(*SMALL, "--steps", "4", "--ranks", "2", "--runs-dir", "alone", cwd=tmp_path)
+    alone = answer(*SMALL, "--steps", "4", "--ranks", "2", "--runs-dir", "alone", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     kept = ["--checkpoints", "kept"]
     together = torchrun(*SMALL, "--steps", "4", *kept, cwd=tmp_path)
@@ -108,18 +114,9 @@ def test_the_same_command_works_under_torchrun(tmp_path: Path) -> None:
     assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "alone")
     assert len(read_result(tmp_path / "runs")["ranks"]) == 2
 
-    longer = torchrun(*SMALL, "--steps", "6", *kept, "--runs-dir", "longer", cwd=tmp_path)
+    longer = answer(*SMALL, "--ranks", "2", "--steps", "6", *kept, "--runs-dir", "longer", cwd=tmp_path)
     assert "resuming from the checkpoint after step 4" in longer.stderr
     assert [step for rank, step, _ in read_losses(tmp_path / "longer") if rank == "0"] == ["4", "5"]
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
-def test_an_error_under_torchrun_is_named_and_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def build(batch_size, rank):\n    raise RuntimeError(f'no luck on {rank}')\n")
-    failed = torchrun("train", "--workload", "own.py", "--steps", "2", cwd=tmp_path)
-    assert failed.returncode != 0
-    assert "no luck on" in failed.stderr
 
 
 SLOW_RANK_0 = """
@@ -141,10 +138,11 @@ def build(batch_size, rank):
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_the_rank_that_failed_under_torchrun_is_named_although_another_was_busy(tmp_path: Path) -> None:
+def test_a_rank_that_fails_under_torchrun_ends_the_job_and_is_named_although_another_was_busy(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SLOW_RANK_0)
     failed = torchrun("train", "--workload", "own.py", "--steps", "2", cwd=tmp_path)
     assert failed.returncode != 0
+    assert "no luck" in failed.stderr
     result = read_result(tmp_path / "runs")
     assert result["status"] == "invalid"
     assert "no luck" in result["reason"]
@@ -194,7 +192,7 @@ def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tm
 def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> None:
     command = start_scalelab(*SMALL, "--steps", "60", "--delay", "50ms", cwd=tmp_path)
     wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("runs/*/trials/*/curve.jsonl")))
-    refused = scalelab("resume", "last", cwd=tmp_path)
+    refused = answer("resume", "last", cwd=tmp_path)
     _, errors = command.communicate(timeout=60)
     assert refused.returncode == 1
     assert "is executing run" in refused.stderr
@@ -220,7 +218,7 @@ def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> No
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
-    done = scalelab(*SMALL, *arguments, cwd=tmp_path)
+    done = answer(*SMALL, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -239,7 +237,7 @@ def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], words: st
 def test_options_of_a_workload_that_cannot_work_are_refused_before_launch(
     options: list[str], words: str, tmp_path: Path
 ) -> None:
-    done = scalelab("train", *options, cwd=tmp_path)
+    done = answer("train", *options, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -247,6 +245,6 @@ def test_options_of_a_workload_that_cannot_work_are_refused_before_launch(
 
 def test_a_number_of_ranks_that_contradicts_torchrun_is_refused(tmp_path: Path) -> None:
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    done = scalelab(*SMALL, "--ranks", "3", cwd=tmp_path, **launched)
+    done = answer(*SMALL, "--ranks", "3", cwd=tmp_path, **launched)
     assert done.returncode == 2
     assert "--ranks 3 contradicts the 2 launched ranks" in done.stderr
