@@ -38,7 +38,7 @@ demo: setup
 WORKERS ?= 3
 test: setup mpi
 	@status=0; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" || status=1; \
-		$(BIN)/python -m pytest -m alone || status=1; exit $$status
+		$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests) || status=1; exit $$status
 
 check: setup
 	$(BIN)/ruff check .
