@@ -53,7 +53,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import PairedCounts, count_pairs, estimate_paired_difference, measure_agreement
 from scalelab.analysis.stats import TAIL, Floats, find_t_quantile
 from scalelab.errors import ScalelabError
-from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE, export_models
+from scalelab.quantize.export import FLOAT_FILE, INT8_FILE, export_models
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.tasks import Quantization

@@ -15,11 +15,9 @@ INPUT_SHAPE = (4, 9, 9)
 class IntegerNets:
     """Makes layers one after the other; scales are such that sums often end half way between two integers."""
 
-    def __init__(
-        self, seed: int, *, per_channel: bool = True, relu_zero_point: int = 0, is_signed: bool = False
-    ) -> None:
+    def __init__(self, seed: int, *, per_channel: bool = True, relu_zero_point: int = 0) -> None:
         self.random = torch.Generator().manual_seed(seed)
-        self.per_channel, self.relu_zero_point, self.is_signed = per_channel, relu_zero_point, is_signed
+        self.per_channel, self.relu_zero_point = per_channel, relu_zero_point
         scale = 0.01 + 0.02 * self.draw_fraction()
         self.layers = [QuantizedLayer(layer=Layer(name="input", op="input"), output=self.make_grid(scale, False))]
 
@@ -28,8 +26,6 @@ class IntegerNets:
 
     def make_grid(self, scale: float, has_relu: bool) -> Grid:
         scale = float(torch.tensor(scale, dtype=torch.float32))
-        if self.is_signed:
-            return Grid(scale=scale, zero_point=-128 if has_relu else 0, low=-128, high=127)
         return Grid(scale=scale, zero_point=self.relu_zero_point if has_relu else 128)
 
     def find(self, name: str) -> QuantizedLayer:
@@ -69,10 +65,10 @@ class IntegerNets:
 
 
 def make_network(
-    seed: int, *, per_channel: bool = True, relu_zero_point: int = 0, is_signed: bool = False, has_pools: bool = True
+    seed: int, *, per_channel: bool = True, relu_zero_point: int = 0, has_pools: bool = True
 ) -> QuantizedNetwork:
     """A residual block with everything around it that a layer can be."""
-    made = IntegerNets(seed, per_channel=per_channel, relu_zero_point=relu_zero_point, is_signed=is_signed)
+    made = IntegerNets(seed, per_channel=per_channel, relu_zero_point=relu_zero_point)
     width = NUM_CHANNELS
     made.add_weighted(
         Layer(name="stem", op="conv", inputs=("input",), padding=(1, 1), has_relu=True), (width, INPUT_SHAPE[0], 3, 3)

@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 
-from scalelab.quantize.export_nodes import load_package
-from scalelab.quantize.sessions import Model, list_layers, load_graph, open_session
+from scalelab.quantize.sessions import Model, list_layers, load_graph, load_package, open_session
 
 
-def read_integers(
-    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True
-) -> dict[str, torch.Tensor]:
+def read_integers(model: Model, images: torch.Tensor, *, is_optimized: bool = True) -> dict[str, torch.Tensor]:
     """The integers of every layer by name, and the logits: what `simulate` gives, by onnxruntime's kernels."""
     graph = load_graph(model)
     make_info = load_package("onnx.helper").make_tensor_value_info
@@ -20,7 +17,7 @@ def read_integers(
     outputs = {name: f"{name}/q" if f"{name}/q" in types else "logits" for name in list_layers(graph)}
     integers = [output for output in outputs.values() if output != "logits"]
     graph.graph.output.extend(make_info(output, types[output], None) for output in integers)
-    session = open_session(graph.SerializeToString(), num_threads=num_threads, is_optimized=is_optimized)
+    session = open_session(graph.SerializeToString(), is_optimized=is_optimized)
     names = [*integers, "logits"]
     arrays = session.run(names, {"images": images.to(torch.float32).contiguous().numpy()})
     found = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
@@ -34,7 +31,7 @@ def find_types(graph: Any) -> dict[str, int]:
     for node in graph.graph.node:
         if node.op_type in ("MaxPool", "Flatten", "Clip") and node.input[0] in types:
             types[node.output[0]] = types[node.input[0]]
-        elif node.op_type in ("QLinearConv", "QuantizeLinear", "QGemm") or node.domain:
+        elif node.op_type == "QuantizeLinear":
             found = [constants[name] for name in node.input if name.startswith(("uint8/", "int8/"))]
             types[node.output[0]] = found[-1] if found else 0
     return types

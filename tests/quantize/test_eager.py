@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import io
 import re
 from dataclasses import replace
 
@@ -15,14 +13,13 @@ from torch import nn
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize import eager_kernels
 from scalelab.quantize.eager import make_eager
-from scalelab.quantize.eager_kernels import ONEDNN
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.scales import quantize_network
-from scalelab.quantize.simulate import LOGITS, read_logits, run_layers, simulate
 from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.nets import Resnet20
+from tests.quantize.simulated import run_eager, simulate, simulate_eager
 
 SIDE = 8
 
@@ -47,13 +44,6 @@ class Corners(nn.Module):
         x = self.average(self.maxima(doubled)).relu().flatten(1)
         rows = self.wide(x)
         return self.same(rows.relu()) + rows
-
-
-def simulate_eager(quantized: QuantizedNetwork, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The integers of every layer by name as the eager runtime must give them, and float32 logits."""
-    results = dict(run_layers(quantized, images, ONEDNN, "float64"))
-    results[LOGITS] = read_logits(quantized.layers[-1], results[quantized.output])
-    return results
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -90,7 +80,7 @@ def make_lenet() -> QuantizedNetwork:
 
 def count_differences(quantized: QuantizedNetwork, images: torch.Tensor) -> dict[str, int]:
     """Layers that differ from the simulation, by how many integers."""
-    found, expected = make_eager(quantized).run_integers(images), simulate_eager(quantized, images)
+    found, expected = run_eager(quantized, images), simulate_eager(quantized, images)
     assert set(found) == set(expected) - {"logits"}
     counts = {name: int((found[name] != expected[name]).sum()) for name in found}
     return {name: count for name, count in counts.items() if count}
@@ -193,7 +183,7 @@ def test_every_kind_of_layer_can_be_kept_in_float():
     model = Corners()
     quantized = make_network(model, keep_float=tuple(names))
     images = draw(3, 3, SIDE, SIDE, seed=1)
-    found, expected = make_eager(quantized).run_integers(images), simulate_eager(quantized, images)
+    found, expected = run_eager(quantized, images), simulate_eager(quantized, images)
     for name in names[:-1]:
         apart = (found[name].int() - expected[name].int()).abs()
         assert apart.max() <= 2, name
@@ -229,26 +219,9 @@ def test_threads_do_not_change_an_integer():
         torch.set_num_threads(before)
 
 
-def test_a_module_can_be_saved_loaded_and_copied():
-    module, images = make_eager(make_lenet()), draw(2, 3, 32, 32)
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    assert torch.equal(torch.load(buffer, weights_only=False)(images), module(images))
-    assert torch.equal(copy.deepcopy(module)(images), module(images))
-
-
 def test_images_of_another_size_are_refused_with_both_shapes():
     with pytest.raises(UsageError, match=r"\(2, 3, 28, 28\).*\(3, 32, 32\)"):
         make_eager(make_lenet())(draw(2, 3, 28, 28))
-
-
-def test_grids_with_negative_integers_are_refused_by_the_name_of_the_layer():
-    quantized = make_lenet()
-    first, second, *rest = quantized.layers
-    signed = replace(second, output=replace(second.output, zero_point=0, low=-128, high=127))
-    with pytest.raises(UsageError, match=r"conv1.*-128 to 127"):
-        make_eager(replace(quantized, layers=(first, signed, *rest)))
 
 
 @pytest.fixture

@@ -11,35 +11,34 @@ import torch
 from torch import nn
 
 from scalelab.errors import NotWritable, UsageError
-from scalelab.quantize import export_nodes
+from scalelab.quantize import sessions
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.export import Form, export_float_onnx, export_onnx
+from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.network import Grid, Network, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.sessions import open_session, profile_layers, run_session
-from scalelab.quantize.simulate import compute_integers, simulate, simulate_logits
+from scalelab.quantize.simulate import compute_integers, simulate_logits
 from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.onnx_integers import read_integers
+from tests.quantize.simulated import simulate
 
 onnx = pytest.importorskip("onnx", reason="the exports need scalelab[quantize]")
 pytest.importorskip("onnxruntime", reason="the exports need scalelab[quantize]")
 
 Results = dict[str, torch.Tensor]
 Trained = tuple[Network, QuantizedNetwork, torch.Tensor, Results]
-EXECUTED: list[tuple[Form, bool]] = [("qdq", True), ("operators", True), ("operators", False)]
-"""The form of the file, and whether onnxruntime rewrites it. With qdq alone, it runs in float if it does not."""
 
 
 def count_differing(
-    network: QuantizedNetwork, images: torch.Tensor, path: Path, form: Form, on: bool, simulated: Results | None = None
+    network: QuantizedNetwork, images: torch.Tensor, path: Path, simulated: Results | None = None
 ) -> dict[str, int]:
     """By layer, the integers that onnxruntime gives differently than the simulation."""
-    export_onnx(network, path, form=form)
-    theirs, ours = read_integers(path, images, is_optimized=on), simulated or simulate(network, images)
+    export_onnx(network, path)
+    theirs, ours = read_integers(path, images), simulated or simulate(network, images)
     assert theirs.keys() == ours.keys()
     assert all(theirs[name].dtype == ours[name].dtype for name in ours)
     return {name: int((theirs[name] != ours[name]).sum()) for name in ours}
@@ -75,30 +74,21 @@ def resnet18() -> Trained:
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
-def test_no_integer_of_any_layer_differs_from_onnxruntime(
-    tmp_path: Path, form: Form, is_optimized: bool, per_channel: bool
-) -> None:
+def test_no_integer_of_any_layer_differs_from_onnxruntime(tmp_path: Path, per_channel: bool) -> None:
     for seed in range(16):
         network = make_network(seed, per_channel=per_channel, relu_zero_point=128 * (seed % 2))
-        differing = count_differing(network, make_images(seed), tmp_path / "int8.onnx", form, is_optimized)
+        differing = count_differing(network, make_images(seed), tmp_path / "int8.onnx")
         assert not any(differing.values()), (seed, differing)
 
 
-@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
-def test_no_integer_of_lenet_differs_from_onnxruntime(
-    lenet: Trained, tmp_path: Path, form: Form, is_optimized: bool
-) -> None:
-    differing = count_differing(*lenet[1:3], tmp_path / "int8.onnx", form, is_optimized, lenet[3])
+def test_no_integer_of_lenet_differs_from_onnxruntime(lenet: Trained, tmp_path: Path) -> None:
+    differing = count_differing(*lenet[1:3], tmp_path / "int8.onnx", lenet[3])
     assert len(differing) == len(lenet[1].layers) + 1
     assert not any(differing.values()), differing
 
 
-@pytest.mark.parametrize(("form", "is_optimized"), EXECUTED)
-def test_no_integer_of_resnet18_differs_from_onnxruntime(
-    resnet18: Trained, tmp_path: Path, form: Form, is_optimized: bool
-) -> None:
-    differing = count_differing(*resnet18[1:3], tmp_path / "int8.onnx", form, is_optimized, resnet18[3])
+def test_no_integer_of_resnet18_differs_from_onnxruntime(resnet18: Trained, tmp_path: Path) -> None:
+    differing = count_differing(*resnet18[1:3], tmp_path / "int8.onnx", resnet18[3])
     assert len(differing) == len(resnet18[1].layers) + 1
     assert not any(differing.values()), differing
 
@@ -111,9 +101,8 @@ def test_logits_are_those_of_onnxruntime_rounded_or_not(tmp_path: Path, rounds_l
     settings = Quantization(rounds_logits=rounds_logits, is_per_tensor=not per_channel)
     quantized = quantize_model(Lenet("last").eval(), [images[:8]], settings).quantized
     ours = simulate(quantized, images)
-    for form, is_optimized in EXECUTED:
-        differing = count_differing(quantized, images, tmp_path / "int8.onnx", form, is_optimized, ours)
-        assert not any(differing.values()), (form, is_optimized, differing)
+    differing = count_differing(quantized, images, tmp_path / "int8.onnx", ours)
+    assert not any(differing.values()), differing
     last = quantized.layers[-1]
     steps = ours["logits"] / last.output.scale
     assert last.is_unrounded is not rounds_logits
@@ -146,15 +135,6 @@ def test_without_rewriting_a_qdq_file_runs_in_float_and_is_a_tie_away_at_most(
         assert int(distance.max()) <= 1, layer.name
         num_differing += int((distance > 0).sum())
     assert num_differing < 1e-3 * sum(tensor.numel() for tensor in theirs.values())
-
-
-def test_grids_with_negative_integers_are_exported_as_int8(tmp_path: Path) -> None:
-    for seed in range(4):
-        network = make_network(seed, is_signed=True, has_pools=False)
-        for is_optimized in (True, False):
-            differing = count_differing(network, make_images(seed), tmp_path / "int8.onnx", "operators", is_optimized)
-            assert not any(differing.values()), (seed, differing)
-        assert read_integers(tmp_path / "int8.onnx", make_images(seed))["stem"].dtype == torch.int8
 
 
 def test_int8_files_are_as_much_smaller_as_weights_let_them_be(
@@ -238,13 +218,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_what_to_install(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = export_nodes.importlib.import_module
+    found = sessions.importlib.import_module
 
     def import_module(name: str) -> Any:
         if name.split(".")[0] == package:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return found(name)
 
-    monkeypatch.setattr(export_nodes.importlib, "import_module", import_module)
+    monkeypatch.setattr(sessions.importlib, "import_module", import_module)
     with pytest.raises(UsageError, match=rf"needs {package}, .*: pip install 'scalelab\[quantize\]'"):
         export_onnx(make_network(0), tmp_path / "int8.onnx")

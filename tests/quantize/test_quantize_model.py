@@ -40,7 +40,7 @@ def run_rounded(quantized: QuantizedNetwork, images: torch.Tensor) -> torch.Tens
 
     def change(layer: object, result: torch.Tensor) -> torch.Tensor:
         grid = named[layer.name].output  # type: ignore[attr-defined]
-        integers = ((result / grid.scale).round() + grid.zero_point).clamp(grid.low, grid.high)
+        integers = ((result / grid.scale).round() + grid.zero_point).clamp(0, 255)
         return (integers - grid.zero_point) * grid.scale
 
     network = Network(layers=tuple(layers), input_shape=quantized.input_shape)

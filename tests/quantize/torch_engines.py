@@ -17,9 +17,9 @@ import torch
 
 from scalelab.errors import UnknownName
 from scalelab.quantize.network import Grid, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.profiles import find_profile
-from scalelab.quantize.rounding import dequantize_bias
-from scalelab.quantize.simulate import compute_integers, simulate
+from scalelab.quantize.profiles import dequantize_bias, find_profile
+from scalelab.quantize.simulate import compute_integers
+from tests.quantize.simulated import simulate
 
 ENGINES = ("qnnpack", "fbgemm")
 

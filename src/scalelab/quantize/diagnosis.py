@@ -27,7 +27,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork, compute_layer
+from scalelab.quantize.network import (
+    HIGHEST,
+    PASSING,
+    Grid,
+    Layer,
+    Network,
+    QuantizedLayer,
+    QuantizedNetwork,
+    compute_layer,
+)
 from scalelab.records.quantized import LayerReport
 
 Results = dict[str, torch.Tensor]
@@ -132,7 +141,7 @@ def dequantize_layer(quantized: QuantizedLayer, named: Mapping[str, QuantizedLay
 def round_to_grid(numbers: torch.Tensor, grid: Grid) -> torch.Tensor:
     """The nearest numbers that the grid has."""
     steps = torch.round(numbers / grid.scale) + grid.zero_point
-    return (steps.clamp_(grid.low, grid.high) - grid.zero_point) * grid.scale
+    return (steps.clamp_(0, HIGHEST) - grid.zero_point) * grid.scale
 
 
 def diagnose(

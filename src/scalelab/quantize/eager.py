@@ -1,19 +1,11 @@
-"""A quantized network as a torch module that computes with bytes: for those who stay in torch.
+"""A quantized network as a torch module on torch's own int8 kernels.
 
-`make_eager(quantized)` gives a module that takes float32 images and gives float32 logits, like the model that it was
-made from. In between everything is uint8, channels last, on torch's own int8 kernels (`eager_kernels.py`), called by a
-program that torch compiles from text and runs without Python, on as many threads as torch has. Its integers are those
-of the profile `onednn` (`eager_rounding.py`), which is not onnxruntime's: about three in a million lie so near a tie
-that the two round them apart, and what follows may then differ by a step.
+Float32 images in, float32 logits out, uint8 channels_last in between, on `eager_kernels.py`'s kernels in a program that
+torch compiles from text and runs without Python. Its integers are oneDNN's: about three in a million lie so near a tie
+that onnxruntime rounds them differently.
 
-The module is made for images of the network's size and batches of any. It has no parameters and cannot be trained.
-Packed weights are in a layout of this processor's, so what is pickled, copied or saved is the quantized network, and
-the weights are packed anew where it is loaded.
-
-Without VNNI, int8 on x86 is slow or inexact, and a layer that is kept in float costs the way to float and back;
-`remarks` says which of these holds.
-
-Layers of an int8 program that are kept in float: from bytes to numbers, computed by torch, and back to bytes.
+The module is packed for images of the network's size, any batch size. It has no parameters. A layer kept in float is
+dequantized, computed by torch and quantized again.
 """
 
 from __future__ import annotations
@@ -43,7 +35,7 @@ from scalelab.quantize.network import Grid, Layer, Op, QuantizedLayer, Quantized
 
 
 def write_float(program: Program, layer: QuantizedLayer, sources: list[Grid], inputs: list[str], shape: Shape) -> str:
-    """One layer in float32. `shape`: of its result."""
+    """One layer in float32. `shape`: of its output."""
     numbers = [write_numbers(program, grid, name) for grid, name in zip(sources, inputs, strict=True)]
     result = program.write(describe(program, layer.layer, numbers))
     if layer.layer.has_relu:
@@ -90,12 +82,10 @@ def make_eager(quantized: QuantizedNetwork) -> EagerNetwork:
 
 
 class EagerNetwork(nn.Module):
-    """Images in, logits out, bytes in between. `remarks` says what is slow or inexact about it here."""
+    """`remarks` says what is slow or inexact on this machine."""
 
     def __init__(self, quantized: QuantizedNetwork) -> None:
         super().__init__()
-        for layer in quantized.layers:
-            check_grid(layer)
         self.remarks = (*probe_kernels(), *remark_on_float(quantized))
         self._quantized = quantized
         program, results = write_layers(quantized, reuses_memory=True)
@@ -112,28 +102,12 @@ class EagerNetwork(nn.Module):
             logits: torch.Tensor = self._run(images.to(torch.float32), self._tensors)
             return logits
 
-    def run_integers(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The integers of every layer by name, for comparisons: the same kernels, but nothing is overwritten."""
-        self._check(images)
-        program, results = write_layers(self._quantized, reuses_memory=False)
-        run = compile_text(program.finish(f"[{', '.join(results)}]", "List[Tensor]"))
-        with torch.no_grad():
-            found = run(images.to(torch.float32), program.tensors)
-        return {layer.name: integers for layer, integers in zip(self._quantized.layers, found, strict=True)}
-
     def _check(self, images: torch.Tensor) -> None:
         if tuple(images.shape[1:]) != self._quantized.input_shape:
             raise UsageError(
                 f"images have shape {tuple(images.shape)}, but this int8 module is packed for"
                 f" {self._quantized.input_shape}: quantize the network for that size"
             )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return make_eager, (self._quantized,)
-
-    def extra_repr(self) -> str:
-        num_float = sum(layer.is_float for layer in self._quantized.layers)
-        return f"{len(self._quantized.layers)} layers, {num_float} in float"
 
 
 def compile_text(text: str) -> Callable[[torch.Tensor, list[torch.Tensor]], Any]:
@@ -142,7 +116,7 @@ def compile_text(text: str) -> Callable[[torch.Tensor, list[torch.Tensor]], Any]
 
 
 def write_layers(quantized: QuantizedNetwork, *, reuses_memory: bool) -> tuple[Program, list[str]]:
-    """All layers as lines of a program, and what it calls their results."""
+    """All layers as a program, and the names of their results."""
     program, names = Program(), dict[str, str]()
     shapes, last_uses = find_shapes(quantized), find_last_uses(quantized)
     for place, layer in enumerate(quantized.layers):
@@ -164,7 +138,7 @@ def write_layers(quantized: QuantizedNetwork, *, reuses_memory: bool) -> tuple[P
 
 
 def find_last_uses(quantized: QuantizedNetwork) -> dict[str, int]:
-    """The last layer that reads the memory of each, by number. A flattened result may be the memory of its input."""
+    """The number of the last layer that reads each result; a flatten may share its input's memory."""
     uses: dict[str, int] = {}
     for place, layer in enumerate(quantized.layers):
         uses.update(dict.fromkeys(layer.layer.inputs, place))
@@ -177,22 +151,13 @@ def find_last_uses(quantized: QuantizedNetwork) -> dict[str, int]:
 
 
 def find_shapes(quantized: QuantizedNetwork) -> dict[str, Shape]:
-    """Of every layer's result, without the batch: seen on a batch of no images."""
+    """Output shapes without the batch, from an empty batch."""
     found: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for layer in quantized.layers:
             inputs = [found[name] for name in layer.layer.inputs] or [torch.empty(0, *quantized.input_shape)]
             found[layer.name] = compute_layer(layer.layer, inputs)
     return {name: tuple(result.shape[1:]) for name, result in found.items()}
-
-
-def check_grid(layer: QuantizedLayer) -> None:
-    grid = layer.output
-    if (grid.low, grid.high) != (0, 255) or not 0 <= grid.zero_point <= 255:
-        raise UsageError(
-            f"layer {layer.name} has integers from {grid.low} to {grid.high}, but torch's kernels take 0 to 255:"
-            " use the simulation or the exported file"
-        )
 
 
 def remark_on_float(quantized: QuantizedNetwork) -> tuple[str, ...]:

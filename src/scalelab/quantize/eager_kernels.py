@@ -1,38 +1,34 @@
-"""The int8 kernels that torch has for plain uint8 tensors, as calls in a program: one function per kind of layer.
+"""torch's int8 kernels for plain uint8 tensors, as calls in a program: one function per kind of layer.
 
-torch 2.13 has three families. `quantized.*` (fbgemm, qnnpack) takes torch's own quantized tensors, whose making is
-deprecated. `aten._int_mm` multiplies matrices and nothing more. `onednn.*` takes plain tensors and packed weights, is
-what torch.compile lowers to, and was as quick as the best of the others for whole networks, or quicker (resnet18 and 64
-images: 0.92 of onnxruntime's time, fbgemm 1.3). So all is done by two of its operators, a convolution and a linear
-layer, both with a factor per channel, a bias, a ReLU and a zero point:
+torch 2.13 has three families. `quantized.*` (fbgemm, qnnpack) takes quantized tensors, whose construction is
+deprecated. `aten._int_mm` only multiplies matrices. `onednn.*` takes plain tensors and packed weights, is what
+torch.compile lowers to, and is at least as fast for whole networks (resnet18, 64 images: 0.92 of onnxruntime's time,
+fbgemm 1.3). Two of its operators do everything: convolution and linear, each with a factor per channel, bias, ReLU and
+zero point.
 
-    addition   the second input through a convolution of 1×1 that multiplies every channel by one, accumulated onto the
-               first. `onednn.qadd`, made for this, reads bytes above 127 as negative in torch 2.13 and is not used.
-    averages   a convolution of every channel with weights of one
-    maxima     of shifted views, rows first and then columns: torch's own max_pool2d is a hundred times slower for bytes
-               and refuses images of more than 255 pixels in channels_last
+    addition   a 1×1 convolution of ones over the second input, accumulated onto the first. `onednn.qadd` reads bytes
+               above 127 as negative in torch 2.13.
+    averages   a depthwise convolution of ones
+    maxima     of shifted views, rows then columns: torch's max_pool2d is 100 times slower for bytes and refuses
+               channels_last images of more than 255 pixels
 
-Scales of activations are given to the kernels as 1: everything is in the factors per channel, so that a sum is
-multiplied once. Weights are packed once for images of the network's size.
+Activation scales are passed as 1: everything is in the factors per channel, so a sum is multiplied once. Weights are
+packed once for images of the network's size.
 
-An operator with 17 arguments takes ten microseconds to be called from Python, a third of what it costs beside its
-arithmetic. So calls are not made but written, as lines of a program in TorchScript's part of Python, which torch
-compiles once and runs without Python. `torch.jit.CompilationUnit` does that; torch 2.13, which deprecates
-`torch.jit.script`, does not deprecate it.
+Calling an operator with 17 arguments from Python takes ten microseconds, a third of its overhead. So calls are written
+as lines of TorchScript, compiled once by `torch.jit.CompilationUnit` (not deprecated in torch 2.13) and run without
+Python.
 
-How torch's int8 kernels round, which is how oneDNN does: the profile that the eager runtime is held to.
+oneDNN rounds differently from onnxruntime (oneDNN 3.12, torch 2.13; tests check every layer):
 
-    convolution, linear   v = float32(acc) · m + float32(bias · m),  m = (s_x · s_w) / s_y in float32; product and sum
-                          are rounded one after the other
-    addition              v = fma(a − z_a, s_a/s_y, float32((b − z_b) · s_b/s_y)) for a + b: the first input is what
-                          the second is accumulated onto
-    average               v = float32(Σ(x − z_x)) · m,  m = s_x / (s_y · n) in float32: a convolution with ones
-    result                ReLU, then float32(v + z_y), rounded half to even and held to the range
+    convolution, linear   v = float32(acc) · m + float32(bias · m),  m = (s_x · s_w) / s_y; product and sum are rounded
+                          separately
+    addition              v = fma(a − z_a, s_a/s_y, float32((b − z_b) · s_b/s_y))
+    average               v = float32(Σ(x − z_x)) · m,  m = s_x / (s_y · n)
+    output                ReLU, then float32(v + z_y), rounded half to even and clamped
 
-Two things differ from onnxruntime and decide about ties and near ties. The bias is added behind the factor and not to
-the integer sum; and the zero point is added before rounding, where float32 may have no digits left for the distance
-from a tie. Without a bias and with zero point 0, as after a ReLU, both are the same. Found by trying scales that make
-ties frequent (oneDNN 3.12, torch 2.13); the tests hold every layer to it.
+The bias is added after the factor, and the zero point before rounding: both decide ties and near ties. Without a bias
+and with zero point 0, as after a ReLU, the two runtimes agree.
 """
 
 from __future__ import annotations
@@ -41,17 +37,14 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional
 
 from scalelab.errors import ScalelabError
-from scalelab.quantize.integer_ops import finish
-from scalelab.quantize.network import Grid, Layer, QuantizedLayer
-from scalelab.quantize.profiles import Profile
-from scalelab.quantize.rounding import fuse_multiply_add, make_channels, make_scalar
+from scalelab.quantize.network import HIGHEST, Grid, Layer, QuantizedLayer
+from scalelab.quantize.profiles import make_scalar
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
-    """(s_x · s_w) / s_y of every output channel; s_y is 1 where the result is not rounded."""
+    """(s_x · s_w) / s_y per output channel; s_y is 1 for unrounded output."""
     assert layer.weight is not None
     assert layer.weight_scale is not None
     step = make_scalar(1.0 if layer.is_unrounded else layer.output.scale)
@@ -60,7 +53,7 @@ def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
 
 
 def make_bias(layer: QuantizedLayer, multiplier: torch.Tensor) -> torch.Tensor | None:
-    """The bias in steps of the result's grid."""
+    """The bias in steps of the output grid."""
     return (
         None if layer.bias is None else (layer.bias.to(torch.float64) * multiplier.to(torch.float64)).to(torch.float32)
     )
@@ -71,64 +64,14 @@ def make_average_multiplier(source: Grid, grid: Grid, count: int) -> torch.Tenso
     return make_scalar(source.scale) / (make_scalar(grid.scale) * make_scalar(float(count)))
 
 
-def scale_then_add_bias(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
-    return round_with_zero_point(scale_to_steps(sums, layer, source), layer.output)
-
-
-def scale_to_steps(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
-    """Before rounding; of a layer that is not rounded, the numbers that sums stand for."""
-    multiplier = make_multiplier(layer, source)
-    bias = make_bias(layer, multiplier)
-    result = sums.to(torch.float32) * make_channels(multiplier, sums.dim())
-    return result if bias is None else result + make_channels(bias, sums.dim())
-
-
-def add_accumulated(integers: list[torch.Tensor], sources: list[Grid], grid: Grid, has_relu: bool) -> torch.Tensor:
-    first, second = (
-        tensor.to(torch.float32) - source.zero_point for tensor, source in zip(integers, sources, strict=True)
-    )
-    ratios = [make_scalar(source.scale) / make_scalar(grid.scale) for source in sources]
-    steps = fuse_multiply_add(first, ratios[0], second * ratios[1])
-    return finish(round_with_zero_point(steps, grid), grid, has_relu)
-
-
-def average_by_ones(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid) -> torch.Tensor:
-    centred = integers.to(torch.float64) - source.zero_point
-    kernel = layer.kernel or (centred.shape[2], centred.shape[3])
-    sums = functional.avg_pool2d(centred, kernel, layer.stride, layer.padding, divisor_override=1)
-    multiplier = make_average_multiplier(source, grid, kernel[0] * kernel[1])
-    return finish(round_with_zero_point(sums.to(torch.float32) * multiplier, grid), grid, layer.has_relu)
-
-
-def round_with_zero_point(steps: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Steps rounded with the zero point in them, which is then taken off again: nothing is left to be rounded."""
-    return torch.round(steps + grid.zero_point) - grid.zero_point
-
-
-ONEDNN = Profile(
-    name="onednn",
-    sentence="torch's int8 kernels (oneDNN)",
-    rounding="half to even, after the zero point was added in float32",
-    multiplier="(s_x·s_w)/s_y in float32, times float32 of the sum",
-    bias="float32 of bias·multiplier, added in float32 behind the multiplication",
-    relu="before the zero point is added",
-    addition="the second input times its ratio in float32, then the first by a fused multiply-add",
-    averaging="float32 of the integer sum times s_x/(s_y·n)",
-    scale=scale_then_add_bias,
-    add=add_accumulated,
-    average=average_by_ones,
-    to_logits=scale_to_steps,
-)
-
-
 Shape = tuple[int, ...]
-"""Of a tensor, without the batch."""
+"""Without the batch."""
 Window = tuple[list[int], list[int], list[int], int]
 """Stride, padding, dilation and groups."""
 FLOAT32, UINT8 = 6, 0
-"""How programs name types: torch's own numbers for them."""
+"""torch's numbers for dtypes, as programs name them."""
 CHANNELS_LAST, PRESERVED = 2, 1
-"""The same for orders in memory."""
+"""The same for memory formats."""
 NO_KERNELS = (
     "this build of torch has no int8 kernels for plain tensors (onednn.qconv2d_pointwise, from torch 2.7 on x86): run"
     " the exported ONNX file with onnxruntime instead"
@@ -137,33 +80,33 @@ NO_KERNELS = (
 
 @dataclass
 class Program:
-    """Lines that are written one by one, and the tensors that they use."""
+    """Lines of code and the tensors they use."""
 
     lines: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
 
     def write(self, text: str) -> str:
-        """A line that computes `text`; the name of its result."""
+        """Add a line that computes `text`; returns the name of its result."""
         name = f"v{len(self.lines)}"
         self.lines.append(f"{name} = {text}")
         return name
 
     def keep(self, tensor: torch.Tensor | None) -> str:
-        """How lines call a tensor."""
+        """The name of a tensor in the program."""
         if tensor is None:
             return "None"
         self.tensors.append(tensor)
         return f"t[{len(self.tensors) - 1}]"
 
     def finish(self, result: str, kind: str) -> str:
-        """The text of a function of images that gives `result`."""
+        """The source of a function of images that returns `result`."""
         body = "\n".join(f"    {line}" for line in (*self.lines, f"return {result}"))
         none = "    none: List[Optional[number]] = []"
         return f"def run(images: Tensor, t: List[Tensor]) -> {kind}:\n{none}\n{body}\n"
 
 
 def write_conv(program: Program, layer: QuantizedLayer, source: Grid, shape: Shape, images: str) -> str:
-    """A convolution with its bias and ReLU. `shape`: of its input."""
+    """A convolution with bias and ReLU. `shape`: of its input."""
     assert layer.weight is not None
     multiplier = make_multiplier(layer, source)
     parts = (layer.weight, multiplier, make_bias(layer, multiplier))
@@ -178,7 +121,7 @@ def write_window(
     shape: Shape,
     images: str,
 ) -> str:
-    """A convolution with the window of `layer`, by weights, factors and a bias, from one grid to another."""
+    """A convolution with the window of `layer`; `parts`: weights, factors, bias; `grids`: input, output."""
     weight, multiplier, bias = parts
     window: Window = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
     packed = pack_weight(weight, multiplier, grids[0].zero_point, window, shape)
@@ -211,7 +154,7 @@ def write_add(
     *,
     is_overwritten: bool,
 ) -> str:
-    """The sum of two inputs. `is_overwritten`: the first is not needed later, so the result may overwrite it."""
+    """The sum of two inputs. `is_overwritten`: the result may overwrite the first input."""
     grid, num_channels, is_flat = layer.output, shape[0], len(shape) == 1
     first, second = (make_scalar(source.scale) / make_scalar(grid.scale) for source in sources)
     ones, multiplier = torch.ones(num_channels, 1, 1, 1, dtype=torch.int8), second.repeat(num_channels)
@@ -232,7 +175,7 @@ def write_add(
 
 
 def write_average(program: Program, layer: QuantizedLayer, source: Grid, shape: Shape, images: str) -> str:
-    """Averages over windows, or over images of this shape."""
+    """Average over windows, or over whole images of this shape."""
     what, num_channels = layer.layer, shape[0]
     kernel = what.kernel or (shape[1], shape[2])
     ones = torch.ones(num_channels, 1, *kernel, dtype=torch.int8)
@@ -242,7 +185,7 @@ def write_average(program: Program, layer: QuantizedLayer, source: Grid, shape: 
 
 
 def write_max(program: Program, layer: QuantizedLayer, _: Grid, shape: Shape, images: str) -> str:
-    """Maxima over windows. Padding is the least byte, which is no larger than anything."""
+    """Maxima over windows, padded with 0."""
     what = layer.layer
     assert what.kernel is not None
     rows, columns = what.padding
@@ -267,8 +210,8 @@ def write_relu(program: Program, layer: QuantizedLayer, _: Grid, __: Shape, inte
 
 
 def write_rounding(program: Program, grid: Grid, numbers: str, num_dims: int) -> str:
-    """Numbers as integers of a grid, in the order in memory that kernels want."""
-    low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
+    """Numbers as integers of a grid, in the memory format of the kernels."""
+    low, high = -grid.zero_point, HIGHEST - grid.zero_point
     steps = f"torch.round(torch.clamp({numbers} / {program.keep(make_scalar(grid.scale))}, {low}, {high}))"
     integers = program.write(f"({steps} + {grid.zero_point}).to({UINT8})")
     order = f"memory_format={CHANNELS_LAST}" if num_dims == 4 else ""
@@ -283,10 +226,10 @@ def write_numbers(program: Program, grid: Grid, integers: str) -> str:
 def pack_weight(
     weight: torch.Tensor, multiplier: torch.Tensor, zero_point: int, window: Window, shape: Shape
 ) -> torch.Tensor:
-    """Weights of a convolution in the layout that its kernel wants.
+    """Convolution weights in the kernel's layout.
 
-    torch remembers layouts by the shapes of images and weights, not by whether there is a zero point, for which weights
-    carry their sums along; with the wrong one they are packed again in every call. Another batch size keeps them apart.
+    torch caches layouts by shapes, but weights for a nonzero zero point carry their sums along; the wrong layout is
+    repacked in every call. A different batch size keeps the two apart.
     """
     batch = 2 if zero_point else 1
     packed: torch.Tensor = torch.ops.onednn.qconv_prepack(weight, multiplier, 1.0, zero_point, *window, [batch, *shape])
@@ -294,7 +237,7 @@ def pack_weight(
 
 
 def keep_zeros(program: Program, weight: torch.Tensor) -> str:
-    """The zero points of weights."""
+    """Zero points of weights."""
     return program.keep(torch.zeros(len(weight), dtype=torch.int64))
 
 
@@ -308,7 +251,7 @@ def name_relu(layer: Layer) -> str:
 
 @functools.cache
 def probe_kernels() -> tuple[str, ...]:
-    """Whether this build and this processor can do it; gives remarks on what is slow or inexact here."""
+    """Check that this torch and CPU have the kernels; returns remarks on what is slow or inexact."""
     if not hasattr(torch.ops.onednn, "qconv2d_pointwise") or not torch.backends.mkldnn.is_available():
         raise ScalelabError(NO_KERNELS)
     try:
@@ -330,7 +273,7 @@ def probe_kernels() -> tuple[str, ...]:
 
 
 def multiply_largest() -> int:
-    """A sum of 64 products of the largest bytes there are, by the kernel."""
+    """A sum of 64 products of the largest bytes, by the kernel."""
     window: Window = ([1, 1], [0, 0], [1, 1], 1)
     weight, ones = torch.full((16, 64, 1, 1), 127, dtype=torch.int8), torch.ones(16)
     packed = pack_weight(weight, ones, 0, window, (64, 2, 2))
@@ -343,6 +286,6 @@ def multiply_largest() -> int:
 
 
 def has_vnni() -> bool:
-    """Whether this processor sums products of bytes in int32 at once, in 16 bits nowhere."""
+    """Whether this CPU sums products of bytes in int32, never in 16 bits."""
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(found.get("avx512_vnni") or found.get("avx_vnni") or torch.cpu._is_vnni_supported())

@@ -1,76 +1,105 @@
-"""A quantized network as an ONNX file, in one of two forms that onnxruntime executes by the same integer kernels.
+"""Export a network to ONNX, in float32 and in int8.
 
-`qdq`, the default, is the form that other runtimes read too: operators on numbers, with a QuantizeLinear behind each
-and a DequantizeLinear before. A runtime that knows integer kernels merges the three. onnxruntime does so when its graph
-optimizations are on; with them off it computes numbers in float32, and sums that are rounded at every addition end on
-the other side of a tie once in about 100,000 results, which later layers take on.
-
-`operators` names the integer operators themselves (QLinearConv of ONNX; QGemm, QLinearAdd and the average poolings of
-onnxruntime). They run as they are, optimizations on or off, to the same integers. Only onnxruntime reads it.
-
-Choices that both share:
+The int8 file is in QDQ form, which other runtimes read too: float operators with a QuantizeLinear behind and a
+DequantizeLinear before each. onnxruntime fuses the three into integer kernels when graph optimizations are on. With
+them off it computes in float32, and about one result in 100,000 lands on the other side of a tie.
 
 - Activations are uint8, weights int8 with one scale per output channel, biases int32 in units of s_x·s_w: what x86
-  multiplies fastest. Grids with negative integers are written as int8. On x86, onnxruntime merges no qdq around signed
-  activations, and they run in float; as `operators` they run in int8.
-- A ReLU costs nothing where the zero point is the least integer: saturation is the ReLU, and no node is written. With
-  another zero point it is a Clip of bytes behind the layer. A float Relu in between would keep onnxruntime from
-  merging, and the layer would silently run in float.
-- A last layer that is not rounded has no QuantizeLinear behind it: onnxruntime has a QGemm whose result is float32.
-- Max pooling and flattening are written on bytes. They compute nothing that has to be rounded.
-- A layer that is kept in float has a Max between it and its QuantizeLinear: with 0 for a ReLU, otherwise with the least
-  number of its grid, which changes nothing. Without it onnxruntime would quantize the float weights itself, with one
-  scale for the tensor, and run in int8 what was meant to stay in float.
+  multiplies fastest.
+- A ReLU costs nothing where the zero point is the least integer: saturation is the ReLU. With another zero point it is
+  a Clip of bytes; a float Relu would keep onnxruntime from fusing, and the layer would silently run in float.
+- An unrounded last layer has no QuantizeLinear: onnxruntime has a QGemm with float32 output.
+- Max pooling and flatten are written on bytes.
+- A layer kept in float has a Max between it and its QuantizeLinear: with 0 for a ReLU, otherwise with the least number
+  of its grid, which changes nothing. Without it onnxruntime would quantize the float weights by itself.
 
-Every file is checked by ONNX's checker and run once before it is called written.
+Tensors are named after their layer: `conv1/q` its integers, `conv1/f` their numbers, `conv1/y` its output before
+rounding. Only a layer's own node has a name without a slash, so whatever ran can be traced back to its layer.
+
+Every file passes ONNX's checker and one run before it is written.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.quantize.export_nodes import (
-    MICROSOFT,
-    GraphParts,
-    add_float_weight,
-    add_grid,
-    add_operation,
-    add_weight,
-    add_weight_numbers,
-    list_attributes,
+from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
+from scalelab.quantize.sessions import (
+    LayerKernel,
+    list_fallbacks,
     load_package,
+    open_session,
+    profile_layers,
+    run_session,
 )
-from scalelab.quantize.network import PASSING, Grid, Network, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.files import storage_errors
+from scalelab.records.quantized import LayerReport
 
-Form = Literal["qdq", "operators"]
 OPSET = 19
 IR_VERSION = 9
 """Those of ONNX 1.14: what onnxruntime 1.15 and later read."""
 INPUT, OUTPUT = "images", "logits"
+FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
+Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def export_onnx(quantized: QuantizedNetwork, path: Path | str, *, form: Form = "qdq") -> int:
-    """Writes the int8 model; its size in bytes. Images in float32 go in, logits in float32 come out."""
+def export_models(network: Network, quantized: QuantizedNetwork, directory: Path) -> dict[str, Run]:
+    """Write and open both models; returns what runs them, by runtime."""
+    export_float_onnx(network, directory / FLOAT_FILE)
+    export_onnx(quantized, directory / INT8_FILE)
+    files = {"onnxruntime-float32": FLOAT_FILE, "onnxruntime-int8": INT8_FILE}
+    return {name: partial(run_session, open_session(directory / file)) for name, file in files.items()}
+
+
+def list_sizes(directory: Path) -> tuple[tuple[str, int], ...]:
+    """Bytes of the files."""
+    return tuple((name, (directory / name).stat().st_size) for name in (FLOAT_FILE, INT8_FILE))
+
+
+def name_kernels(
+    directory: Path, layers: Sequence[LayerReport], images: torch.Tensor
+) -> tuple[tuple[LayerReport, ...], tuple[str, ...]]:
+    """The layers with their int8 kernel and the times of both models, and remarks on fallbacks."""
+    found = profile_layers(directory / INT8_FILE, images)
+    int8 = {kernel.layer: kernel for kernel in found}
+    floats = {kernel.layer: kernel for kernel in profile_layers(directory / FLOAT_FILE, images)}
+    told = tuple(_add_kernel(layer, int8.get(layer.name), floats.get(layer.name)) for layer in layers)
+    return told, list_fallbacks(found)
+
+
+def _add_kernel(layer: LayerReport, int8: LayerKernel | None, before: LayerKernel | None) -> LayerReport:
+    kernel = "" if int8 is None else "float" if int8.is_float else int8.kernel
+    return replace(
+        layer,
+        kernel=kernel,
+        seconds=None if int8 is None or not int8.kernel else int8.seconds,
+        float_seconds=before.seconds or None if before is not None else None,
+    )
+
+
+def export_onnx(quantized: QuantizedNetwork, path: Path | str) -> int:
+    """Write the int8 model (float32 images to float32 logits); returns its size in bytes."""
     parts = GraphParts()
     sources = {layer.name: layer for layer in quantized.layers}
     for layer in quantized.layers:
         grids = [sources[name].output for name in layer.layer.inputs]
-        add_quantized_layer(parts, layer, grids, form)
+        add_quantized_layer(parts, layer, grids)
     if not quantized.layers[-1].is_unrounded:
         add_numbers(parts, quantized.layers[-1], OUTPUT)
     return write_model(parts, quantized.input_shape, Path(path))
 
 
 def export_float_onnx(network: Network, path: Path | str) -> int:
-    """Writes the same graph in float32; its size in bytes."""
+    """Write the same graph in float32; returns its size in bytes."""
     parts = GraphParts()
     for layer in network.layers[1:]:
         inputs = [name_result(network, name) for name in layer.inputs]
@@ -89,7 +118,7 @@ def name_result(network: Network, name: str) -> str:
     return OUTPUT if name == network.output else f"{name}/y"
 
 
-def add_quantized_layer(parts: GraphParts, layer: QuantizedLayer, sources: list[Grid], form: Form) -> None:
+def add_quantized_layer(parts: GraphParts, layer: QuantizedLayer, sources: list[Grid]) -> None:
     """The nodes from the integers of a layer's inputs to its own, `name/q`."""
     what, name = layer.layer, layer.name
     integers = [f"{source}/q" for source in what.inputs]
@@ -103,18 +132,15 @@ def add_quantized_layer(parts: GraphParts, layer: QuantizedLayer, sources: list[
         else:
             add_operation(parts, what, integers, f"{name}/q")
         return
-    clips = what.has_relu and not layer.is_float and layer.output.zero_point != layer.output.low
+    clips = what.has_relu and not layer.is_float and layer.output.zero_point != 0
     result = OUTPUT if layer.is_unrounded else f"{name}/sum" if clips else f"{name}/q"
-    if form == "operators" and not layer.is_float:
-        add_integer_operator(parts, layer, sources, result)
-    else:
-        add_rounded_operation(parts, layer, sources, result)
+    add_rounded_operation(parts, layer, sources, result)
     if clips:
         add_clip(parts, layer, result, f"{name}/relu")
 
 
 def add_rounded_operation(parts: GraphParts, layer: QuantizedLayer, sources: list[Grid], result: str) -> None:
-    """Numbers in, the operation, rounded to the layer's grid if there is one."""
+    """Dequantize the inputs, compute, and quantize to the layer's grid."""
     what, name = layer.layer, layer.name
     inputs = []
     for source, grid in zip(what.inputs, sources, strict=True):
@@ -134,36 +160,14 @@ def add_rounded_operation(parts: GraphParts, layer: QuantizedLayer, sources: lis
     parts.add_node("QuantizeLinear", [numbers, *add_grid(parts, name, layer.output)], result, f"{name}/q")
 
 
-def add_integer_operator(parts: GraphParts, layer: QuantizedLayer, sources: list[Grid], result: str) -> None:
-    """The operator on integers that onnxruntime would make of the same layer."""
-    what = layer.layer
-    inputs: list[str] = []
-    for source, grid in zip(what.inputs, sources, strict=True):
-        inputs += [f"{source}/q", *add_grid(parts, source, grid)]
-    own = [] if layer.is_unrounded else add_grid(parts, layer.name, layer.output)
-    bias = [] if layer.bias is None else [parts.add_constant(f"{layer.name}/b", layer.bias.numpy())]
-    attributes = list_attributes(what)
-    if what.op == "conv":
-        inputs += [*add_weight(parts, layer), *own, *bias]
-        parts.add_node("QLinearConv", inputs, result, layer.name, attributes)
-        return
-    if what.op == "linear":
-        inputs += [*add_weight(parts, layer), *(bias or [""]), *own]
-        parts.add_node("QGemm", inputs, result, layer.name, {"transB": 1}, MICROSOFT)
-        return
-    pooling = "QLinearGlobalAveragePool" if what.kernel is None else "QLinearAveragePool"
-    op = "QLinearAdd" if what.op == "add" else pooling
-    parts.add_node(op, inputs + own, result, layer.name, attributes, MICROSOFT)
-
-
 def add_clip(parts: GraphParts, layer: QuantizedLayer, integers: str, name: str) -> None:
-    """A ReLU on integers: none below the zero point."""
+    """A ReLU on integers: a lower bound at the zero point."""
     zero_point = add_grid(parts, layer.name, layer.output)[1]
     parts.add_node("Clip", [integers, zero_point], f"{layer.name}/q", name)
 
 
 def add_numbers(parts: GraphParts, layer: QuantizedLayer, output: str) -> None:
-    """The result of the last layer in float32."""
+    """Dequantize the last layer."""
     inputs = [f"{layer.name}/q", *add_grid(parts, layer.name, layer.output)]
     parts.add_node("DequantizeLinear", inputs, output, f"/{output}")
 
@@ -177,13 +181,12 @@ def require_same_grid(layer: QuantizedLayer, source: Grid) -> None:
 
 
 def write_model(parts: GraphParts, input_shape: tuple[int, ...], path: Path) -> int:
-    """A file that ONNX's checker and onnxruntime have accepted; its size in bytes."""
+    """Check, run and write a model; returns its size in bytes."""
     onnx, helper = load_package("onnx"), load_package("onnx.helper")
     images = helper.make_tensor_value_info(INPUT, onnx.TensorProto.FLOAT, ["batch", *input_shape])
     logits = helper.make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, ["batch", None])
     graph = helper.make_graph(parts.nodes, "scalelab", [images], [logits], list(parts.constants.values()))
-    domains = sorted({node.domain for node in parts.nodes} | {""})
-    opsets = [helper.make_opsetid(domain, 1 if domain else OPSET) for domain in domains]
+    opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="scalelab")
     content: bytes = model.SerializeToString()
     onnx.checker.check_model(content)
@@ -196,7 +199,110 @@ def write_model(parts: GraphParts, input_shape: tuple[int, ...], path: Path) -> 
 
 
 def check_running(model: Any, input_shape: tuple[int, ...]) -> None:
-    """One run on two empty images: a model that cannot be executed is not written."""
+    """One run on two empty images: a model that does not run is not written."""
     logits = run_session(open_session(model), torch.zeros(2, *input_shape))
     if not np.isfinite(logits.numpy()).all():
         raise UsageError("the exported model returns non-finite values: check its weights and scales")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphParts:
+    """Nodes in execution order, and constants by name."""
+
+    nodes: list[Any] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def add_constant(self, name: str, values: np.ndarray[Any, Any] | np.generic) -> str:
+        """Add a constant unless it is there; returns its name."""
+        if name not in self.constants:
+            self.constants[name] = load_package("onnx.numpy_helper").from_array(np.asarray(values), name)
+        return name
+
+    def add_node(
+        self,
+        op: str,
+        inputs: list[str],
+        output: str,
+        name: str,
+        attributes: Mapping[str, object] | None = None,
+    ) -> str:
+        """Add a node with one output; returns the output's name."""
+        make_node = load_package("onnx.helper").make_node
+        self.nodes.append(make_node(op, inputs, [output], name=name, **(attributes or {})))
+        return output
+
+
+def add_grid(parts: GraphParts, name: str, grid: Grid) -> list[str]:
+    """The names of a layer's output scale and zero point."""
+    scale = parts.add_constant(f"{name}/s", np.float32(grid.scale))
+    return [scale, parts.add_constant(f"uint8/{grid.zero_point}", np.uint8(grid.zero_point))]
+
+
+def add_weight(parts: GraphParts, layer: QuantizedLayer) -> list[str]:
+    """The names of a layer's integer weights, scales and zero points (0)."""
+    assert layer.weight is not None
+    assert layer.weight_scale is not None
+    scales = shape_scales(layer.weight_scale)
+    zeros = np.zeros(scales.shape, np.int8)
+    # onnxruntime rewrites scalars where VNNI is missing, and fails on one that two layers share.
+    zeros_name = f"zeros/{zeros.size}" if zeros.ndim else f"{layer.name}/wz"
+    return [
+        parts.add_constant(f"{layer.name}/w", layer.weight.numpy()),
+        parts.add_constant(f"{layer.name}/ws", scales),
+        parts.add_constant(zeros_name, zeros),
+    ]
+
+
+def add_weight_numbers(parts: GraphParts, layer: QuantizedLayer, source: Grid) -> list[str]:
+    """The names of a layer's dequantized weights and bias."""
+    assert layer.weight_scale is not None
+    name = layer.name
+    axis: dict[str, object] = {"axis": 0} if layer.weight_scale.numel() > 1 else {}
+    names = [parts.add_node("DequantizeLinear", add_weight(parts, layer), f"{name}/wf", f"{name}/wf", axis)]
+    if layer.bias is not None:
+        unit = torch.tensor(source.scale, dtype=torch.float32) * layer.weight_scale
+        scale = parts.add_constant(f"{name}/bs", shape_scales(unit))
+        bias = parts.add_constant(f"{name}/b", layer.bias.numpy())
+        names.append(parts.add_node("DequantizeLinear", [bias, scale], f"{name}/bf", f"{name}/bf", axis))
+    return names
+
+
+def add_float_weight(parts: GraphParts, layer: Layer) -> list[str]:
+    assert layer.weight is not None
+    names = [parts.add_constant(f"{layer.name}/w", layer.weight.detach().numpy())]
+    if layer.bias is not None:
+        names.append(parts.add_constant(f"{layer.name}/b", layer.bias.detach().numpy()))
+    return names
+
+
+def shape_scales(scales: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A single scale becomes a scalar."""
+    values: np.ndarray[Any, Any] = scales.to(torch.float32).numpy()
+    return values if values.size > 1 else values.reshape(())
+
+
+def list_attributes(layer: Layer) -> dict[str, object]:
+    """Attributes of a convolution or pooling that differ from ONNX's defaults."""
+    attributes: dict[str, object] = {}
+    if layer.kernel is not None:
+        attributes["kernel_shape"] = layer.kernel
+    if layer.stride != (1, 1):
+        attributes["strides"] = layer.stride
+    if layer.padding != (0, 0):
+        attributes["pads"] = [*layer.padding, *layer.padding]
+    if layer.dilation != (1, 1):
+        attributes["dilations"] = layer.dilation
+    if layer.groups != 1:
+        attributes["group"] = layer.groups
+    if layer.op == "average_pool" and layer.kernel is not None:
+        attributes["count_include_pad"] = 1
+    return attributes
+
+
+def add_operation(parts: GraphParts, layer: Layer, inputs: list[str], output: str) -> str:
+    """The node of a layer without its ReLU; max pooling, flatten and ReLU also work on integers."""
+    if layer.op == "linear":
+        return parts.add_node("Gemm", inputs, output, layer.name, {"transB": 1})
+    names = {"conv": "Conv", "add": "Add", "max_pool": "MaxPool", "flatten": "Flatten", "relu": "Relu"}
+    op = names.get(layer.op, "AveragePool" if layer.kernel is not None else "GlobalAveragePool")
+    return parts.add_node(op, inputs, output, layer.name, list_attributes(layer))

@@ -76,6 +76,10 @@ class Network:
         return next(layer for layer in self.layers if layer.name == name)
 
 
+HIGHEST = 255
+"""The integers of a grid are 0 to 255."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """The integers that stand for the numbers of a tensor."""
@@ -83,13 +87,11 @@ class Grid:
     scale: float
     """A float32 value: what one step is worth."""
     zero_point: int = 128
-    low: int = 0
-    high: int = 255
 
     @property
     def range(self) -> tuple[float, float]:
         """The least and the largest number that it can stand for."""
-        return self.scale * (self.low - self.zero_point), self.scale * (self.high - self.zero_point)
+        return self.scale * -self.zero_point, self.scale * (HIGHEST - self.zero_point)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

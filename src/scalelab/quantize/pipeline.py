@@ -37,7 +37,6 @@ from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize.binning import list_histograms
 from scalelab.quantize.calibrate import Calibration, calibrate
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.deployment import export_models, list_sizes, name_kernels
 from scalelab.quantize.diagnosis import (
     IMAGES,
     Diagnosis,
@@ -49,6 +48,7 @@ from scalelab.quantize.diagnosis import (
     make_rounding,
 )
 from scalelab.quantize.eager import make_eager
+from scalelab.quantize.export import Run, export_models, list_sizes, name_kernels
 from scalelab.quantize.held_out import HeldOut, check_finite
 from scalelab.quantize.network import WEIGHTED, Network, QuantizedNetwork, run_float
 from scalelab.quantize.scales import list_remarks, quantize_network
@@ -62,8 +62,6 @@ MIXED_CHUNK = 64
 
 CountRight = Callable[[tuple[str, ...]], int]
 """Right predictions with these layers in float."""
-Run = Callable[[torch.Tensor], torch.Tensor]
-"""From images to logits."""
 Leave = Callable[[Quantized], None]
 
 

@@ -1,18 +1,24 @@
-"""Whose arithmetic is simulated: a profile states how kernels round and holds the functions that do.
+"""How kernels get from an exact integer sum to the next layer's integer: one profile per family of kernels.
 
-A simulation that is right "but for rounding" cannot be told from one with a mistake, so each profile is held against
-its kernels integer by integer. All start from the same exact sums (`integer_ops.py`); their arithmetic from there on is
-in `rounding.py`.
+                  multiplier of the sum (float32)     bias                          addition
+    onnxruntime   (s_x·s_w) / s_y                     int32, on the sum             two fused multiply-adds
+    qnnpack       (s_w·s_x) · (1/s_y)                 int32, on the sum             float32, times 1/s_y
+    fbgemm        (s_x·s_w) / s_y                     float32, b / (s_x·s_w)        float32, times 1/s_y
 
-    lab           the assignment's: one factor per layer, in float32, rounded once. It has no kernel of its own.
-    onnxruntime   what onnxruntime runs on x86: QLinearConv, QGemm, QLinearAdd, QLinearGlobalAveragePool
-    qnnpack       torch's engine of that name on x86
-    fbgemm        torch's engine of that name
+All round half to even (`cvtps2dq`) and clamp to the grid, where the ReLU is a lower bound. They differ in the order of
+float32 operations, where the bias is added, and what is fused (rounded once instead of twice): each decides ties, and a
+tie decides an integer. A simulation that is right "except for rounding" cannot be told from a wrong one, so tests
+compare each profile with its kernels integer by integer. Sums are exact (`integer_ops.py`).
 
-Limits. The profiles are those of x86 with FMA; on ARM, onnxruntime adds with fixed-point multipliers instead. Without
-VNNI, x86 kernels for uint8 × int8 add pairs of products in int16, which saturates for large weights: sessions ask
-onnxruntime for its slower, exact kernels there, torch has none. Of qnnpack and fbgemm, convolutions and linear layers
-are compared with the engine; addition and pooling are not.
+Fused multiply-adds are computed in float64 and rounded once more: a byte times a float32 has 32 bits, so the float64
+sum is exact where its terms lie within 2²⁰ of each other.
+
+Limits: x86 with FMA. On ARM, onnxruntime adds with fixed-point multipliers. Without VNNI, uint8 × int8 kernels add
+pairs of products in int16, which saturates: sessions ask onnxruntime for its slower exact kernels, torch has none. Of
+qnnpack and fbgemm only convolutions and linear layers are compared; qnnpack's own addition is in fixed point.
+
+Sources: onnxruntime `core/mlas/lib` (`quantize.cpp`, `qlgavgpool.cpp`, `intrinsics/avx2/qladd_avx2.cpp`) and
+`contrib_ops/cpu/quantization/qlinear_pool.cc`; FBGEMM's `requantizeOutputProcessingAvx2`; torch's `qnnpack_utils.h`.
 """
 
 from __future__ import annotations
@@ -21,96 +27,142 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from scalelab.errors import UnknownName
-from scalelab.quantize import rounding
-from scalelab.quantize.network import Grid, Layer, QuantizedLayer
-from scalelab.quantize.rounding import scale_to_numbers
+from scalelab.quantize.integer_ops import find_size, finish, to_numbers
+from scalelab.quantize.network import HIGHEST, Grid, Layer, QuantizedLayer
+
+
+def make_scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def make_channels(values: torch.Tensor, num_dims: int) -> torch.Tensor:
+    """One value per channel (or one for all), shaped to broadcast over an output of so many dimensions."""
+    return values.reshape(1, -1, *[1] * (num_dims - 2))
+
+
+def fuse_multiply_add(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
+    """first · second + third in float32, rounded once."""
+    exact = first.to(torch.float64) * second.to(torch.float64) + third.to(torch.float64)
+    return exact.to(torch.float32)
+
+
+def add_bias(sums: torch.Tensor, layer: QuantizedLayer) -> torch.Tensor:
+    return sums if layer.bias is None else sums + make_channels(layer.bias.to(torch.float64), sums.dim())
+
+
+def scale_by_quotient(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """float32(acc + bias) · ((s_x · s_w) / s_y), each operation rounded to float32."""
+    assert layer.weight_scale is not None
+    multiplier = (make_scalar(source.scale) * layer.weight_scale) / make_scalar(layer.output.scale)
+    return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+
+
+def scale_to_numbers(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """float32(acc + bias) · (s_x · s_w): a QGemm with float32 output."""
+    assert layer.weight_scale is not None
+    unit = make_scalar(source.scale) * layer.weight_scale
+    return add_bias(sums, layer).to(torch.float32) * make_channels(unit, sums.dim())
+
+
+def scale_by_inverse(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """float32(acc + bias) · ((s_w · s_x) · (1 / s_y)), each operation rounded to float32."""
+    assert layer.weight_scale is not None
+    multiplier = (layer.weight_scale * make_scalar(source.scale)) * (1 / make_scalar(layer.output.scale))
+    return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+
+
+def scale_with_float_bias(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """(float32(acc) + b / (s_x · s_w)) · ((s_x · s_w) / s_y) for a float32 bias b.
+
+    With one scale for all channels, b · (1 / (s_x · s_w)) is fused with the sum.
+    """
+    assert layer.weight_scale is not None
+    unit = make_scalar(source.scale) * layer.weight_scale
+    result = sums.to(torch.float32)
+    if layer.bias is not None:
+        bias = make_channels(dequantize_bias(layer, source), sums.dim())
+        if len(unit) == 1:
+            result = fuse_multiply_add(bias, 1 / unit, result)
+        else:
+            result = result + bias / make_channels(unit, sums.dim())
+    return result * make_channels(unit / make_scalar(layer.output.scale), sums.dim())
+
+
+def dequantize_bias(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
+    """The float32 bias that kernels take."""
+    assert layer.bias is not None
+    assert layer.weight_scale is not None
+    return layer.bias.to(torch.float32) * (make_scalar(source.scale) * layer.weight_scale)
+
+
+def add_fused(integers: list[torch.Tensor], sources: list[Grid], grid: Grid, has_relu: bool) -> torch.Tensor:
+    """fma(a, s_a/s_y, fma(b, s_b/s_y, z_y − (s_a/s_y · z_a + s_b/s_y · z_b))), rounded with the zero point included."""
+    first, second = (make_scalar(source.scale) / make_scalar(grid.scale) for source in sources)
+    fixed = grid.zero_point - (first * sources[0].zero_point + second * sources[1].zero_point)
+    result = fuse_multiply_add(integers[1], second, fixed)
+    return finish_with_zero_point(fuse_multiply_add(integers[0], first, result), grid, has_relu)
+
+
+def add_by_inverse(integers: list[torch.Tensor], sources: list[Grid], grid: Grid, has_relu: bool) -> torch.Tensor:
+    """(s_a · (a − z_a) + s_b · (b − z_b)) · (1 / s_y) in float32."""
+    first, second = (to_numbers(tensor, source) for tensor, source in zip(integers, sources, strict=True))
+    return finish((first + second) * (1 / make_scalar(grid.scale)), grid, has_relu)
+
+
+def finish_with_zero_point(steps: torch.Tensor, grid: Grid, has_relu: bool = False) -> torch.Tensor:
+    """Steps that include the zero point: rounded half to even and clamped."""
+    low = grid.zero_point if has_relu else 0
+    return torch.round(steps).clamp(low, HIGHEST).to(torch.uint8)
+
+
+def average_sums(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid) -> torch.Tensor:
+    """float32(Σ(q − z)) · (s_x / (s_y · n)): integer sums."""
+    centred = integers.to(torch.float64) - source.zero_point
+    if layer.kernel is None:
+        sums, count = centred.sum(dim=(2, 3), keepdim=True), centred.shape[2] * centred.shape[3]
+    else:
+        count = layer.kernel[0] * layer.kernel[1]
+        sums = functional.avg_pool2d(centred, layer.kernel, layer.stride, layer.padding, divisor_override=1)
+    multiplier = make_scalar(source.scale) / (make_scalar(grid.scale) * make_scalar(float(count)))
+    return finish(sums.to(torch.float32) * multiplier, grid)
+
+
+def average_windows(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid) -> torch.Tensor:
+    """Global: integer sums. Windows: float32 sums row by row, divided by their count and s_y; the zero point is added
+    before rounding. Padding counts as zeros."""
+    if layer.kernel is None:
+        return average_sums(layer, integers, source, grid)
+    (rows, columns), (down, right) = layer.padding, layer.stride
+    padded = functional.pad(to_numbers(integers, source), (columns, columns, rows, rows))
+    height, width = find_size(layer, (integers.shape[2], integers.shape[3]), layer.kernel)
+    total = torch.zeros(*integers.shape[:2], height, width)
+    for row in range(layer.kernel[0]):
+        for column in range(layer.kernel[1]):
+            total = total + padded[:, :, row : row + down * height : down, column : column + right * width : right]
+    average = total / float(layer.kernel[0] * layer.kernel[1])
+    return finish_with_zero_point(average / make_scalar(grid.scale) + grid.zero_point, grid)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The arithmetic of one family of kernels, in words and as functions."""
+    """The arithmetic of one family of kernels."""
 
-    name: str
-    sentence: str
-    rounding: str
-    """What is rounded, and how."""
-    multiplier: str
-    """The factor from the sum to the result, and its type."""
-    bias: str
-    relu: str
-    addition: str
-    averaging: str
     scale: Callable[[torch.Tensor, QuantizedLayer, Grid], torch.Tensor]
-    """From the sums of a weighted layer, and the grid of its input, to float32 steps of its own grid."""
+    """From the sums of a weighted layer, and its input's grid, to float32 steps of its own grid."""
     add: Callable[[list[torch.Tensor], list[Grid], Grid, bool], torch.Tensor]
-    """Two tensors of integers, their grids, the grid of the result, and whether there is a ReLU."""
+    """Two integer tensors, their grids, the output grid, whether there is a ReLU."""
     average: Callable[[Layer, torch.Tensor, Grid, Grid], torch.Tensor]
     to_logits: Callable[[torch.Tensor, QuantizedLayer, Grid], torch.Tensor] = scale_to_numbers
-    """From the sums of a last layer that is not rounded to the numbers that they stand for."""
+    """From the sums of an unrounded last layer to float32."""
 
-
-HALF_TO_EVEN = "half to even, after the result was held to the range of its grid"
-AT_ZERO_POINT = "the lower end of the range is the zero point; rounding and clamping commute, so none comes first"
-INTEGER_BIAS = "int32, added to the integer sum"
 
 PROFILES: dict[str, Profile] = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            name="lab",
-            sentence="round and clamp as the assignment does",
-            rounding=HALF_TO_EVEN + ", as torch.round",
-            multiplier="float32 of s_x·s_w/s_y, which is computed in float64",
-            bias=INTEGER_BIAS,
-            relu=AT_ZERO_POINT,
-            addition="numbers are added in float32 and divided by s_y",
-            averaging="float32 of the integer sum times s_x/(s_y·n)",
-            scale=rounding.scale_once,
-            add=rounding.add_numbers,
-            average=rounding.average_sums,
-        ),
-        Profile(
-            name="onnxruntime",
-            sentence="onnxruntime's kernels on x86",
-            rounding=HALF_TO_EVEN,
-            multiplier="(s_x·s_w)/s_y in float32, times float32 of the sum",
-            bias=INTEGER_BIAS,
-            relu=AT_ZERO_POINT,
-            addition="second input first, by fused multiply-adds on a constant of zero points; then rounded",
-            averaging="whole images: float32 of the integer sum times s_x/(s_y·n); windows: float32 sums of numbers",
-            scale=rounding.scale_by_quotient,
-            add=rounding.add_fused,
-            average=rounding.average_windows,
-        ),
-        Profile(
-            name="qnnpack",
-            sentence="torch's qnnpack on x86",
-            rounding=HALF_TO_EVEN,
-            multiplier="(s_w·s_x)·(1/s_y) in float32, times float32 of the sum",
-            bias=INTEGER_BIAS,
-            relu=AT_ZERO_POINT,
-            addition="numbers are added in float32 and multiplied by 1/s_y: not qnnpack's own, which is in fixed point",
-            averaging="float32 of the integer sum times s_x/(s_y·n)",
-            scale=rounding.scale_by_inverse,
-            add=rounding.add_by_inverse,
-            average=rounding.average_sums,
-        ),
-        Profile(
-            name="fbgemm",
-            sentence="torch's fbgemm",
-            rounding=HALF_TO_EVEN,
-            multiplier="(s_x·s_w)/s_y in float32, times the sum and bias in float32",
-            bias="float32, divided by s_x·s_w and added to float32 of the sum; fused with one scale for all channels",
-            relu=AT_ZERO_POINT,
-            addition="numbers are added in float32 and multiplied by 1/s_y",
-            averaging="float32 of the integer sum times s_x/(s_y·n)",
-            scale=rounding.scale_with_float_bias,
-            add=rounding.add_by_inverse,
-            average=rounding.average_sums,
-        ),
-    )
+    "onnxruntime": Profile(scale=scale_by_quotient, add=add_fused, average=average_windows),
+    "qnnpack": Profile(scale=scale_by_inverse, add=add_by_inverse, average=average_sums),
+    "fbgemm": Profile(scale=scale_with_float_bias, add=add_by_inverse, average=average_sums),
 }
 
 

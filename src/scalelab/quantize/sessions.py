@@ -1,18 +1,16 @@
-"""An exported model in onnxruntime: run it, see every layer's integers, and see which kernels really ran.
+"""Run an exported model in onnxruntime, and see which kernels really ran.
 
-Whether a layer runs in int8 is decided when a session is made, by rewriting the graph, and nothing is said about one
-that did not fit a rule: it runs in float, correct and slow. So the profile of a real run is read. Its nodes still have
-the names of the layers (`export_nodes.py`), with marks of the rewriting behind them.
+onnxruntime decides when a session is made whether a layer runs in int8, by rewriting the graph; a layer that fits no
+rule silently runs in float, correct and slow. So the profile of a real run is read. Its nodes keep the layer names of
+the export, with suffixes of the rewriting.
 
-Integers are seen by making each layer's tensor an output of the graph. A QuantizeLinear may be an output and still be
-merged with what comes before it; the same kernels run, with a change of layout more.
-
-On x86 without VNNI, the quick kernels for uint8 × int8 add pairs of products in int16, which saturates. There, sessions
-ask for exact ones (`x64quantprecision`), which turn weights into uint8 first and are slower.
+On x86 without VNNI the fast uint8 × int8 kernels add pairs of products in int16, which saturates. Sessions there ask
+for exact kernels (`x64quantprecision`), which convert weights to uint8 first and are slower.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import tempfile
@@ -24,12 +22,12 @@ from typing import Any
 
 import torch
 
+from scalelab.errors import UsageError
 from scalelab.quantize.eager_kernels import has_vnni
-from scalelab.quantize.export_nodes import load_package
 
 Model = Path | str | bytes
 INTEGER_KERNELS = ("QLinear", "QGemm", "ConvInteger", "MatMulInteger", "DynamicQuantize")
-"""How the names of kernels that multiply integers begin."""
+"""Prefixes of kernels that multiply integers."""
 WEIGHTED_OPERATORS = ("Conv", "Gemm", "MatMul", "QLinearConv", "QGemm")
 ERRORS_ONLY = 3
 
@@ -42,21 +40,31 @@ class LayerKernel:
     kernel: str
     """The operator of the node that computes it."""
     seconds: float
-    """Of one run: the median of all of its nodes together, those that convert to it and from it included."""
+    """Of one run: the sum over its nodes of their medians, conversions included."""
     is_weighted: bool = False
     is_float: bool = False
     """Whether its weights were multiplied in float."""
     is_fallback: bool = False
-    """Whether that was not meant: the weights are stored as integers."""
+    """Whether that was unintended: the weights are stored as integers."""
     is_requantized: bool = False
-    """Whether float weights were turned into integers by onnxruntime, unasked."""
+    """Whether onnxruntime quantized float weights by itself."""
 
 
-def open_session(model: Model, *, num_threads: int = 1, is_optimized: bool = True, profile: Path | None = None) -> Any:
-    """An onnxruntime session on the CPU; `profile` is where the name of a profile begins."""
+def load_package(name: str) -> Any:
+    """Import `onnx` or `onnxruntime`, or say what to install."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"an int8 model needs {error.name}, which is not installed: pip install 'scalelab[quantize]'"
+        ) from error
+
+
+def open_session(model: Model, *, is_optimized: bool = True, profile: Path | None = None) -> Any:
+    """An onnxruntime session on one CPU thread; `profile`: prefix of the profile's file name."""
     onnxruntime = load_package("onnxruntime")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
     levels = onnxruntime.GraphOptimizationLevel
@@ -77,12 +85,12 @@ def run_session(session: Any, images: torch.Tensor) -> torch.Tensor:
 
 
 def profile_layers(
-    model: Model, images: torch.Tensor, *, num_threads: int = 1, is_optimized: bool = True, num_runs: int = 10
+    model: Model, images: torch.Tensor, *, is_optimized: bool = True, num_runs: int = 10
 ) -> tuple[LayerKernel, ...]:
-    """Which kernels ran, and how long, layer by layer; a first run that warms up is left out."""
+    """The kernel and time of every layer; a first run warms up and is not counted."""
     with tempfile.TemporaryDirectory(prefix="scalelab-") as directory:
         prefix = Path(directory) / "profile"
-        session = open_session(model, num_threads=num_threads, is_optimized=is_optimized, profile=prefix)
+        session = open_session(model, is_optimized=is_optimized, profile=prefix)
         for _ in range(num_runs + 1):
             run_session(session, images)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
@@ -90,7 +98,7 @@ def profile_layers(
 
 
 def read_kernels(events: list[dict[str, Any]], graph: Any, num_runs: int) -> tuple[LayerKernel, ...]:
-    """The kernels of every layer, from the events of a profile of `num_runs` and one more before them."""
+    """The kernels of every layer, from the events of a profile of `num_runs` plus one warm-up run."""
     layers = list_layers(graph)
     durations: dict[str, list[float]] = defaultdict(list)
     kernels: dict[str, str] = {}
@@ -124,7 +132,7 @@ def make_kernel(name: str, kernel: str, seconds: float, has_integer_weight: bool
 
 
 def list_fallbacks(kernels: tuple[LayerKernel, ...]) -> tuple[str, ...]:
-    """A remark for every layer that has integer weights and was computed in float, or the other way round."""
+    """A remark for every layer with integer weights that ran in float, or the other way round."""
     requantized = tuple(
         f"layer {kernel.layer} is kept in float but runs in int8 ({kernel.kernel}): onnxruntime quantized it"
         for kernel in kernels
@@ -139,18 +147,18 @@ def list_fallbacks(kernels: tuple[LayerKernel, ...]) -> tuple[str, ...]:
 
 
 def find_layer(node: str, layers: list[str]) -> str | None:
-    """The layer that a node belongs to: onnxruntime adds `fused` and `_token_4`, we add what follows a slash."""
+    """The layer of a node: onnxruntime adds `fused` and `_token_4`, we add what follows a slash."""
     plain = re.sub(r"_token_\d+$", "", node.removeprefix("fused ").split("/")[0])
     return plain if plain in layers else None
 
 
 def list_layers(graph: Any) -> list[str]:
-    """The layers of an exported model: the nodes without a slash in their names."""
+    """The layers of an exported model: nodes without a slash in their names."""
     return [node.name for node in graph.graph.node if "/" not in node.name]
 
 
 def find_weights(graph: Any) -> dict[str, bool]:
-    """Of every layer with weights, whether these are stored as integers."""
+    """For every layer with weights, whether they are stored as integers."""
     makers = {node.output[0]: node.op_type for node in graph.graph.node}
     integers = {}
     for node in graph.graph.node:

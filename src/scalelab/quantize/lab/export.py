@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scalelab.quantize.export import INPUT, OUTPUT, write_model
-from scalelab.quantize.export_nodes import GraphParts, load_package
+from scalelab.quantize.export import INPUT, OUTPUT, GraphParts, write_model
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork
 from scalelab.quantize.lab.settings import HIGH, LOW
 from scalelab.quantize.network import Layer
+from scalelab.quantize.sessions import load_package
 
 ZERO = -LOW
 """The zero point: what stands for 0."""

@@ -27,8 +27,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network, unwrap
-from scalelab.quantize.deployment import FLOAT_FILE, INT8_FILE
-from scalelab.quantize.export import export_float_onnx
+from scalelab.quantize.export import FLOAT_FILE, INT8_FILE, export_float_onnx
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, run_integers, run_to_sums, scale_network
 from scalelab.quantize.lab.export import export_lab
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
