@@ -11,7 +11,7 @@ import pytest
 from scalelab.cli.data.doctor import summarise
 from scalelab.data import reading_model
 from scalelab.data.chunk_cache import count_in_order, count_shuffled
-from scalelab.data.doctor import BY_BLOCKS, Diagnosis, choose_cache, examine, find_prime
+from scalelab.data.doctor import BY_BLOCKS, FileDiagnosis, choose_cache, examine, find_prime
 from scalelab.data.formats import decoded
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
@@ -28,12 +28,12 @@ def write_automatic(path: Path, data: np.ndarray[tuple[int, ...], np.dtype[np.fl
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+def found(tmp_path_factory: pytest.TempPathFactory) -> FileDiagnosis:
     """Of random floats in gzip with automatic chunks."""
     return examine(write_automatic(tmp_path_factory.mktemp("data") / "x.h5", NOISE), seconds=0.2)
 
 
-def test_all_ways_have_seconds_and_bytes(found: Diagnosis) -> None:
+def test_all_ways_have_seconds_and_bytes(found: FileDiagnosis) -> None:
     assert found.amplification == found.columns[0].amplification > 30
     assert [way.format for way in found.ways if way.format] == ["hdf5-gzip", "hdf5"]
     assert all(way.epoch.in_order > 0 and way.epoch.shuffled > 0 for way in found.ways)
@@ -41,7 +41,7 @@ def test_all_ways_have_seconds_and_bytes(found: Diagnosis) -> None:
 
 
 def test_noise_is_advised_to_lie_in_no_chunks_and_what_shrinks_to_stay_compressed(
-    found: Diagnosis, tmp_path: Path
+    found: FileDiagnosis, tmp_path: Path
 ) -> None:
     assert found.advised is not None
     assert found.advised.format == "hdf5"
@@ -51,7 +51,7 @@ def test_noise_is_advised_to_lie_in_no_chunks_and_what_shrinks_to_stay_compresse
     assert dict(smooth.advised.options) == {"chunk_samples": 4}
 
 
-def test_the_cache_that_is_advised_inflates_each_chunk_once(found: Diagnosis) -> None:
+def test_the_cache_that_is_advised_inflates_each_chunk_once(found: FileDiagnosis) -> None:
     column, cache = found.columns[0], choose_cache(found.columns)
     assert cache is not None
     assert count_in_order(make_grid(column), cache).number == column.num_chunks

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.network import Network, run_float
+from scalelab.quantize.network import CapturedNetwork, run_float
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
 
@@ -30,11 +30,11 @@ class Written(nn.Module):
         return self.written(self, images)
 
 
-def capture(forward: Callable[[Written, torch.Tensor], object], **modules: nn.Module) -> Network:
+def capture(forward: Callable[[Written, torch.Tensor], object], **modules: nn.Module) -> CapturedNetwork:
     return capture_network(Written(forward, **modules).eval(), draw_images(2))
 
 
-def list_ops(network: Network) -> list[str]:
+def list_ops(network: CapturedNetwork) -> list[str]:
     return [layer.op + ("+relu" if layer.has_relu else "") for layer in network.layers]
 
 

@@ -14,7 +14,7 @@ from scalelab.quantize.calibrate import calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.diagnosis import (
     IMAGES,
-    Diagnosis,
+    LayerDiagnosis,
     choose_evenly,
     choose_num_tested,
     count_multiply_adds,
@@ -24,7 +24,7 @@ from scalelab.quantize.diagnosis import (
     measure_sqnr,
     round_to_grid,
 )
-from scalelab.quantize.network import Grid, Network, QuantizedNetwork
+from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.simulate import simulate_logits
 from scalelab.quantize.timing import one_thread
@@ -42,7 +42,7 @@ def draw_images(count: int, seed: int = 0) -> torch.Tensor:
 
 def quantize(
     model: nn.Module, *, per_channel: bool = True, rounds_logits: bool = False
-) -> tuple[Network, QuantizedNetwork]:
+) -> tuple[CapturedNetwork, QuantizedNetwork]:
     images = draw_images(16)
     network = capture_network(model, images[:2])
     calibration = calibrate(network, [images])
@@ -51,7 +51,7 @@ def quantize(
     )
 
 
-def rank(diagnosis: Diagnosis) -> list[str]:
+def rank(diagnosis: LayerDiagnosis) -> list[str]:
     quantized = Quantized(labels=(), stages=(), layers=diagnosis.layers)
     return [blame.layer.name for blame in rank_layers(quantized)]
 

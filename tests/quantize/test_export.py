@@ -14,7 +14,7 @@ from scalelab.errors import NotWritable, UsageError
 from scalelab.quantize import sessions
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.export import export_float_onnx, export_onnx
-from scalelab.quantize.network import Grid, Network, QuantizedNetwork, run_float
+from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.scales import quantize_network
@@ -30,7 +30,7 @@ onnx = pytest.importorskip("onnx", reason="the exports need scalelab[quantize]")
 pytest.importorskip("onnxruntime", reason="the exports need scalelab[quantize]")
 
 Results = dict[str, torch.Tensor]
-Trained = tuple[Network, QuantizedNetwork, torch.Tensor, Results]
+Trained = tuple[CapturedNetwork, QuantizedNetwork, torch.Tensor, Results]
 
 
 def count_differing(

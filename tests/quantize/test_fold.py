@@ -8,11 +8,11 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.network import Network, run_float
+from scalelab.quantize.network import CapturedNetwork, run_float
 from tests.quantize.nets import draw_images
 
 
-def capture(*modules: nn.Module) -> tuple[nn.Module, Network]:
+def capture(*modules: nn.Module) -> tuple[nn.Module, CapturedNetwork]:
     torch.manual_seed(0)
     model = nn.Sequential(*modules)
     for module in model:
@@ -28,7 +28,7 @@ def capture(*modules: nn.Module) -> tuple[nn.Module, Network]:
     return model, capture_network(model, draw_images(2))
 
 
-def assert_same(model: nn.Module, network: Network) -> None:
+def assert_same(model: nn.Module, network: CapturedNetwork) -> None:
     images = draw_images(2, seed=5)
     with torch.no_grad():
         torch.testing.assert_close(run_float(network, images)[network.output], model(images), rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ import torch
 from scalelab.quantize.histogram import (
     BINS_PER_OCTAVE,
     NUM_BINS,
-    Histogram,
+    ValueHistogram,
     count_values,
     merge_histograms,
     rebin,
@@ -86,8 +86,8 @@ def test_extreme_float32_numbers_are_counted() -> None:
 
 
 def test_nothing_is_counted_in_nothing() -> None:
-    assert count_values(torch.zeros(0)) == Histogram() == merge_histograms([])
-    assert Histogram().num_values == 0
+    assert count_values(torch.zeros(0)) == ValueHistogram() == merge_histograms([])
+    assert ValueHistogram().num_values == 0
 
 
 def test_numbers_at_the_ends_of_the_range_are_counted_there() -> None:

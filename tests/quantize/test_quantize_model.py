@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
-from scalelab.quantize.network import Network, QuantizedNetwork, run_float
+from scalelab.quantize.network import CapturedNetwork, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import QuantizedModel, quantize_model
 from scalelab.quantize.ranges import Method
 from scalelab.quantize.scales import quantize_network
@@ -43,7 +43,7 @@ def run_rounded(quantized: QuantizedNetwork, images: torch.Tensor) -> torch.Tens
         integers = ((result / grid.scale).round() + grid.zero_point).clamp(0, 255)
         return (integers - grid.zero_point) * grid.scale
 
-    network = Network(layers=tuple(layers), input_shape=quantized.input_shape)
+    network = CapturedNetwork(layers=tuple(layers), input_shape=quantized.input_shape)
     return run_float(network, images, change)[network.output]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalelab.quantize.histogram import Histogram, count_values
+from scalelab.quantize.histogram import ValueHistogram, count_values
 from scalelab.quantize.ranges import Method, choose_range
 
 METHODS = get_args(Method)
@@ -90,4 +90,4 @@ def test_constants_have_a_range_too(method: Method) -> None:
 
 
 def test_a_range_of_nothing_counted_is_zero() -> None:
-    assert choose_range(Histogram(least=0.0, largest=0.0), "minmax", True) == (0.0, 0.0)
+    assert choose_range(ValueHistogram(least=0.0, largest=0.0), "minmax", True) == (0.0, 0.0)

@@ -11,7 +11,7 @@ from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.calibrate import Calibration, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.histogram import count_values
-from scalelab.quantize.network import Layer, Network, QuantizedNetwork
+from scalelab.quantize.network import CapturedNetwork, Layer, QuantizedNetwork
 from scalelab.quantize.scales import (
     LARGEST_INT32,
     choose_weight_limits,
@@ -24,7 +24,7 @@ from scalelab.records.tasks import Quantization
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
 
 
-def quantize(model: nn.Module) -> tuple[Network, Calibration, QuantizedNetwork]:
+def quantize(model: nn.Module) -> tuple[CapturedNetwork, Calibration, QuantizedNetwork]:
     network = capture_network(model, draw_images(2))
     calibration = calibrate(network, [draw_images(4)])
     return network, calibration, quantize_network(network, calibration)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalelab.quantize.export import export_float_onnx, export_onnx
-from scalelab.quantize.network import Network
+from scalelab.quantize.network import CapturedNetwork
 from scalelab.quantize.sessions import (
     LayerKernel,
     list_fallbacks,
@@ -87,7 +87,7 @@ def test_a_float_model_has_float_kernels_and_no_fall_back(tmp_path: Path) -> Non
         layer = quantized.layer
         weight = None if quantized.weight is None else quantized.weight.to(torch.float32)
         layers.append(type(layer)(**{**vars(layer), "weight": weight}))
-    export_float_onnx(Network(layers=tuple(layers), input_shape=network.input_shape), tmp_path / "float.onnx")
+    export_float_onnx(CapturedNetwork(layers=tuple(layers), input_shape=network.input_shape), tmp_path / "float.onnx")
     kernels = index_kernels(profile_layers(tmp_path / "float.onnx", make_images(0), num_runs=1))
     assert all(kernels[name].is_float and kernels[name].kernel for name in WEIGHTED)
     assert list_fallbacks(tuple(kernels.values())) == ()

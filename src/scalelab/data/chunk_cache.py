@@ -39,7 +39,7 @@ class CacheSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class ChunkGrid:
     """The chunks of a column, all of one size."""
 
     shape: tuple[int, ...]
@@ -174,7 +174,7 @@ class _Cache:
 class Walk:
     """Samples read one after the other through a cache."""
 
-    def __init__(self, grid: Grid, size: CacheSize) -> None:
+    def __init__(self, grid: ChunkGrid, size: CacheSize) -> None:
         most = size.num_bytes // grid.chunk_bytes if size.num_slots else 0
         self.cache = _Cache(most, size.w0, grid.chunk_bytes)
         self._num_slots = max(size.num_slots, 1)
@@ -202,7 +202,7 @@ class Walk:
         return sum(visit(first + number, (high ^ low) % self._num_slots, size) for number, low, size in self._row)
 
 
-def count_in_order(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
+def count_in_order(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
     """Chunks that are inflated when all samples are read one after the other."""
     certain = _count_at_once(grid, size)
     if certain is not None:
@@ -222,7 +222,7 @@ def count_in_order(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) 
     return Inflations(number, is_exact)
 
 
-def _count_at_once(grid: Grid, size: CacheSize) -> Inflations | None:
+def _count_at_once(grid: ChunkGrid, size: CacheSize) -> Inflations | None:
     """What needs no walk: nothing is kept, or nothing comes again, or all is kept."""
     every = grid.shape[0] * grid.row_length
     if not size.num_slots or grid.chunk_bytes > size.num_bytes or grid.chunk[0] == 1:
@@ -266,7 +266,7 @@ def _count_row(walk: Walk, start: int, num_samples: int, most: int) -> tuple[int
     return number, done, True
 
 
-def count_shuffled(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
+def count_shuffled(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
     """Chunks that are inflated when all samples are read once, in a random order."""
     certain = _count_at_once(grid, size)
     if certain is not None:
@@ -279,7 +279,7 @@ def count_shuffled(grid: Grid, size: CacheSize, most_visits: int = MOST_VISITS) 
     return Inflations(sum(counts) + sum(late) / len(late) * (num_samples - number), is_exact=False)
 
 
-def count_visits(grid: Grid, size: CacheSize, samples: Sequence[int]) -> int:
+def count_visits(grid: ChunkGrid, size: CacheSize, samples: Sequence[int]) -> int:
     """Chunks that are inflated when these samples are read in this order."""
     walk = Walk(grid, size)
     return sum(map(walk.read, samples))

@@ -20,11 +20,12 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from scalelab.data.fetching.published import Published
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet
 from scalelab.errors import UsageError
 
@@ -37,7 +38,7 @@ ADDRESS = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
-class Layout:
+class Cifar10Layout:
     """One of the two forms in which the set is published."""
 
     folder: str
@@ -48,16 +49,9 @@ class Layout:
         return [name + self.suffix for name in names]
 
 
-BINARY = Layout("cifar-10-batches-bin", ".bin", "cifar-10-binary.tar.gz")
-PYTHON = Layout("cifar-10-batches-py", "", "cifar-10-python.tar.gz")
+BINARY = Cifar10Layout("cifar-10-batches-bin", ".bin", "cifar-10-binary.tar.gz")
+PYTHON = Cifar10Layout("cifar-10-batches-py", "", "cifar-10-python.tar.gz")
 LAYOUTS = (PYTHON, BINARY)
-
-
-class Published(NamedTuple):
-    """What a file must be."""
-
-    num_bytes: int
-    md5: str
 
 
 PUBLISHED = {
@@ -118,7 +112,7 @@ def find_files(directory: Path, names: Sequence[str]) -> list[Path]:
     raise UsageError(f"CIFAR-10: {missing} not found: {explain_download(place, layout)}")
 
 
-def explain_download(place: Path, layout: Layout) -> str:
+def explain_download(place: Path, layout: Cifar10Layout) -> str:
     """How to get the files to where they are looked for."""
     target = place.parent if place.name == layout.folder else place
     return (
@@ -134,7 +128,7 @@ def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
     except OSError as error:
         raise UsageError(f"CIFAR-10: {path} cannot be read: {error.strerror}") from error
     check_size(path, len(data))
-    found, expected = hashlib.md5(data, usedforsecurity=False).hexdigest(), PUBLISHED[path.name].md5
+    found, expected = hashlib.md5(data, usedforsecurity=False).hexdigest(), PUBLISHED[path.name].digest
     if found != expected:
         raise _damaged(path, f"its md5 is {found}, not {expected}")
     pixels, labels = (read_binary if path.suffix == BINARY.suffix else read_pickle)(path, data)

@@ -28,7 +28,7 @@ from scalelab.data.formats.columns import Settings
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle
-from scalelab.data.reading_cost import Calibration, Item, TimedRead, Trial, calibrate, open_plain
+from scalelab.data.reading_cost import Item, OrderCosts, TimedRead, TriedReader, measure_costs, open_plain
 from scalelab.data.reading_model import (
     EpochBytes,
     count_batched_epoch,
@@ -66,7 +66,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class WayToRead:
     """One way to read the samples, with what an epoch takes by it."""
 
     name: str
@@ -80,14 +80,14 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class FileDiagnosis:
     """All that is found out about a file."""
 
     path: Path
     format: str
     batch: int
     columns: tuple[ColumnChunks, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[WayToRead, ...]
     """The first is how the library reads one sample at a time."""
     cache: CacheSize | None
     """What HDF5's cache would have to be, per column, for each chunk to be inflated once in order."""
@@ -110,7 +110,7 @@ class Diagnosis:
         return amplify(self.columns)
 
     @property
-    def advised(self) -> Way | None:
+    def advised(self) -> WayToRead | None:
         """The conversion that is worth it; None if the file is well as it is."""
         converted = [way for way in self.ways if way.format]
         if not converted:
@@ -120,7 +120,7 @@ class Diagnosis:
         return aligned if is_worth_filtering else mapped
 
 
-def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1.0) -> Diagnosis:  # noqa: A002
+def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1.0) -> FileDiagnosis:  # noqa: A002
     """Look at a file, try it for about so many seconds, and predict an epoch."""
     name = format or find_format(path)
     columns = describe_chunks(path, name)
@@ -133,7 +133,7 @@ def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1
     ]
     if any(column.chunk for column in columns):
         ways += try_conversions(path, name, columns, batch, seconds * 0.15)
-    return Diagnosis(
+    return FileDiagnosis(
         path=path,
         format=name,
         batch=batch,
@@ -152,40 +152,42 @@ def choose_blocks(path: Path, name: str) -> BlockShuffle | None:
 
 def predict_plain(
     path: Path, name: str, columns: Sequence[ColumnChunks], cache: CacheSize | None, seconds: float
-) -> list[Way]:
+) -> list[WayToRead]:
     """By the format's own library, with its own cache and with one that fits."""
     num_samples, inflated = columns[0].num_samples, count_plain_epoch(columns)
     costs = calibrate_plain(path, find_family(name), columns, seconds)
-    ways = [Way(name=ONE_BY_ONE, epoch=predict(costs, num_samples, inflated), inflated=inflated)]
+    ways = [WayToRead(name=ONE_BY_ONE, epoch=predict(costs, num_samples, inflated), inflated=inflated)]
     if cache is not None:
         better = count_plain_epoch(columns, cache)
         kept = measure_kept(path, find_family(name), columns, cache)
         again = [replace(cost, item_seconds=kept) for cost in (costs.in_order, costs.shuffled)]
-        epoch = predict(Calibration(*again), num_samples, better)
-        ways.append(Way(name="larger cache", epoch=epoch, inflated=better))
+        epoch = predict(OrderCosts(*again), num_samples, better)
+        ways.append(WayToRead(name="larger cache", epoch=epoch, inflated=better))
     return ways
 
 
-def predict_batched(path: Path, name: str, columns: Sequence[ColumnChunks], batch: int, seconds: float) -> list[Way]:
+def predict_batched(
+    path: Path, name: str, columns: Sequence[ColumnChunks], batch: int, seconds: float
+) -> list[WayToRead]:
     """By scalelab's reader, fully shuffled and by blocks."""
     rooms = find_rooms(columns, find_family(name))
     num_batches, inflated = columns[0].num_samples / batch, count_batched_epoch(columns, rooms, batch)
     costs = calibrate_batched(path, name, columns, rooms, batch, seconds)
-    ways = [Way(name=BY_BATCHES, epoch=predict(costs, num_batches, inflated), inflated=inflated)]
+    ways = [WayToRead(name=BY_BATCHES, epoch=predict(costs, num_batches, inflated), inflated=inflated)]
     if inflated.shuffled > inflated.in_order:
         blocks = EpochBytes(inflated.in_order, inflated.in_order, inflated.is_exact)
-        ways.append(Way(name=BY_BLOCKS, epoch=predict(costs, num_batches, blocks), inflated=blocks))
+        ways.append(WayToRead(name=BY_BLOCKS, epoch=predict(costs, num_batches, blocks), inflated=blocks))
     return ways
 
 
-def predict(calibration: Calibration, num_items: float, inflated: EpochBytes) -> Epoch:
+def predict(calibration: OrderCosts, num_items: float, inflated: EpochBytes) -> Epoch:
     return Epoch(
         calibration.in_order.predict(num_items, inflated.in_order),
         calibration.shuffled.predict(num_items, inflated.shuffled),
     )
 
 
-def calibrate_plain(path: Path, family: str, columns: Sequence[ColumnChunks], seconds: float) -> Calibration:
+def calibrate_plain(path: Path, family: str, columns: Sequence[ColumnChunks], seconds: float) -> OrderCosts:
     """Try the format's own library."""
     names = [column.name for column in columns]
 
@@ -197,7 +199,7 @@ def calibrate_plain(path: Path, family: str, columns: Sequence[ColumnChunks], se
     num_samples = columns[0].num_samples
     in_order = [[(sample,) for sample in part] for part in pick_runs(num_samples, 1)]
     shuffled = [[(sample,) for sample in draw_order(num_samples, 1000, seed)] for seed in range(NUM_PARTS)]
-    return calibrate(Trial(open_reader, lambda: follow_plain(columns)), in_order, shuffled, seconds)
+    return measure_costs(TriedReader(open_reader, lambda: follow_plain(columns)), in_order, shuffled, seconds)
 
 
 def calibrate_batched(
@@ -207,7 +209,7 @@ def calibrate_batched(
     rooms: Sequence[int],
     batch: int,
     seconds: float,
-) -> Calibration:
+) -> OrderCosts:
     """Try scalelab's own reader."""
 
     @contextmanager
@@ -218,7 +220,7 @@ def calibrate_batched(
 
     in_order = [list(make_batches(run, batch)) for run in pick_runs(columns[0].num_samples, batch)]
     shuffled = [list(make_batches(pick_window(columns, batch, seed), batch)) for seed in range(NUM_PARTS)]
-    return calibrate(Trial(open_reader, lambda: follow_batches(columns, rooms)), in_order, shuffled, seconds)
+    return measure_costs(TriedReader(open_reader, lambda: follow_batches(columns, rooms)), in_order, shuffled, seconds)
 
 
 def measure_kept(path: Path, family: str, columns: Sequence[ColumnChunks], cache: CacheSize) -> float:
@@ -298,7 +300,7 @@ def find_prime(least: int) -> int:
 
 def try_conversions(
     path: Path, name: str, columns: Sequence[ColumnChunks], batch: int, seconds: float
-) -> Iterator[Way]:
+) -> Iterator[WayToRead]:
     """Convert the first samples for real, and predict an epoch of what comes out."""
     num_samples = columns[0].num_samples
     sample_bytes = sum(column.sample_bytes for column in columns)
@@ -315,7 +317,7 @@ def try_conversions(
             costs = calibrate_batched(trial, form, found, rooms, batch, seconds)
         whole = [replace(column, shape=(num_samples, *column.shape[1:])) for column in found]
         inflated = count_batched_epoch(whole, find_rooms(whole, find_family(form)), batch)
-        yield Way(
+        yield WayToRead(
             name=words,
             epoch=predict(costs, num_samples / batch, inflated),
             inflated=inflated,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.data.formats.catalogue import load_format
-from scalelab.data.formats.columns import Array, Field
+from scalelab.data.formats.columns import Array, SampleField
 from scalelab.data.formats.stored import reading_errors
 from scalelab.errors import DataUnreadable
 
@@ -35,8 +35,8 @@ class NaiveHdf5:
         self._pid = 0
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(Field(name, one.dtype, one.shape[1:]) for name, one in self._open().items())
+    def fields(self) -> tuple[SampleField, ...]:
+        return tuple(SampleField(name, one.dtype, one.shape[1:]) for name, one in self._open().items())
 
     def __len__(self) -> int:
         return len(next(iter(self._open().values())))

@@ -60,7 +60,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Timing:
+class ItemTiming:
     """What one item took, and what was inflated for it."""
 
     seconds: float
@@ -68,7 +68,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedReader:
     """A reader that is tried: how it is opened, and the model of what it keeps."""
 
     open: Callable[[], AbstractContextManager[TimedRead]]
@@ -76,28 +76,28 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class OrderCosts:
     """What reading costs in order, and shuffled."""
 
     in_order: Costs
     shuffled: Costs
 
 
-def calibrate(
-    trial: Trial, in_order: Sequence[Sequence[Item]], shuffled: Sequence[Sequence[Item]], seconds: float
-) -> Calibration:
+def measure_costs(
+    trial: TriedReader, in_order: Sequence[Sequence[Item]], shuffled: Sequence[Sequence[Item]], seconds: float
+) -> OrderCosts:
     """Try a reader on parts of both orders in turn, for about so many seconds."""
     share = seconds / (2 * (len(in_order) + len(shuffled)))
-    timings: tuple[list[Timing], list[Timing]] = ([], [])
+    timings: tuple[list[ItemTiming], list[ItemTiming]] = ([], [])
     for parts in zip(in_order, shuffled, strict=True):
         for own, part in zip(timings, parts, strict=True):
             length = _rehearse(trial, part[:MOST_ITEMS], share)
             own += _measure(trial, part[:length])
     pooled = timings[0] + timings[1]
-    return Calibration(fit_costs(timings[0], pooled), fit_costs(timings[1], pooled))
+    return OrderCosts(fit_costs(timings[0], pooled), fit_costs(timings[1], pooled))
 
 
-def _rehearse(trial: Trial, items: Sequence[Item], seconds: float) -> int:
+def _rehearse(trial: TriedReader, items: Sequence[Item], seconds: float) -> int:
     """How many items can be read in the time; a few more where the time is not exceeded by far."""
     start, begin = time.process_time(), time.perf_counter()
     with trial.open() as read:
@@ -109,7 +109,7 @@ def _rehearse(trial: Trial, items: Sequence[Item], seconds: float) -> int:
     return len(items)
 
 
-def _measure(trial: Trial, items: Sequence[Item]) -> list[Timing]:
+def _measure(trial: TriedReader, items: Sequence[Item]) -> list[ItemTiming]:
     """Time every item; decompressed bytes are counted afterwards, so counting does not disturb."""
     times, count = [], trial.make_count()
     with trial.open() as read:
@@ -117,10 +117,10 @@ def _measure(trial: Trial, items: Sequence[Item]) -> list[Timing]:
             start = time.process_time()
             read(item)
             times.append(time.process_time() - start)
-    return [Timing(seconds, count(item)) for seconds, item in zip(times, items, strict=True)]
+    return [ItemTiming(seconds, count(item)) for seconds, item in zip(times, items, strict=True)]
 
 
-def fit_costs(timings: Sequence[Timing], pooled: Sequence[Timing]) -> Costs:
+def fit_costs(timings: Sequence[ItemTiming], pooled: Sequence[ItemTiming]) -> Costs:
     """Items that inflate nothing tell the one number, what others take beyond it the other.
 
     `pooled` are those of all orders: they tell what those of one order are too few for.

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scalelab.data.amplification import ColumnChunks
-from scalelab.data.chunk_cache import MOST_VISITS, CacheSize, Grid, Inflations, Walk, count_in_order, count_shuffled
+from scalelab.data.chunk_cache import (
+    MOST_VISITS,
+    CacheSize,
+    ChunkGrid,
+    Inflations,
+    Walk,
+    count_in_order,
+    count_shuffled,
+)
 from scalelab.data.formats.decoded import find_cache_bytes
 from scalelab.data.formats.hdf5_chunks import share_budget
 
@@ -32,8 +40,8 @@ class EpochBytes:
     """Whether the number in order is a count and not an extrapolation."""
 
 
-def make_grid(column: ColumnChunks) -> Grid:
-    return Grid(shape=column.shape, chunk=column.chunk or column.shape, item_bytes=column.item_bytes)
+def make_grid(column: ColumnChunks) -> ChunkGrid:
+    return ChunkGrid(shape=column.shape, chunk=column.chunk or column.shape, item_bytes=column.item_bytes)
 
 
 def list_inflated(columns: Columns) -> list[ColumnChunks]:

@@ -37,7 +37,7 @@ CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Format:
+class ShardFormat:
     """How a kind of shard is laid out."""
 
     dtype: np.dtype[Any]
@@ -53,10 +53,10 @@ class Format:
         return int(np.iinfo(self.dtype).max)
 
 
-FORMATS: dict[ShardKind, Format] = {
-    "v1": Format(np.dtype("<u2"), 20240520, 1),
-    "v7": Format(np.dtype("<u4"), 20240801, 7),
-    "raw": Format(np.dtype("<u2")),
+FORMATS: dict[ShardKind, ShardFormat] = {
+    "v1": ShardFormat(np.dtype("<u2"), 20240520, 1),
+    "v7": ShardFormat(np.dtype("<u4"), 20240801, 7),
+    "raw": ShardFormat(np.dtype("<u2")),
 }
 
 

@@ -18,8 +18,8 @@ from typing import get_args
 import torch
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.quantize.histogram import Histogram, count_values, merge_histograms
-from scalelab.quantize.network import PASSING, Network, run_float
+from scalelab.quantize.histogram import ValueHistogram, count_values, merge_histograms
+from scalelab.quantize.network import PASSING, CapturedNetwork, run_float
 from scalelab.quantize.ranges import Method, Range, choose_range
 from scalelab.quantize.timing import one_thread
 
@@ -31,7 +31,7 @@ BUFFER_VALUES = 1 << 20
 class Calibration:
     """The counts, and how to choose ranges from them."""
 
-    histograms: Mapping[str, Histogram]
+    histograms: Mapping[str, ValueHistogram]
     """Outputs of the layers with a grid of their own, after the ReLU."""
     num_samples: int
     method: Method = "mse"
@@ -45,11 +45,11 @@ class Calibration:
         }
 
 
-def calibrate(network: Network, batches: Iterable[torch.Tensor], method: Method = "mse") -> Calibration:
+def calibrate(network: CapturedNetwork, batches: Iterable[torch.Tensor], method: Method = "mse") -> Calibration:
     """Count the outputs of every layer on batches of images."""
     if method not in get_args(Method):
         raise UnknownName("calibration method", method, get_args(Method))
-    recorder = Recorder(names=[layer.name for layer in network.layers if layer.op not in PASSING])
+    recorder = OutputRecorder(names=[layer.name for layer in network.layers if layer.op not in PASSING])
     num_samples = 0
     for number, images in number_batches(network, batches):
         with one_thread():
@@ -64,13 +64,13 @@ def calibrate(network: Network, batches: Iterable[torch.Tensor], method: Method 
 
 
 @dataclass(kw_only=True)
-class Recorder:
+class OutputRecorder:
     """Buffers outputs until there are enough to count."""
 
     names: list[str]
     waiting: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     num_waiting: dict[str, int] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    histograms: dict[str, ValueHistogram] = field(default_factory=dict)
 
     def record(self, results: Mapping[str, torch.Tensor]) -> None:
         for name in self.names:
@@ -82,15 +82,15 @@ class Recorder:
     def count(self, name: str) -> None:
         counted = count_values(torch.cat(self.waiting.pop(name)))
         self.num_waiting[name] = 0
-        self.histograms[name] = merge_histograms([self.histograms.get(name, Histogram()), counted])
+        self.histograms[name] = merge_histograms([self.histograms.get(name, ValueHistogram()), counted])
 
-    def finish(self) -> dict[str, Histogram]:
+    def finish(self) -> dict[str, ValueHistogram]:
         for name in list(self.waiting):
             self.count(name)
         return {name: self.histograms[name] for name in self.names if name in self.histograms}
 
 
-def number_batches(network: Network, batches: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+def number_batches(network: CapturedNetwork, batches: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
     """Every batch with its number from 0, checked."""
     for number, images in enumerate(batches):
         if tuple(images.shape[1:]) != network.input_shape:
@@ -111,7 +111,7 @@ def check_finite(number: int, results: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def check_counted(network: Network, histograms: Mapping[str, Histogram], num_samples: int) -> None:
+def check_counted(network: CapturedNetwork, histograms: Mapping[str, ValueHistogram], num_samples: int) -> None:
     if num_samples == 0:
         raise UsageError("there are no calibration samples: pass at least one batch; a few hundred samples are usual")
     images = histograms[network.layers[0].name]

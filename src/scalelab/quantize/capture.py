@@ -1,22 +1,18 @@
-"""The user's module as a network: traced once, read call by call, checked against the module itself.
+"""Capture a user's module as a network: traced once, read call by call, checked against the module itself.
 
-torch.fx records which modules and functions `forward` calls, without running it; one run on an example then gives the
-shapes. What is read must give the same numbers as the module on that example, so a misread argument, a tensor that is
-overwritten while it is still in use or a hook that changes results is an error here and not a bad accuracy later.
+torch.fx records the calls of `forward`; one run on an example gives the shapes. The captured network must reproduce the
+module's output on that example, so a misread argument, an in-place change of a tensor still in use or a hook that
+changes results is an error here and not a bad accuracy later.
 
-Limits: one tensor in, one tensor out; no branches that depend on data; a module that is called twice becomes two layers
-with equal weights, the second called `name#2`.
+Batch norms in eval mode are one factor and one shift per channel. After a convolution or linear layer they fold into
+its weights, w' = w · f and b' = b · f + shift (Jacob et al. 2018, section 3.2); elsewhere they become a depthwise 1×1
+convolution. Folding is done in float64 and rounded once.
 
-Layers that disappear into others: batch norms into what comes before them, ReLUs into what they follow.
+A ReLU belongs to the convolution, linear layer or addition whose only reader it is: kernels clamp before they round.
+Max pooling and flatten commute with it, so it moves ahead of them; a ReLU after a ReLU is dropped.
 
-A batch norm in eval mode is one factor and one shift per channel. After a convolution or a linear layer it changes
-their weights and bias, w' = w · f and b' = b · f + shift, and is gone (Jacob et al. 2018, section 3.2). After anything
-else it stays, as the 1×1 convolution of each channel by itself that it is. All of it is computed in float64 and rounded
-once.
-
-A ReLU belongs to the convolution, linear layer or addition whose result nothing else uses: kernels clamp before they
-round, and no integers are spent on negative numbers. Max pooling and flattening commute with it, so it moves ahead of
-them, and a ReLU after a ReLU is dropped.
+Limits: one tensor in, one out; no data-dependent branches; a module called twice becomes two layers, the second named
+`name#2`.
 """
 
 from __future__ import annotations
@@ -30,15 +26,15 @@ import torch
 from torch import fx, nn
 
 from scalelab.errors import UsageError
-from scalelab.quantize.network import Layer, Network, Op, run_float
+from scalelab.quantize.network import CapturedNetwork, Layer, Op, run_float
 from scalelab.quantize.operations import (
     FUNCTIONS,
     METHODS,
     PLAIN_NAMES,
     SUPPORTED,
-    Call,
-    Reading,
+    ReadCall,
     Shape,
+    TracedCall,
     read_function,
     read_module,
 )
@@ -47,14 +43,14 @@ FUSING: tuple[Op, ...] = ("conv", "linear", "add")
 TRANSPARENT: tuple[Op, ...] = ("max_pool", "flatten")
 
 
-def merge_layers(layers: Sequence[Layer], norms: Mapping[str, Call], output: str) -> tuple[Layer, ...]:
-    """The layers that are left, the one with the result last. `norms`: those that are batch norms."""
+def merge_layers(layers: Sequence[Layer], norms: Mapping[str, TracedCall], output: str) -> tuple[Layer, ...]:
+    """The remaining layers, output last. `norms`: the batch norms among them."""
     merged = fuse_relus(fold_norms(drop_unused(layers, output), norms))
     return tuple(round_weights(layer) for layer in merged)
 
 
 def drop_unused(layers: Sequence[Layer], output: str) -> list[Layer]:
-    """Only the input and what leads to the result, which is last then."""
+    """Only the input and what the output depends on."""
     needed, kept = {output}, []
     for layer in reversed(layers):
         if layer.name in needed or layer.op == "input":
@@ -63,8 +59,8 @@ def drop_unused(layers: Sequence[Layer], output: str) -> list[Layer]:
     return kept[::-1]
 
 
-def fold_norms(layers: Sequence[Layer], norms: Mapping[str, Call]) -> list[Layer]:
-    """Without the batch norms that can be folded; what they are folded into keeps its name."""
+def fold_norms(layers: Sequence[Layer], norms: Mapping[str, TracedCall]) -> list[Layer]:
+    """Fold batch norms where possible; the layer they fold into keeps its name."""
     uses, renamed = count_uses(layers), dict[str, str]()
     folded: dict[str, Layer] = {}
     for unfolded in layers:
@@ -84,7 +80,7 @@ def fold_norms(layers: Sequence[Layer], norms: Mapping[str, Call]) -> list[Layer
 
 
 def fold_norm(layer: Layer, norm: Layer) -> Layer:
-    """A convolution or linear layer that does what `norm`, a factor and a shift per channel, did after it."""
+    """The layer with `norm`, a factor and a shift per channel, folded in."""
     assert layer.weight is not None
     assert norm.weight is not None
     assert norm.bias is not None
@@ -95,7 +91,7 @@ def fold_norm(layer: Layer, norm: Layer) -> Layer:
 
 
 def fuse_relus(layers: Sequence[Layer]) -> list[Layer]:
-    """Without the ReLUs that can belong to another layer."""
+    """Move ReLUs into the layers they follow."""
     uses, renamed = count_uses(layers), dict[str, str]()
     fused: dict[str, Layer] = {}
     for unfused in layers:
@@ -111,7 +107,7 @@ def fuse_relus(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def find_relu_target(relu: Layer, fused: Mapping[str, Layer], uses: Counter[str]) -> str | None:
-    """The layer that a ReLU can belong to: behind poolings, with no other use of anything on the way."""
+    """The layer a ReLU can move into: past poolings, if nothing on the way has another reader."""
     name = relu.inputs[0]
     if is_positive(fused[name], fused):
         return name
@@ -125,7 +121,7 @@ def find_relu_target(relu: Layer, fused: Mapping[str, Layer], uses: Counter[str]
 
 
 def is_positive(layer: Layer, fused: Mapping[str, Layer]) -> bool:
-    """Whether a layer gives no negative numbers because of a ReLU before."""
+    """Whether an earlier ReLU makes its output non-negative."""
     while layer.op in TRANSPARENT or layer.op == "average_pool":
         layer = fused[layer.inputs[0]]
     return layer.has_relu or layer.op == "relu"
@@ -140,7 +136,7 @@ def rename_inputs(layer: Layer, renamed: Mapping[str, str]) -> Layer:
 
 
 def round_weights(layer: Layer) -> Layer:
-    """With parameters in float32."""
+    """Parameters in float32."""
     weight, bias = (
         None if tensor is None else tensor.to(torch.float32).contiguous() for tensor in (layer.weight, layer.bias)
     )
@@ -148,22 +144,22 @@ def round_weights(layer: Layer) -> Layer:
 
 
 TOLERANCE = 1e-3
-"""By how much the captured network may differ from the module, of the largest result: folding rounds the last bits."""
+"""Allowed difference from the module, relative to its largest output: folding rounds the last bits."""
 
 
-def capture_network(model: nn.Module, example: torch.Tensor) -> Network:
-    """The layers of a trained module in eval mode. `example`: a batch such as it will be given."""
+def capture_network(model: nn.Module, example: torch.Tensor) -> CapturedNetwork:
+    """The layers of a module in eval mode. `example`: a typical batch."""
     model = unwrap(model)
     check_model(model, example)
     traced = trace(model)
     shapes, expected = run_example(traced, example)
-    network = Network(layers=Reader(traced, shapes).read_layers(), input_shape=tuple(example.shape[1:]))
+    network = CapturedNetwork(layers=GraphReader(traced, shapes).read_layers(), input_shape=tuple(example.shape[1:]))
     check_results(network, example, expected)
     return network
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, without DDP's or torch.compile's around it."""
+    """The module inside DDP and torch.compile wrappers."""
     while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
         inner = model._orig_mod if hasattr(model, "_orig_mod") else model.module
         assert isinstance(inner, nn.Module)
@@ -203,11 +199,11 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 class ShapeRun(fx.Interpreter):
-    """Runs the traced module and writes down the shape of every tensor on the way."""
+    """Run the traced module and record every tensor's shape."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
-        # With it, an error imports half a compiler for the sake of a log, which leaves a variable in the environment.
+        # Otherwise an error imports half a compiler to write a log, which sets an environment variable.
         self.extra_traceback = False
         self.shapes: dict[fx.Node, Shape] = {}
 
@@ -219,7 +215,7 @@ class ShapeRun(fx.Interpreter):
 
 
 def run_example(traced: fx.GraphModule, example: torch.Tensor) -> tuple[dict[fx.Node, Shape], torch.Tensor]:
-    """The shapes of all tensors, and the result."""
+    """All shapes, and the output."""
     check_inputs(traced)
     device = next((parameter.device for parameter in traced.parameters()), torch.device("cpu"))
     run = ShapeRun(traced)
@@ -242,15 +238,15 @@ def check_inputs(traced: fx.GraphModule) -> None:
 
 
 @dataclass
-class Reader:
-    """Goes through the calls of a traced module; knows which tensor is the result of which layer."""
+class GraphReader:
+    """Reads the calls of a traced module into layers."""
 
     traced: fx.GraphModule
     shapes: dict[fx.Node, Shape]
     layers: list[Layer] = field(default_factory=list)
-    norms: dict[str, Call] = field(default_factory=dict)
+    norms: dict[str, TracedCall] = field(default_factory=dict)
     owners: dict[fx.Node, str] = field(default_factory=dict)
-    """The layer that a tensor is the result of."""
+    """The layer that produced a tensor."""
 
     def read_layers(self) -> tuple[Layer, ...]:
         output = ""
@@ -282,7 +278,7 @@ class Reader:
         if reading.is_inplace:
             self.owners[tensors[0]] = self.owners[node]
 
-    def read_call(self, node: fx.Node, call: Call) -> Reading:
+    def read_call(self, node: fx.Node, call: TracedCall) -> ReadCall:
         if node.op == "call_module":
             return read_module(self.traced.get_submodule(str(node.target)), call)
         kind = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
@@ -290,7 +286,7 @@ class Reader:
             raise call.refuse(f"which has no int8 kernel here: supported are {SUPPORTED}")
         return read_function(kind, node.args, dict(node.kwargs), call)
 
-    def describe(self, node: fx.Node, tensors: Iterable[fx.Node]) -> Call:
+    def describe(self, node: fx.Node, tensors: Iterable[fx.Node]) -> TracedCall:
         if node.op == "call_module":
             module = self.traced.get_submodule(str(node.target))
             name, what = self.make_name(str(node.target), "#"), f"{node.target} is {name_type(module)}"
@@ -299,19 +295,19 @@ class Reader:
             name = self.make_name(f"{PLAIN_NAMES.get(word, word.strip('_'))}_1")
             what = f"forward calls {word}{find_place(node)}"
         shapes = tuple(self.shapes[source] for source in tensors)
-        return Call(name=name, what=what, inputs=shapes, output=self.shapes[node])
+        return TracedCall(name=name, what=what, inputs=shapes, output=self.shapes[node])
 
     def append(self, node: fx.Node, layer: Layer) -> None:
         self.layers.append(layer)
         self.owners[node] = layer.name
 
-    def find_owner(self, node: fx.Node, call: Call) -> str:
+    def find_owner(self, node: fx.Node, call: TracedCall) -> str:
         if node not in self.owners:
             raise call.refuse(f"with {node.target}: constants and parameters must be part of a Conv2d or Linear")
         return self.owners[node]
 
     def make_name(self, wanted: str, joint: str = "_") -> str:
-        """A name that no layer has and, if it is a made one, no module."""
+        """A name not taken by any layer or, for a generated one, any module."""
         taken = {layer.name for layer in self.layers}
         if joint == "_":
             taken |= {name for name, _ in self.traced.named_modules()}
@@ -334,7 +330,7 @@ def name_function(node: fx.Node) -> str:
 
 
 def find_place(node: fx.Node) -> str:
-    """After which module a function is called, for those who look for it."""
+    """The module before a function call, for error messages."""
     before = node
     while before.op != "call_module":
         sources = before.all_input_nodes
@@ -344,7 +340,7 @@ def find_place(node: fx.Node) -> str:
     return f" after {before.target}"
 
 
-def check_results(network: Network, example: torch.Tensor, expected: torch.Tensor) -> None:
+def check_results(network: CapturedNetwork, example: torch.Tensor, expected: torch.Tensor) -> None:
     found = run_float(network, example.cpu())[network.output]
     if found.shape != expected.shape:
         raise UsageError(

@@ -1,22 +1,22 @@
-"""What int8 does to every layer, and what the layer then does to the answer.
+"""What int8 does to every layer, and what the layer then does to the logits.
 
-A layer is rounded in two places: its weights, to their integers, and its result, to its grid. Both are played in
-float32 here, so that any set of layers can be in int8 and the others in float, which no runtime offers:
+A layer rounds in two places: weights to their integers and output to its grid. Both are simulated in float32, so any
+subset of layers can be in int8, which no runtime offers:
 
-    all       every layer rounds: what the int8 network computes, but for rare results that lie half-way between two
-              integers
-    only      one layer rounds, on inputs that are exact
+    all       every layer rounds: the int8 network, except for rare results half-way between two integers
+    only      one layer rounds, on exact inputs
     without   all layers round but one
 
-    SQNR = 10 · log₁₀( Σ x² / Σ (x − x̂)² )   in decibels, x in float, x̂ with rounding; 6 dB are one bit
+    SQNR = 10 · log₁₀( Σ x² / Σ (x − x̂)² )   in dB, x in float, x̂ rounded; 6 dB are one bit
 
-SQNR of a layer's own result can mislead: a channel with a large range hides the rounding of the others in its own
-signal. What counts is the noise in the logits with only this layer in int8 (`output_sqnr`), and how many samples are
-still right. Where logits are rounded too (`rounds_logits`), that is left out of it: in a sound network it is the
-largest part, which would make the last layer the worst of all. Layers that only pass integers on (pooling by maximum,
-flattening) round nothing and are not looked at.
+A layer's own SQNR can mislead: a channel with a large range hides the rounding of the others. What counts is the noise
+in the logits with only this layer in int8 (`output_sqnr`), and how many samples stay right. Rounded logits
+(`rounds_logits`) are left out of it: they would make the last layer of a sound network the worst.
 
-All layers before the one that is changed are taken from a run that was made anyway: a trial costs the layers after it.
+Layers before the changed one are reused from an earlier run, so a trial costs only the layers after it.
+
+Histograms for the report: calibration's bins are narrow near zero and are redistributed over 100 equal ones, exact but
+for bins cut by an edge, with the range of the layer's grid or of its largest weight scale.
 """
 
 from __future__ import annotations
@@ -24,39 +24,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+import numpy as np
 import torch
 
+from scalelab.quantize.calibrate import Calibration
+from scalelab.quantize.histogram import ValueHistogram, Values, count_values, rebin
 from scalelab.quantize.network import (
     HIGHEST,
     PASSING,
+    CapturedNetwork,
     Grid,
     Layer,
-    Network,
     QuantizedLayer,
     QuantizedNetwork,
     compute_layer,
 )
-from scalelab.records.quantized import LayerReport
+from scalelab.quantize.scales import WEIGHT_LIMIT
+from scalelab.records.quantized import Histogram, HistogramKind, LayerReport
 
 Results = dict[str, torch.Tensor]
 
 CHUNK = 32
-"""Samples at once: the results of all layers are kept for them, twice."""
+"""Samples at once: all layer outputs are kept for them, twice."""
 MOST_MULTIPLY_ADDS = 2e12
-"""What trying every layer alone may cost: about a minute on one core."""
+"""Budget of trying every layer alone: about a minute on one core."""
 FEWEST_TESTED = 64
+NUM_BINS = 100
 IMAGES = ""
-"""What the samples themselves are called among results; no layer has this name."""
+"""The key of the input images among results."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Every layer that rounds, in the order of execution."""
+class LayerDiagnosis:
+    """Every layer that rounds, in execution order."""
 
     layers: tuple[LayerReport, ...]
     correct_float: int | None
-    """Right predictions among the samples; None without their classes."""
+    """Right predictions; None without labels."""
     correct_int8: int | None
 
 
@@ -78,19 +84,19 @@ class Tally:
 
 @dataclass
 class Rounding:
-    """The network with, for every layer that rounds, the layer on rounded weights and the grid of its result."""
+    """The network, and for every layer that rounds its rounded weights and output grid."""
 
-    network: Network
+    network: CapturedNetwork
     rounded: Mapping[str, Layer]
     grids: Mapping[str, Grid | None]
-    """None where the result is not rounded."""
+    """None for unrounded output."""
     places: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.places = {layer.name: number for number, layer in enumerate(self.network.layers)}
 
     def run(self, results: Results, names: Iterable[str], first: int = 0) -> Results:
-        """The results from layer number `first` on, with these layers in int8; `results` has those before it."""
+        """Results from layer `first` on with these layers in int8; `results` holds the earlier ones."""
         chosen, found = set(names), dict(results)
         for layer in self.network.layers[first:]:
             found[layer.name] = self.compute(layer, found, is_rounded=layer.name in chosen)
@@ -105,15 +111,15 @@ class Rounding:
         return numbers if grid is None else round_to_grid(numbers, grid)
 
     def clip_output(self, results: Results) -> torch.Tensor:
-        """The answer from rounded weights, held to its range but not rounded."""
+        """The logits from rounded weights, clamped but not rounded."""
         last = self.rounded[self.network.output]
         answer = compute_layer(last, [results[name] for name in last.inputs or (IMAGES,)])
         grid = self.grids[last.name]
         return answer if grid is None else answer.clamp(*grid.range)
 
 
-def make_rounding(network: Network, quantized: QuantizedNetwork) -> Rounding:
-    """What every layer that rounds would be; layers that are kept in float keep their weights."""
+def make_rounding(network: CapturedNetwork, quantized: QuantizedNetwork) -> Rounding:
+    """Every layer that rounds, with rounded weights unless kept in float."""
     named = {layer.name: layer for layer in quantized.layers}
     rounding = [layer for layer in quantized.layers if layer.layer.op not in PASSING]
     return Rounding(
@@ -124,7 +130,7 @@ def make_rounding(network: Network, quantized: QuantizedNetwork) -> Rounding:
 
 
 def dequantize_layer(quantized: QuantizedLayer, named: Mapping[str, QuantizedLayer]) -> Layer:
-    """The layer with the numbers that its integers stand for."""
+    """The layer with dequantized weights."""
     layer, scale = quantized.layer, quantized.weight_scale
     if quantized.is_float or quantized.weight is None or scale is None:
         return layer
@@ -139,15 +145,15 @@ def dequantize_layer(quantized: QuantizedLayer, named: Mapping[str, QuantizedLay
 
 
 def round_to_grid(numbers: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The nearest numbers that the grid has."""
+    """The nearest numbers on the grid."""
     steps = torch.round(numbers / grid.scale) + grid.zero_point
     return (steps.clamp_(0, HIGHEST) - grid.zero_point) * grid.scale
 
 
 def diagnose(
-    network: Network, quantized: QuantizedNetwork, images: torch.Tensor, labels: torch.Tensor | None
-) -> Diagnosis:
-    """Every layer tried on these samples: alone in int8, and alone in float."""
+    network: CapturedNetwork, quantized: QuantizedNetwork, images: torch.Tensor, labels: torch.Tensor | None
+) -> LayerDiagnosis:
+    """Try every layer on these samples: alone in int8, and alone in float."""
     rounding = make_rounding(network, quantized)
     tallies = {name: Tally() for name in rounding.grids}
     totals = [0, 0]
@@ -170,7 +176,7 @@ def diagnose(
         for name, tally in tallies.items()
     ]
     count_float, count_int8 = (None if labels is None else total for total in totals)
-    return Diagnosis(layers=tuple(reports), correct_float=count_float, correct_int8=count_int8)
+    return LayerDiagnosis(layers=tuple(reports), correct_float=count_float, correct_int8=count_int8)
 
 
 def split_samples(
@@ -181,7 +187,7 @@ def split_samples(
 
 
 def look_at_result(tally: Tally, exact: torch.Tensor, noisy: torch.Tensor, grid: Grid | None) -> None:
-    """How far the layer's result is from float with everything in int8, what is clipped, which channels never move."""
+    """Noise with everything in int8, clipped values, and the range of every channel."""
     tally.signal += sum_squares(exact)
     tally.noise += sum_squares(noisy - exact)
     if grid is not None:
@@ -195,7 +201,7 @@ def look_at_result(tally: Tally, exact: torch.Tensor, noisy: torch.Tensor, grid:
 
 
 def try_only(rounding: Rounding, name: str, exact: Results, labels: torch.Tensor | None, tally: Tally) -> None:
-    """The layer alone in int8: the noise of its result, and what it does to the answer."""
+    """The layer alone in int8: its noise, and its effect on the logits."""
     place, output = rounding.places[name], rounding.network.output
     results = rounding.run(exact, (name,), place)
     tally.noise_alone += sum_squares(results[name] - exact[name])
@@ -218,7 +224,7 @@ def count_right(logits: torch.Tensor, labels: torch.Tensor | None) -> int:
 
 
 def count_tied(logits: torch.Tensor) -> int:
-    """Samples whose largest logit two classes share."""
+    """Samples whose largest logit is shared by two classes."""
     return int(((logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1).sum())
 
 
@@ -227,7 +233,7 @@ def sum_squares(numbers: torch.Tensor) -> float:
 
 
 def measure_sqnr(signal: float, noise: float) -> float | None:
-    """In decibels; None where there is no signal, or no noise."""
+    """In dB; None without signal or noise."""
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
 
 
@@ -237,7 +243,6 @@ def make_report(
     output_signal: float,
     num_tested: int | None,
 ) -> LayerReport:
-    """The sums of one layer as ratios and counts."""
     layer, scales = quantized.layer, quantized.weight_scale
     return LayerReport(
         name=quantized.name,
@@ -259,14 +264,14 @@ def make_report(
 
 
 def count_dead(tally: Tally) -> int | None:
-    """Output channels that were the same number everywhere."""
+    """Output channels with constant output."""
     if tally.least is None or tally.largest is None:
         return None
     return int(torch.eq(tally.least, tally.largest).sum())
 
 
 def measure_gap(weight: torch.Tensor | None) -> float | None:
-    """The factor from the second largest to the largest weight of a channel, of the channel where that is most."""
+    """The largest ratio, over channels, of the largest to the second largest weight."""
     if weight is None or weight[0].numel() < 2:
         return None
     first, second = weight.reshape(len(weight), -1).abs().topk(2, dim=1).values.unbind(dim=1)
@@ -274,8 +279,8 @@ def measure_gap(weight: torch.Tensor | None) -> float | None:
     return float((first[is_alive] / second[is_alive]).max()) if bool(is_alive.any()) else None
 
 
-def count_multiply_adds(network: Network, input_shape: Sequence[int]) -> dict[str, int]:
-    """Of one sample, layer by layer, from the shapes of results."""
+def count_multiply_adds(network: CapturedNetwork, input_shape: Sequence[int]) -> dict[str, int]:
+    """Per sample and layer, from output shapes."""
     rounding = Rounding(network=network, rounded={}, grids={})
     with torch.no_grad():
         results = rounding.run({IMAGES: torch.zeros(1, *input_shape)}, ())
@@ -287,8 +292,8 @@ def count_multiply_adds(network: Network, input_shape: Sequence[int]) -> dict[st
     return counts
 
 
-def choose_num_tested(network: Network, num_samples: int, wanted: int | None) -> int:
-    """Number of samples to try layers on: as requested, or what the compute budget allows."""
+def choose_num_tested(network: CapturedNetwork, num_samples: int, wanted: int | None) -> int:
+    """Samples to try layers on: as requested, or what the compute budget allows."""
     if wanted is not None:
         return min(wanted, num_samples)
     counts = count_multiply_adds(network, network.input_shape)
@@ -298,5 +303,54 @@ def choose_num_tested(network: Network, num_samples: int, wanted: int | None) ->
 
 
 def choose_evenly(num_samples: int, count: int) -> list[int]:
-    """So many of the samples, at even distances: stored sets may be sorted by class."""
+    """Evenly spaced samples: stored sets may be sorted by class."""
     return [index * num_samples // count for index in range(count)]
+
+
+def list_histograms(quantized: QuantizedNetwork, calibration: Calibration) -> tuple[Histogram, ...]:
+    """Weights and counted outputs of every layer."""
+    return tuple(one for layer in quantized.layers for one in _list_layer(layer, calibration))
+
+
+def _list_layer(layer: QuantizedLayer, calibration: Calibration) -> Iterator[Histogram]:
+    weight = layer.layer.weight
+    if weight is not None:
+        scale = None if layer.weight_scale is None else float(layer.weight_scale.max())
+        limit = None if scale is None else WEIGHT_LIMIT * scale
+        yield draw_histogram(layer.name, "weights", count_values(weight), None if limit is None else -limit, limit)
+    counted = calibration.histograms.get(layer.name)
+    if counted is not None:
+        chosen = (None, None) if layer.is_unrounded else layer.output.range
+        yield draw_histogram(layer.name, "after", counted, *chosen)
+
+
+def draw_histogram(
+    name: str, kind: HistogramKind, counted: ValueHistogram, chosen_low: float | None, chosen_high: float | None
+) -> Histogram:
+    """Equal bins from minimum to maximum; a constant gets a bin around it."""
+    low, high = counted.least, counted.largest
+    if not low < high:
+        half = max(abs(low) / 2, 0.5)
+        low, high = low - half, high + half
+    edges = np.linspace(low, high, NUM_BINS + 1)
+    shares = rebin(counted.list_bins(), edges)
+    return Histogram(
+        layer=name,
+        kind=kind,
+        low=float(low),
+        high=float(high),
+        counts=_make_whole(shares, counted.num_values),
+        least=counted.least,
+        largest=counted.largest,
+        mean=counted.mean,
+        deviation=counted.deviation,
+        chosen_low=chosen_low,
+        chosen_high=chosen_high,
+    )
+
+
+def _make_whole(shares: Values, total: int) -> tuple[int, ...]:
+    """Integer counts with the right total: cumulative sums are rounded, not bins."""
+    sums = [0, *(min(total, math.floor(value + 0.5)) for value in np.cumsum(shares))]
+    sums[-1] = total
+    return tuple(max(0, after - before) for before, after in pairwise(sums))

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
+from scalelab.quantize.network import PASSING, CapturedNetwork, Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.quantize.sessions import (
     LayerKernel,
     list_fallbacks,
@@ -52,7 +52,7 @@ FLOAT_FILE, INT8_FILE = "float32.onnx", "int8.onnx"
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def export_models(network: Network, quantized: QuantizedNetwork, directory: Path) -> dict[str, Run]:
+def export_models(network: CapturedNetwork, quantized: QuantizedNetwork, directory: Path) -> dict[str, Run]:
     """Write and open both models; returns what runs them, by runtime."""
     export_float_onnx(network, directory / FLOAT_FILE)
     export_onnx(quantized, directory / INT8_FILE)
@@ -98,7 +98,7 @@ def export_onnx(quantized: QuantizedNetwork, path: Path | str) -> int:
     return write_model(parts, quantized.input_shape, Path(path))
 
 
-def export_float_onnx(network: Network, path: Path | str) -> int:
+def export_float_onnx(network: CapturedNetwork, path: Path | str) -> int:
     """Write the same graph in float32; returns its size in bytes."""
     parts = GraphParts()
     for layer in network.layers[1:]:
@@ -112,7 +112,7 @@ def export_float_onnx(network: Network, path: Path | str) -> int:
     return write_model(parts, network.input_shape, Path(path))
 
 
-def name_result(network: Network, name: str) -> str:
+def name_result(network: CapturedNetwork, name: str) -> str:
     if name == network.layers[0].name:
         return INPUT
     return OUTPUT if name == network.output else f"{name}/y"

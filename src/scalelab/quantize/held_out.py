@@ -1,8 +1,7 @@
-"""The test samples of a quantized model: iterated again for every runtime, never in memory all at once.
+"""The test samples of a quantized model: iterated again for every runtime, never all in memory.
 
-Predictions of two stages can be paired only if both saw the same samples in the same order. The classes are what tells:
-they are read in the first pass and compared in every later one, so that a loader that shuffles its test data is an
-error and not a bad agreement.
+Predictions of two stages are paired, so both must see the same samples in the same order. Labels from the first pass
+are compared in every later one: a loader that shuffles its test data is an error, not a bad agreement.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from scalelab.errors import UsageError
 from scalelab.quantize.diagnosis import choose_evenly
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
-"""From images to logits, a row for every sample."""
+"""From images to logits."""
 
 
 class HeldOut:
-    """Batches of test samples, with their classes where they have some."""
+    """Batches of test samples, with labels if they have any."""
 
     def __init__(self, batches: Iterable[Any], *, told: str = "") -> None:
-        """`told`: which samples these are, in words, where they are not the test data."""
+        """`told`: a description of the samples if they are not the test data."""
         self._batches = batches
         self.told = told
         labels: list[int] = []
@@ -47,7 +46,7 @@ class HeldOut:
             yield images, labels
 
     def images(self) -> Iterator[torch.Tensor]:
-        """Every batch, in the same order each time; raises `UsageError` where the data does not keep to that."""
+        """Every batch; raises `UsageError` if the order differs from the first pass."""
         place = 0
         for images, labels in self._split():
             expected = list(self.labels[place : place + len(images)])
@@ -59,7 +58,7 @@ class HeldOut:
             raise UsageError(f"test_batches returned {self.num_samples} samples at first and {place} later: use a list")
 
     def predict(self, predict: Predict) -> tuple[int, ...]:
-        """The class that every sample is put into."""
+        """The predicted class of every sample."""
         found: list[int] = []
         with torch.no_grad():
             for images in self.images():
@@ -67,7 +66,7 @@ class HeldOut:
         return tuple(found)
 
     def choose(self, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """So many samples at even distances, with their classes."""
+        """So many evenly spaced samples, with their labels."""
         wanted = choose_evenly(self.num_samples, min(count, self.num_samples))
         images = torch.cat(list(_pick(self.images(), wanted)))
         labels = torch.tensor([self.labels[index] for index in wanted]) if self.labels else None
@@ -84,14 +83,13 @@ def _pick(batches: Iterable[torch.Tensor], wanted: Sequence[int]) -> Iterator[to
 
 
 def check_finite(images: torch.Tensor, what: str) -> None:
-    """Numbers, or everything after them is none."""
     if not torch.isfinite(images).all():
         kind = "NaN" if torch.isnan(images).any() else "infinite numbers"
         raise UsageError(f"{what} has {kind}: check how its images are read and normalised")
 
 
 def split_batch(batch: Any, number: int = 0) -> tuple[torch.Tensor, list[int]]:
-    """The images of a batch, and their classes where its second part is a row of integers."""
+    """The images of a batch, and its labels if the second element is a vector of integers."""
     parts = list(batch) if isinstance(batch, tuple | list) else [batch]
     images = parts[0] if parts else None
     if not isinstance(images, torch.Tensor) or not images.is_floating_point():

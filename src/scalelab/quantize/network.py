@@ -1,19 +1,15 @@
-"""A network as quantization sees it: a list of layers in the order of execution, in float or in int8.
+"""A network as quantization sees it: layers in execution order, in float or int8.
 
-The user's module is captured into a `Network` (`capture.py`): batch norms are folded into the convolutions before them
-and a ReLU that follows a layer belongs to it, because kernels compute both at once and only what comes out is rounded.
-`scales.py` makes a `QuantizedNetwork` of it; the simulation, the ONNX export and the eager runtime are three ways to
-execute that one object, and so can be compared integer by integer.
+`capture.py` makes a `CapturedNetwork` of the user's module: batch norms are folded into the convolutions before them,
+and a ReLU belongs to the layer it follows, because kernels compute both at once and round only the result. `scales.py`
+makes a `QuantizedNetwork`; the simulation, the ONNX export and the eager runtime all execute that one object.
 
-A real number r is stood for by the integer q of r = scale · (q − zero_point). Activations are uint8 (x86 multiplies
-unsigned by signed bytes) with zero point 128, or 0 where nothing is negative, as after a ReLU; weights are int8 with
-zero point 0, one scale for the tensor or one per output channel. A bias is an int32 with the scale s_x · s_w and zero
-point 0, so that it is added to the products as it is.
+A real number r is represented by the integer q with r = scale · (q − zero_point). Activations are uint8 (x86 multiplies
+unsigned by signed bytes) with zero point 128, or 0 where nothing is negative; weights are int8 with zero point 0; a
+bias is int32 with scale s_x · s_w.
 
-A captured network in float32: the result of every layer, which is what int8 is held against.
-
-The operations are torch's own, with the batch norms folded, so results differ from the module's in the last bits only.
-A `change` may stand in between: a quantizer rounds what a layer gave before the next one sees it.
+`run_float` computes the captured network with torch's own operations; results differ from the module's in the last
+bits only.
 """
 
 from __future__ import annotations
@@ -26,11 +22,11 @@ import torch
 from torch.nn import functional
 
 Op = Literal["input", "conv", "linear", "add", "relu", "max_pool", "average_pool", "flatten"]
-"""What a layer computes. average_pool without a kernel is over the whole image and leaves 1 × 1; a `mean` over it is
-that and a flatten. Padding counts as zeros in an average, and not at all in a maximum."""
+"""average_pool without a kernel is global and leaves 1 × 1; a `mean` is that and a flatten. Padding counts as zeros in
+an average, and not at all in a maximum."""
 WEIGHTED: tuple[Op, ...] = ("conv", "linear")
 PASSING: tuple[Op, ...] = ("max_pool", "flatten", "relu")
-"""Layers whose results have the scale of their input: they compute nothing that would have to be rounded."""
+"""Layers that round nothing: their output has the scale of their input."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,13 +34,12 @@ class Layer:
     """One layer in float, with its batch norm folded in."""
 
     name: str
-    """The path of its module, such as `stage1.0.conv1`; of an operation without a module, one that is made from its
-    kind and a number. Unique."""
+    """The path of its module, such as `stage1.0.conv1`, or kind and number of a function. Unique."""
     op: Op
     inputs: tuple[str, ...] = ()
-    """The names of the layers whose results it takes."""
+    """Names of the layers it reads."""
     weight: torch.Tensor | None = None
-    """Of a convolution (out, in / groups, height, width) or a linear layer (out, in); float32."""
+    """Convolution (out, in / groups, height, width) or linear (out, in); float32."""
     bias: torch.Tensor | None = None
     kernel: tuple[int, int] | None = None
     """Of a pooling."""
@@ -53,7 +48,7 @@ class Layer:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     has_relu: bool = False
-    """Whether negative results become zero before they are rounded."""
+    """Whether negative results become zero before rounding."""
 
     @property
     def is_weighted(self) -> bool:
@@ -61,12 +56,12 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Network:
-    """A captured module: `input` first, the last layer gives the result."""
+class CapturedNetwork:
+    """A captured module: `input` first, the output layer last."""
 
     layers: tuple[Layer, ...]
     input_shape: tuple[int, ...]
-    """Of one sample, without the batch."""
+    """Of one sample."""
 
     @property
     def output(self) -> str:
@@ -82,35 +77,34 @@ HIGHEST = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The integers that stand for the numbers of a tensor."""
+    """How the integers of a tensor map to numbers."""
 
     scale: float
-    """A float32 value: what one step is worth."""
+    """A float32 value: the size of one step."""
     zero_point: int = 128
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the largest number that it can stand for."""
+        """The smallest and largest number it represents."""
         return self.scale * -self.zero_point, self.scale * (HIGHEST - self.zero_point)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedLayer:
-    """A layer with the grid of its result and, where it has weights, those as integers."""
+    """A layer with its output grid and integer weights."""
 
     layer: Layer
     output: Grid
     weight: torch.Tensor | None = None
-    """int8, of the shape of the float weight."""
+    """int8, same shape as the float weight."""
     weight_scale: torch.Tensor | None = None
-    """float32: one number, or one per output channel."""
+    """float32: one, or one per output channel."""
     bias: torch.Tensor | None = None
     """int32, in units of s_x · s_w."""
     is_float: bool = False
-    """Whether it is kept in float: its inputs are turned back into numbers, its result is rounded to its grid."""
+    """Whether it is computed in float: inputs are dequantized, the output is rounded to its grid."""
     is_unrounded: bool = False
-    """Whether its result stays the float32 numbers that its sums stand for, float32(acc + bias) · (s_x · s_w), and no
-    grid is used: the logits, which no layer reads."""
+    """Whether its output stays float32, float32(acc + bias) · (s_x · s_w): logits, which no layer reads."""
 
     @property
     def name(self) -> str:
@@ -119,7 +113,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedNetwork:
-    """The same layers in the same order; the result of the last one is float32, or is turned back into it."""
+    """The same layers in the same order."""
 
     layers: tuple[QuantizedLayer, ...]
     input_shape: tuple[int, ...]
@@ -133,11 +127,11 @@ class QuantizedNetwork:
 
 
 Change = Callable[[Layer, torch.Tensor], torch.Tensor]
-"""What is made of a layer's result before other layers see it."""
+"""Applied to a layer's output before other layers read it."""
 
 
-def run_float(network: Network, images: torch.Tensor, change: Change | None = None) -> dict[str, torch.Tensor]:
-    """The float32 results of every layer by name, those with a ReLU after it."""
+def run_float(network: CapturedNetwork, images: torch.Tensor, change: Change | None = None) -> dict[str, torch.Tensor]:
+    """The float32 output of every layer by name, after its ReLU."""
     results: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for layer in network.layers:
@@ -148,13 +142,13 @@ def run_float(network: Network, images: torch.Tensor, change: Change | None = No
 
 
 def compute_layer(layer: Layer, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """One layer in the numbers of its inputs, its ReLU included."""
+    """One layer with its ReLU."""
     result = compute_sum(layer, inputs)
     return result.relu() if layer.has_relu else result
 
 
 def compute_sum(layer: Layer, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """The same before its ReLU."""
+    """One layer before its ReLU."""
     first = inputs[0]
     if layer.op == "conv":
         assert layer.weight is not None

@@ -1,9 +1,8 @@
-"""Convert a call of a traced module into a layer; a call without an int8 kernel raises an error with its name.
+"""Convert a call of a traced module into a layer; a call without an int8 kernel raises an error that names it.
 
-Modules and functions that do the same are read into the same arguments, so a `nn.MaxPool2d` and a `max_pool2d` end in
-one place. Shapes are those of one run on an example: whether `view(len(x), -1)` flattens, or `ceil_mode` makes a
-difference, is seen there and not guessed. A layer is read with the names of its inputs left open and weights in
-float64; `capture.py` joins them and `fold.py` merges.
+Modules and functions that do the same are read into the same arguments. Shapes come from a run on an example: whether
+`view(len(x), -1)` flattens or `ceil_mode` matters is observed, not guessed. Layers are returned without inputs and with
+float64 weights; `capture.py` connects and folds them.
 """
 
 from __future__ import annotations
@@ -77,19 +76,19 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "relu": ("input", "inplace"),
     "add": ("input", "other", "alpha"),
 }
-"""What positional arguments are called, for those functions of which any is looked at."""
+"""Names of positional arguments, for functions whose arguments matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class TracedCall:
     """One call in the traced module."""
 
     name: str
-    """The path of its module, or a made name."""
+    """The path of its module, or a generated name."""
     what: str
-    """For messages: `stage1.0.act is nn.SiLU`, `forward calls torch.cat`."""
+    """For errors: `stage1.0.act is nn.SiLU`, `forward calls torch.cat`."""
     inputs: tuple[Shape, ...]
-    """The shapes of the tensors that it takes, and of the one that it gives."""
+    """Shapes of its input tensors."""
     output: Shape
 
     def refuse(self, why: str) -> UsageError:
@@ -97,22 +96,22 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What a call was found to be. Without a layer it hands its input on."""
+class ReadCall:
+    """What a call computes. Without a layer it passes its input on."""
 
     layer: Layer | None = None
     is_norm: bool = False
-    """Whether the layer is a batch norm, written as a 1×1 convolution of each channel by itself."""
+    """Whether it is a batch norm, written as a depthwise 1×1 convolution."""
     flattens: bool = False
-    """Whether the result loses the two dimensions of size one that the layer leaves."""
+    """Whether the two dimensions of size one are dropped."""
     is_inplace: bool = False
-    """Whether its input is overwritten by its result."""
+    """Whether it overwrites its input."""
 
 
-def read_module(module: nn.Module, call: Call) -> Reading:
-    """The layer of a call of a module of torch.nn."""
+def read_module(module: nn.Module, call: TracedCall) -> ReadCall:
+    """The layer of a torch.nn module."""
     if isinstance(module, NOTHING_MODULES):
-        return Reading()
+        return ReadCall()
     for kind, read in MODULES.items():
         if isinstance(module, kind):
             return read(module, call)
@@ -121,19 +120,19 @@ def read_module(module: nn.Module, call: Call) -> Reading:
     raise call.refuse(f"which has no int8 kernel here: replace it with one of {SUPPORTED}, or remove it from the model")
 
 
-def read_function(kind: str, positional: tuple[Any, ...], keywords: Arguments, call: Call) -> Reading:
-    """The layer of a call of a function or method; `kind` is one of the values of FUNCTIONS and METHODS."""
+def read_function(kind: str, positional: tuple[Any, ...], keywords: Arguments, call: TracedCall) -> ReadCall:
+    """The layer of a function or method; `kind`: a value of FUNCTIONS or METHODS."""
     if kind == "nothing":
-        return Reading()
+        return ReadCall()
     plain = kind.removesuffix("_")
     arguments = dict(zip(PARAMETERS.get(plain, ()), positional, strict=False)) | keywords
     reading = READERS[plain](arguments, call)
     if plain != kind or arguments.get("inplace"):
-        return Reading(layer=reading.layer, is_inplace=True)
+        return ReadCall(layer=reading.layer, is_inplace=True)
     return reading
 
 
-def read_conv(module: nn.Conv2d, call: Call) -> Reading:
+def read_conv(module: nn.Conv2d, call: TracedCall) -> ReadCall:
     require_dims(call, 4)
     if module.padding_mode != "zeros":
         raise call.refuse(f"padding_mode {module.padding_mode!r} has no int8 kernel: use padding_mode='zeros'")
@@ -147,11 +146,11 @@ def read_conv(module: nn.Conv2d, call: Call) -> Reading:
         dilation=make_pair(module.dilation),
         groups=module.groups,
     )
-    return Reading(layer=layer)
+    return ReadCall(layer=layer)
 
 
-def read_conv_padding(module: nn.Conv2d, call: Call) -> tuple[int, int]:
-    """The zeros on each side; `same` where it is symmetric."""
+def read_conv_padding(module: nn.Conv2d, call: TracedCall) -> tuple[int, int]:
+    """Zeros on each side; `same` must be symmetric."""
     if module.padding == "valid":
         return (0, 0)
     if not isinstance(module.padding, str):
@@ -162,14 +161,14 @@ def read_conv_padding(module: nn.Conv2d, call: Call) -> tuple[int, int]:
     return (totals[0] // 2, totals[1] // 2)
 
 
-def read_linear(module: nn.Linear, call: Call) -> Reading:
+def read_linear(module: nn.Linear, call: TracedCall) -> ReadCall:
     require_dims(call, 2)
     weight, bias = copy_double(module.weight), copy_optional(module.bias)
-    return Reading(layer=Layer(name=call.name, op="linear", weight=weight, bias=bias))
+    return ReadCall(layer=Layer(name=call.name, op="linear", weight=weight, bias=bias))
 
 
-def read_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call) -> Reading:
-    """y = (x − mean) · γ / √(variance + ε) + β, channel by channel: Ioffe and Szegedy 2015."""
+def read_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: TracedCall) -> ReadCall:
+    """y = (x − mean) · γ / √(variance + ε) + β, per channel (Ioffe and Szegedy 2015)."""
     if module.running_mean is None or module.running_var is None:
         raise call.refuse("it depends on the batch without running statistics: train with track_running_stats=True")
     if len(call.inputs[0]) == 3:
@@ -182,21 +181,21 @@ def read_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call) -> Reading:
         shift = shift + copy_double(module.bias)
     weight = factor.reshape(-1, 1, 1, 1)
     layer = Layer(name=call.name, op="conv", weight=weight, bias=shift, groups=len(factor))
-    return Reading(layer=layer, is_norm=True)
+    return ReadCall(layer=layer, is_norm=True)
 
 
-def read_relu(module: nn.ReLU, call: Call) -> Reading:
-    return Reading(layer=Layer(name=call.name, op="relu"), is_inplace=module.inplace)
+def read_relu(module: nn.ReLU, call: TracedCall) -> ReadCall:
+    return ReadCall(layer=Layer(name=call.name, op="relu"), is_inplace=module.inplace)
 
 
-def read_max_pool(arguments: Arguments, call: Call) -> Reading:
+def read_max_pool(arguments: Arguments, call: TracedCall) -> ReadCall:
     require_dims(call, 4)
     if arguments.get("return_indices"):
         raise call.refuse("return_indices=True has no int8 kernel: leave it out")
-    return Reading(layer=read_pool("max_pool", arguments, call))
+    return ReadCall(layer=read_pool("max_pool", arguments, call))
 
 
-def read_average_pool(arguments: Arguments, call: Call) -> Reading:
+def read_average_pool(arguments: Arguments, call: TracedCall) -> ReadCall:
     require_dims(call, 4)
     layer = read_pool("average_pool", arguments, call)
     if arguments.get("divisor_override") is not None:
@@ -206,12 +205,12 @@ def read_average_pool(arguments: Arguments, call: Call) -> Reading:
             "count_include_pad=False with padding has no int8 kernel: use count_include_pad=True or padding=0"
         )
     if layer.kernel == call.inputs[0][2:] and layer.padding == (0, 0):
-        return Reading(layer=Layer(name=call.name, op="average_pool"))
-    return Reading(layer=layer)
+        return ReadCall(layer=Layer(name=call.name, op="average_pool"))
+    return ReadCall(layer=layer)
 
 
-def read_pool(op: Any, arguments: Arguments, call: Call) -> Layer:
-    """A pooling with a kernel. `ceil_mode` raises an error if it makes a difference."""
+def read_pool(op: Any, arguments: Arguments, call: TracedCall) -> Layer:
+    """A pooling with a kernel; an effective `ceil_mode` is an error."""
     kernel = make_pair(arguments["kernel_size"])
     stride = make_pair(arguments.get("stride") or kernel)
     padding, dilation = make_pair(arguments.get("padding", 0)), make_pair(arguments.get("dilation", 1))
@@ -224,56 +223,56 @@ def read_pool(op: Any, arguments: Arguments, call: Call) -> Layer:
     return Layer(name=call.name, op=op, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-def read_adaptive_pool(_: Arguments, call: Call) -> Reading:
-    """Over the whole image, or over equal parts of it."""
+def read_adaptive_pool(_: Arguments, call: TracedCall) -> ReadCall:
+    """Global, or over equal parts of the image."""
     require_dims(call, 4)
     height, width = call.inputs[0][2:]
     rows, columns = call.output[2:]
     if (rows, columns) == (1, 1):
-        return Reading(layer=Layer(name=call.name, op="average_pool"))
+        return ReadCall(layer=Layer(name=call.name, op="average_pool"))
     if height % rows or width % columns:
         raise call.refuse(
             f"{height} × {width} does not divide into {rows} × {columns} equal parts: use avg_pool2d with a kernel"
         )
     kernel = (height // rows, width // columns)
-    return Reading(layer=Layer(name=call.name, op="average_pool", kernel=kernel, stride=kernel))
+    return ReadCall(layer=Layer(name=call.name, op="average_pool", kernel=kernel, stride=kernel))
 
 
-def read_mean(arguments: Arguments, call: Call) -> Reading:
+def read_mean(arguments: Arguments, call: TracedCall) -> ReadCall:
     dims = arguments.get("dim")
     axes = {dim % 4 for dim in ((dims,) if isinstance(dims, int) else dims or ())}
     if len(call.inputs[0]) != 4 or axes != {2, 3}:
         raise call.refuse("mean has an int8 kernel only over height and width: use mean(dim=(2, 3))")
-    return Reading(layer=Layer(name=call.name, op="average_pool"), flattens=not arguments.get("keepdim"))
+    return ReadCall(layer=Layer(name=call.name, op="average_pool"), flattens=not arguments.get("keepdim"))
 
 
-def read_flatten(_: Arguments, call: Call) -> Reading:
-    """A change of shape that keeps samples apart: everything but the batch becomes one dimension."""
+def read_flatten(_: Arguments, call: TracedCall) -> ReadCall:
+    """A reshape to (samples, features)."""
     before, after = call.inputs[0], call.output
     if after == before:
-        return Reading()
+        return ReadCall()
     if len(after) != 2 or after[0] != before[0]:
         raise call.refuse(f"which reshapes {before} to {after}: only flatten(1) is supported")
-    return Reading(layer=Layer(name=call.name, op="flatten"))
+    return ReadCall(layer=Layer(name=call.name, op="flatten"))
 
 
-def read_add(arguments: Arguments, call: Call) -> Reading:
+def read_add(arguments: Arguments, call: TracedCall) -> ReadCall:
     if len(call.inputs) != 2:
         raise call.refuse("adding a number to a tensor has no int8 kernel: use a bias")
     if call.inputs[0] != call.inputs[1] or arguments.get("alpha", 1) != 1:
         raise call.refuse(f"shapes {call.inputs[0]} and {call.inputs[1]}: only tensors of the same shape can be added")
-    return Reading(layer=Layer(name=call.name, op="add"))
+    return ReadCall(layer=Layer(name=call.name, op="add"))
 
 
-def read_dropout(arguments: Arguments, call: Call) -> Reading:
+def read_dropout(arguments: Arguments, call: TracedCall) -> ReadCall:
     if arguments.get("training", True):
         raise call.refuse("training=True keeps it random in eval mode: use nn.Dropout or training=self.training")
-    return Reading()
+    return ReadCall()
 
 
-READERS: dict[str, Callable[[Arguments, Call], Reading]] = {
+READERS: dict[str, Callable[[Arguments, TracedCall], ReadCall]] = {
     "add": read_add,
-    "relu": lambda _, call: Reading(layer=Layer(name=call.name, op="relu")),
+    "relu": lambda _, call: ReadCall(layer=Layer(name=call.name, op="relu")),
     "max_pool2d": read_max_pool,
     "avg_pool2d": read_average_pool,
     "adaptive_avg_pool2d": read_adaptive_pool,
@@ -281,7 +280,7 @@ READERS: dict[str, Callable[[Arguments, Call], Reading]] = {
     "flatten": read_flatten,
     "dropout": read_dropout,
 }
-MODULES: dict[type[nn.Module], Callable[[Any, Call], Reading]] = {
+MODULES: dict[type[nn.Module], Callable[[Any, TracedCall], ReadCall]] = {
     nn.Conv2d: read_conv,
     nn.Linear: read_linear,
     nn.BatchNorm2d: read_norm,
@@ -295,10 +294,10 @@ MODULES: dict[type[nn.Module], Callable[[Any, Call], Reading]] = {
 PLAIN_NAMES = {"max_pool2d": "max_pool", "avg_pool2d": "average_pool", "adaptive_avg_pool2d": "average_pool"} | {
     "mean": "average_pool"
 }
-"""What the layers of functions are called, where that is not the name of the function."""
+"""Layer names of functions, where they differ from the function's."""
 
 
-def require_dims(call: Call, num_dims: int) -> None:
+def require_dims(call: TracedCall, num_dims: int) -> None:
     if len(call.inputs[0]) != num_dims:
         wanted = "(samples, channels, height, width)" if num_dims == 4 else "(samples, features): flatten before it"
         raise call.refuse(f"which receives a tensor of shape {call.inputs[0]}; it must be {wanted}")

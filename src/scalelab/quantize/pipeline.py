@@ -34,23 +34,23 @@ import torch
 from torch import nn
 
 from scalelab.errors import ScalelabError, UsageError
-from scalelab.quantize.binning import list_histograms
 from scalelab.quantize.calibrate import Calibration, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.diagnosis import (
     IMAGES,
-    Diagnosis,
+    LayerDiagnosis,
     choose_num_tested,
     count_multiply_adds,
     count_right,
     count_tied,
     diagnose,
+    list_histograms,
     make_rounding,
 )
 from scalelab.quantize.eager import make_eager
 from scalelab.quantize.export import Run, export_models, list_sizes, name_kernels
 from scalelab.quantize.held_out import HeldOut, check_finite
-from scalelab.quantize.network import WEIGHTED, Network, QuantizedNetwork, run_float
+from scalelab.quantize.network import WEIGHTED, CapturedNetwork, QuantizedNetwork, run_float
 from scalelab.quantize.scales import list_remarks, quantize_network
 from scalelab.quantize.simulate import simulate_logits
 from scalelab.quantize.timing import Call, one_thread, time_runtimes
@@ -69,7 +69,7 @@ Leave = Callable[[Quantized], None]
 class QuantizedModel:
     """A module in int8, and what it was made from."""
 
-    network: Network
+    network: CapturedNetwork
     calibration: Calibration
     quantized: QuantizedNetwork
 
@@ -90,7 +90,7 @@ def quantize_model(model: nn.Module, batches: Sequence[torch.Tensor], settings: 
     return QuantizedModel(network=network, calibration=calibration, quantized=quantized)
 
 
-def check_logits(network: Network, example: torch.Tensor) -> None:
+def check_logits(network: CapturedNetwork, example: torch.Tensor) -> None:
     shape = tuple(run_float(network, example)[network.output].shape)
     if len(shape) != 2 or shape[1] < 2:
         raise UsageError(f"the model returns shape {shape}: it must return one row of class scores per sample")
@@ -98,23 +98,23 @@ def check_logits(network: Network, example: torch.Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The layers that are kept in float, in the order in which they were chosen."""
+    """The layers kept in float, in the order chosen."""
 
     names: tuple[str, ...]
     num_lost: int
-    """Right predictions of float less those that are left."""
+    """Right predictions of float minus those left."""
     is_within: bool
     num_tried: int
 
 
 def rank_by_noise(layers: Sequence[LayerReport]) -> list[str]:
-    """The layers that can be kept in float, those first that make most noise in the answer."""
+    """The weighted layers, most noise in the logits first."""
     weighted = [layer for layer in layers if layer.op in WEIGHTED and layer.output_sqnr is not None]
     return [layer.name for layer in sorted(weighted, key=lambda layer: layer.output_sqnr or 0.0)]
 
 
 def choose_float_layers(ranked: Sequence[str], correct_float: int, most_lost: float, count_right: CountRight) -> Choice:
-    """Keep one layer after the other until at most `most_lost` predictions are lost; give back what is not needed."""
+    """Keep layers until at most `most_lost` predictions are lost; give back those not needed."""
     kept: list[str] = []
     lost = correct_float - count_right(())
     num_tried = 1
@@ -137,7 +137,7 @@ def choose_float_layers(ranked: Sequence[str], correct_float: int, most_lost: fl
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be quantized, on which samples, how, and where the models go."""
+    """What to quantize, on which samples, how, and where models are written."""
 
     model: nn.Module
     """Trained, in eval mode, on the CPU."""
@@ -150,7 +150,7 @@ class Task:
 
 
 class Pipeline:
-    """One model on its way; `record` is what is known so far."""
+    """`record` is what is known so far."""
 
     def __init__(self, task: Task, leave: Leave) -> None:
         self._task, self._leave = task, leave
@@ -165,7 +165,7 @@ class Pipeline:
             self._go_through(made.network, made.calibration, made.quantized)
         return self.record
 
-    def _go_through(self, network: Network, calibration: Calibration, quantized: QuantizedNetwork) -> None:
+    def _go_through(self, network: CapturedNetwork, calibration: Calibration, quantized: QuantizedNetwork) -> None:
         task = self._task
         self._predict("float", "float", task.model)
         self._predict("int8", "int8", partial(self._simulate, quantized))
@@ -194,7 +194,7 @@ class Pipeline:
 
     @contextmanager
     def _optional(self, stage: str) -> Iterator[None]:
-        """A stage that may fail: the others continue, and a remark says what is missing and why."""
+        """A stage that may fail: a remark says what is missing and why."""
         try:
             yield
         except ScalelabError as error:
@@ -204,8 +204,8 @@ class Pipeline:
             words = str(error).splitlines()[0] if str(error) else "no word"
             self._remark(f"{stage} is missing: it failed ({type(error).__name__}: {words}); see the rank's log")
 
-    def _try(self, stage: str, find: Callable[[], Diagnosis]) -> Diagnosis | None:
-        found: list[Diagnosis] = []
+    def _try(self, stage: str, find: Callable[[], LayerDiagnosis]) -> LayerDiagnosis | None:
+        found: list[LayerDiagnosis] = []
         with self._optional(stage):
             found.append(find())
         return found[0] if found else None
@@ -225,7 +225,7 @@ class Pipeline:
         stage = Stage(name=name, title=title, predictions=self._task.test.predict(predict), note=note)
         self._add(stages=(*self.record.stages, stage))
 
-    def _diagnose(self, network: Network, quantized: QuantizedNetwork) -> Diagnosis:
+    def _diagnose(self, network: CapturedNetwork, quantized: QuantizedNetwork) -> LayerDiagnosis:
         test = self._task.test
         num_tested = choose_num_tested(network, test.num_samples, self._task.settings.num_tested)
         diagnosis = diagnose(network, quantized, *test.choose(num_tested))
@@ -238,7 +238,7 @@ class Pipeline:
         return diagnosis
 
     def _count_ties(self, quantized: QuantizedNetwork) -> int:
-        """Samples whose largest logit two classes share, of some of the test samples."""
+        """Samples with a tied largest logit, among some of the test samples."""
         logits = self._simulate(quantized, self._task.test.choose(NUM_CHECKED_FOR_TIES)[0])
         return count_tied(logits)
 
@@ -256,8 +256,8 @@ class Pipeline:
                 f"In {tied} of {num_checked} samples two classes share the largest logit; the first one counts."
             )
 
-    def _mix(self, network: Network, calibration: Calibration, diagnosis: Diagnosis) -> QuantizedNetwork:
-        """Keep layers in float until the bound holds on the samples that layers were tried on."""
+    def _mix(self, network: CapturedNetwork, calibration: Calibration, diagnosis: LayerDiagnosis) -> QuantizedNetwork:
+        """Keep layers in float until the bound holds on the tested samples."""
         points = self._task.settings.mixed_points
         if diagnosis.correct_float is None or points is None:
             raise UsageError(
@@ -281,7 +281,7 @@ class Pipeline:
         )
         return self._keep(network, calibration, choice)
 
-    def _keep(self, network: Network, calibration: Calibration, choice: Choice) -> QuantizedNetwork:
+    def _keep(self, network: CapturedNetwork, calibration: Calibration, choice: Choice) -> QuantizedNetwork:
         quantized = quantize_network(network, calibration, self._task.settings, choice.names)
         layers = tuple(replace(layer, is_float=layer.name in choice.names) for layer in self.record.layers)
         self._add(kept_float=choice.names, layers=layers)
@@ -299,22 +299,20 @@ class Pipeline:
         return quantized
 
     def _use_torch(self, quantized: QuantizedNetwork, runtimes: dict[str, Run]) -> None:
-        """Torch's own integer kernels, and what is slow or inexact about them here."""
         eager = make_eager(quantized)
         self._predict("eager", "int8 by torch", eager)
         runtimes["eager-int8"] = eager
         for remark in eager.remarks:
             self._remark(f"torch: {remark}")
 
-    def _use_onnxruntime(self, network: Network, quantized: QuantizedNetwork, runtimes: dict[str, Run]) -> None:
-        """Write the models, open and execute them."""
+    def _use_onnxruntime(self, network: CapturedNetwork, quantized: QuantizedNetwork, runtimes: dict[str, Run]) -> None:
         sessions = export_models(network, quantized, self._task.directory)
         self._add(sizes=list_sizes(self._task.directory))
         self._predict("onnxruntime", "int8 by onnxruntime", sessions["onnxruntime-int8"])
         runtimes.update(sessions)
 
     def _time(self, runtimes: dict[str, Run]) -> None:
-        """Every batch size; in the record float comes before int8, whatever the order in time."""
+        """Every batch size; the record lists float before int8."""
         settings = self._task.settings
         names = sorted(runtimes, key=lambda name: (name.startswith("eager"), name))
         for batch in settings.batches:
@@ -332,6 +330,6 @@ class Pipeline:
             self._remark(remark)
 
 
-def is_small(network: Network) -> bool:
-    """Whether threads would wait for each other longer than they compute."""
+def is_small(network: CapturedNetwork) -> bool:
+    """Whether one thread is faster than several."""
     return sum(count_multiply_adds(network, network.input_shape).values()) < SMALL_NET

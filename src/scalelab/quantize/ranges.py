@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from scalelab.quantize.histogram import Bins, Histogram, Values, rebin
+from scalelab.quantize.histogram import Bins, ValueHistogram, Values, rebin
 
 Method = Literal["minmax", "sigma", "percentile", "mse", "entropy"]
 Range = tuple[float, float]
@@ -46,7 +46,7 @@ OCTAVES_TRIED = 8
 TRIES_PER_OCTAVE = 16
 
 
-def choose_range(histogram: Histogram, method: Method, is_symmetric: bool) -> Range:
+def choose_range(histogram: ValueHistogram, method: Method, is_symmetric: bool) -> Range:
     """The range for counted values; it contains zero."""
     widest = find_widest(histogram.least, histogram.largest, is_symmetric)
     if method == "minmax" or widest == (0.0, 0.0):

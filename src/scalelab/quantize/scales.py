@@ -27,7 +27,7 @@ import torch
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.calibrate import Calibration
-from scalelab.quantize.network import PASSING, Grid, Layer, Network, QuantizedLayer, QuantizedNetwork
+from scalelab.quantize.network import PASSING, CapturedNetwork, Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.records.tasks import Quantization
 
 WEIGHT_LIMIT = 127
@@ -45,7 +45,7 @@ class Integers(NamedTuple):
 
 
 def quantize_network(
-    network: Network,
+    network: CapturedNetwork,
     calibration: Calibration,
     settings: Quantization | None = None,
     keep_float: Collection[str] = (),
@@ -67,12 +67,12 @@ def quantize_network(
     return QuantizedNetwork(layers=tuple(layers), input_shape=network.input_shape)
 
 
-def gives_logits(layer: Layer, network: Network) -> bool:
+def gives_logits(layer: Layer, network: CapturedNetwork) -> bool:
     """Whether its sums are the network's output: only linear kernels can return float32."""
     return layer.op == "linear" and layer.name == network.output and not layer.has_relu
 
 
-def list_remarks(network: Network, calibration: Calibration) -> tuple[str, ...]:
+def list_remarks(network: CapturedNetwork, calibration: Calibration) -> tuple[str, ...]:
     """Dead channels and layers with constant output: valid, but probably not intended."""
     remarks = []
     for layer in network.layers:
@@ -94,7 +94,7 @@ def list_dead_channels(layer: Layer) -> list[int]:
     return [channel for channel, dead in enumerate(is_dead) if dead]
 
 
-def check_names(network: Network, calibration: Calibration, keep_float: Collection[str]) -> None:
+def check_names(network: CapturedNetwork, calibration: Calibration, keep_float: Collection[str]) -> None:
     names = [layer.name for layer in network.layers]
     for name in keep_float:
         if name not in names:

@@ -1,10 +1,9 @@
-"""The latencies of several runtimes, side by side.
+"""Latencies of several runtimes, interleaved.
 
-What is timed first pays for memory and caches that those after it find ready, and a machine that slows down on the way
-slows whoever is last. A fixed order without a warm call has been seen to turn a runtime that takes 0.73 times as long
-into one that takes 1.77 times. So every round goes through all runtimes in an order that is drawn anew, each makes one
-call that nobody times, and then as many as fill a few milliseconds. A round gives one number per runtime, the mean of
-its calls, and runtimes are compared round by round.
+Whatever is timed first pays for cold caches, and a machine that slows down penalises what comes last: a fixed order
+without a warm-up call once turned 0.73 times as long into 1.77 times. So every round visits all runtimes in a random
+order; each makes one untimed call and then as many as fill a few milliseconds. A round gives the mean per runtime, and
+runtimes are compared round by round.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from scalelab.records.quantized import Timing
 Call = Callable[[], object]
 
 LEAST_SECONDS = 0.01
-"""What the calls of one timing should fill together, so that the clock's own steps and noise do not count."""
+"""Minimum length of one timing, far above the clock's resolution."""
 MOST_CALLS = 200
 
 
 def time_runtimes(runtimes: Mapping[str, Call], *, batch: int, num_rounds: int, seed: int = 0) -> list[Timing]:
-    """So many rounds of every runtime, whose call computes one batch of this size."""
+    """Time every runtime in `num_rounds` rounds; a call computes one batch."""
     counts = {name: _count_calls(call) for name, call in runtimes.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runtimes}
     order, draw = list(runtimes), random.Random(seed)
@@ -43,7 +42,7 @@ def time_runtimes(runtimes: Mapping[str, Call], *, batch: int, num_rounds: int, 
 
 
 def _count_calls(call: Call) -> int:
-    """How many calls one timing is made of: as two warm ones say."""
+    """Calls per timing, estimated after two warm-up calls."""
     call()
     call()
     start = perf_counter()
@@ -54,7 +53,7 @@ def _count_calls(call: Call) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch's own kernels on one thread: as the sessions beside them have, or where work is too little to share."""
+    """Run torch on one thread, like the onnxruntime sessions."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

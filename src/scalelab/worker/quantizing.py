@@ -1,9 +1,8 @@
-"""Quantization of a trained model in the rank's process: which samples calibrate and test it.
+"""Quantize a trained model in the rank's process: choose the samples that calibrate and test it.
 
-Built-in workloads of images are calibrated on the first training images as they are stored, without augmentation, so
-that ranges depend neither on how long was trained nor on the batch. A workload of the user's own is calibrated on the
-batches that come next. It is tested on its test batches; without any, on the training batches that come after those of
-the calibration, and then there is agreement to be told and no accuracy.
+Built-in image workloads are calibrated on the first stored training images without augmentation, so ranges do not
+depend on how long was trained or on the batch size. A user's workload is calibrated on its next batches. It is tested
+on its test batches; without any, on the training batches after those, and then only agreement is reported.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.image_options import ImageOptions
 
 BATCH = 64
-"""Samples at once, in calibration and in tests."""
+"""Samples per batch."""
 WITHOUT_TEST = 512
 """Training samples used to measure agreement if there are no test batches."""
 MOST_SKIPPED = 100_000
-"""Batches after which data without end that has no samples is given up."""
+"""Batches after which endless data without samples is given up."""
 
 
 def quantize_training(trial: Trial, settings: Quantization, training: Training, directory: Path) -> None:
@@ -75,7 +74,7 @@ def make_lab_settings(settings: Quantization) -> LabSettings:
 
 
 def calibration_batches(trial: Trial, training: Training) -> Iterator[torch.Tensor]:
-    """Training images: as they are stored, where the workload is a built-in one of images."""
+    """Training images, as stored for a built-in image workload."""
     options = BUILT_IN[trial.workload](**trial.options) if trial.workload in BUILT_IN else None
     if isinstance(options, ImageOptions) and options.data != "synthetic":
         images = load_images(options, "train")
@@ -100,7 +99,7 @@ def calibration_batches(trial: Trial, training: Training) -> Iterator[torch.Tens
 
 
 def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
-    """Batches with so many samples together, the last one cut."""
+    """Batches with `count` samples in total."""
     for images in batches:
         taken = images[:count]
         count -= len(taken)
@@ -111,12 +110,12 @@ def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.
 
 
 def find_test(training: Training, calibration: Iterable[torch.Tensor]) -> HeldOut:
-    """The test batches; without any, training batches that come after those of the calibration."""
+    """The test batches; without any, the training batches after calibration."""
     if training.test_batches is not None:
         return HeldOut(training.test_batches)
     following = (split_batch(batch)[0].detach().cpu() for batch in training.batches)
     images = list(take_samples(following, WITHOUT_TEST))
-    # Training batches have no end: a short list begins again.
+    # A short list of training batches starts over.
     seen = set(list_contents(calibration))
     num_seen = sum(content in seen for content in list_contents(images))
     told = f"{sum(map(len, images))} training samples following the calibration samples"

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.data.formats.catalogue import load_format
-from scalelab.data.formats.columns import Array, Field
+from scalelab.data.formats.columns import Array, SampleField
 from scalelab.data.formats.stored import StoredSet
 from scalelab.errors import DataUnreadable, UsageError
 from tests.data.formats.sets import NAMES, count_open, hash_columns, make_set, make_source, read_epoch
@@ -88,8 +88,11 @@ def test_what_is_not_expected_is_refused(tmp_path: Path, name: str) -> None:
         fields = found.fields
     field = fields[0]
     wrong = {
-        ", expected ": [Field(field.name, np.dtype("f8"), field.shape), Field(field.name, field.dtype, (9, 9))],
-        "has no column": [Field("other", field.dtype, field.shape)],
+        ", expected ": [
+            SampleField(field.name, np.dtype("f8"), field.shape),
+            SampleField(field.name, field.dtype, (9, 9)),
+        ],
+        "has no column": [SampleField("other", field.dtype, field.shape)],
     }
     assert len(StoredSet(path, format=name, expected=fields)) == 37
     for words, expected in wrong.items():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scalelab.data.formats import stored as stored_module
-from scalelab.data.formats.columns import Field, make_array_column
+from scalelab.data.formats.columns import SampleField, make_array_column
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import DataUnreadable, UnknownName, UsageError
@@ -133,13 +133,13 @@ def test_more_than_there_is_memory_for_is_not_loaded(path: Path, monkeypatch: py
 
 
 def test_other_types_than_expected_are_refused(path: Path) -> None:
-    good = Field("x", np.dtype(np.float32), (3,))
+    good = SampleField("x", np.dtype(np.float32), (3,))
     assert StoredSet(path, expected=[good]).fields == (good,)
-    for wrong in (Field("x", np.dtype(np.float64), (3,)), Field("x", np.dtype(np.float32), (4,))):
+    for wrong in (SampleField("x", np.dtype(np.float64), (3,)), SampleField("x", np.dtype(np.float32), (4,))):
         with pytest.raises(DataUnreadable, match=r"stores x: float32 \(3,\), expected x: float"):
             len(StoredSet(path, expected=[wrong]))
     with pytest.raises(DataUnreadable, match="has no column 'y': it has x"):
-        len(StoredSet(path, expected=[Field("y", np.dtype(np.float32), (3,))]))
+        len(StoredSet(path, expected=[SampleField("y", np.dtype(np.float32), (3,))]))
 
 
 def test_unknown_names_are_refused(tmp_path: Path, path: Path) -> None:

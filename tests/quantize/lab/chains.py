@@ -10,7 +10,7 @@ from scalelab.quantize.capture import capture_network
 from scalelab.quantize.lab.chain import LabNetwork, scale_network
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.settings import LabSettings
-from scalelab.quantize.network import Network
+from scalelab.quantize.network import CapturedNetwork
 from scalelab.worker.models.networks import Lenet
 
 
@@ -32,7 +32,7 @@ def make_images(num_images: int = 40, seed: int = 1) -> torch.Tensor:
     return 2 * torch.rand(num_images, 2, 12, 12, generator=torch.Generator().manual_seed(seed)) - 1
 
 
-def observe(model: nn.Module, images: torch.Tensor) -> tuple[Network, Observed]:
+def observe(model: nn.Module, images: torch.Tensor) -> tuple[CapturedNetwork, Observed]:
     network = capture_network(model, images[:2])
     return network, observe_weights(network.layers) | observe_activations(model, network.layers, [images])
 

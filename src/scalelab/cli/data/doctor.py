@@ -14,7 +14,7 @@ from scalelab.checks import check_at_least, check_positive
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.data.amplification import TOLERATED, ColumnChunks
-from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, Diagnosis, Way, examine
+from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, FileDiagnosis, WayToRead, examine
 from scalelab.data.formats.catalogue import ENTRIES, find_entry
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
@@ -73,7 +73,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def describe(found: Diagnosis, seconds: float) -> Document:
+def describe(found: FileDiagnosis, seconds: float) -> Document:
     """The document of a diagnosis."""
     num_bytes = found.num_samples * found.sample_bytes
     samples = f"{format_quantity('count', found.num_samples)} samples of {format_bytes(found.sample_bytes)}"
@@ -107,9 +107,9 @@ def list_columns(columns: Sequence[ColumnChunks]) -> Table:
     )
 
 
-def list_ways(found: Diagnosis, seconds: float) -> Table:
+def list_ways(found: FileDiagnosis, seconds: float) -> Table:
     slowest = found.ways[0].epoch.shuffled
-    fields: list[Field[Way]] = [
+    fields: list[Field[WayToRead]] = [
         text_column("way", "read", lambda way: way.name),
         bytes_column(
             "inflated_in_order",
@@ -139,13 +139,13 @@ def divide(before: float, after: float) -> float | None:
     return before / after if after else None
 
 
-def choose_conversion(found: Diagnosis) -> Way | None:
+def choose_conversion(found: FileDiagnosis) -> WayToRead | None:
     """The conversion worth making; None: the layout is fine."""
     best = found.advised or min(found.ways, key=lambda way: way.epoch.shuffled)
     return best if found.amplification > TOLERATED and best.format else None
 
 
-def summarise(found: Diagnosis) -> Iterator[Finding]:
+def summarise(found: FileDiagnosis) -> Iterator[Finding]:
     """The time of an epoch, its cause, and the fixes from the smallest change to the largest."""
     plain = found.ways[0]
     yield EPOCH(
@@ -174,7 +174,7 @@ def summarise(found: Diagnosis) -> Iterator[Finding]:
         yield IGNORED("", words, num_ignored=len(found.left_out))
 
 
-def describe_fixes(found: Diagnosis) -> Iterator[Finding]:
+def describe_fixes(found: FileDiagnosis) -> Iterator[Finding]:
     """What makes an epoch faster without converting the file."""
     plain, own, blocks = found.ways[0], find_way(found, BY_BATCHES), find_way(found, BY_BLOCKS)
     gain = None if own is None else divide(plain.epoch.shuffled, own.epoch.shuffled)
@@ -197,7 +197,7 @@ def describe_fixes(found: Diagnosis) -> Iterator[Finding]:
         yield describe_cache(found)
 
 
-def describe_cause(found: Diagnosis) -> Finding:
+def describe_cause(found: FileDiagnosis) -> Finding:
     worst = max(found.columns, key=lambda column: column.inflated_bytes)
     pages = worst.page_amplification
     if worst.is_read_in_part and pages is not None and pages > TOLERATED:
@@ -220,7 +220,7 @@ def describe_cause(found: Diagnosis) -> Finding:
     )
 
 
-def describe_cache(found: Diagnosis) -> Finding:
+def describe_cache(found: FileDiagnosis) -> Finding:
     cache, better = found.cache, found.ways[1]
     assert cache is not None
     own = max((column.cache for column in found.columns if column.cache), key=lambda size: size.num_bytes)
@@ -234,11 +234,11 @@ def describe_cache(found: Diagnosis) -> Finding:
     )
 
 
-def find_way(found: Diagnosis, name: str) -> Way | None:
+def find_way(found: FileDiagnosis, name: str) -> WayToRead | None:
     return next((way for way in found.ways if way.name == name), None)
 
 
-def format_command(found: Diagnosis, way: Way) -> str:
+def format_command(found: FileDiagnosis, way: WayToRead) -> str:
     """The command that converts the file."""
     suffix = ENTRIES[way.format].suffix
     out = found.path.with_name(f"{found.path.stem}-{way.format}{suffix}")

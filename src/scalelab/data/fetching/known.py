@@ -164,7 +164,7 @@ def make_cifar10() -> KnownSet:
     layouts = []
     for layout in (cifar10.BINARY, cifar10.PYTHON):
         names = layout.list_files([*cifar10.list_names(cifar10.NUM_TRAIN_FILES), "test_batch"])
-        layouts.append(make_copied(layout.folder, {name: Published(*cifar10.PUBLISHED[name]) for name in names}))
+        layouts.append(make_copied(layout.folder, {name: cifar10.PUBLISHED[name] for name in names}))
     binary = layouts[0]
     archive = cifar10.BINARY.archive
     return KnownSet(

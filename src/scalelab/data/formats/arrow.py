@@ -20,11 +20,11 @@ from scalelab.data.formats.columns import (
     Array,
     ArrayColumn,
     Arrays,
-    Column,
-    Field,
-    Format,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_arrays,
     check_found,
     refuse_options,
@@ -87,7 +87,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=columns, watched=(path,), survives_fork=True)
 
 
-def _open_column(path: Path, found: Any, number: int, batches: list[Any]) -> Column:
+def _open_column(path: Path, found: Any, number: int, batches: list[Any]) -> StoredColumn:
     field = read_field(path, found)
     pieces = [extract_samples(path, field, batch.column(number)) for batch in batches]
     if len(pieces) == 1:
@@ -96,7 +96,7 @@ def _open_column(path: Path, found: Any, number: int, batches: list[Any]) -> Col
     return ChunkedColumn(field, starts, pieces.__getitem__, ChunkCache(0))
 
 
-def read_field(path: Path, found: Any) -> Field:
+def read_field(path: Path, found: Any) -> SampleField:
     """What a column holds of a sample, by its Arrow type and by the metadata where there are any."""
     kind, size = found.type, tuple[int, ...]()
     if pa.types.is_fixed_size_list(kind):
@@ -111,22 +111,22 @@ def read_field(path: Path, found: Any) -> Field:
         )
     told = (found.metadata or {}).get(METADATA_KEY)
     if told is None:
-        return Field(found.name, dtype, size)
+        return SampleField(found.name, dtype, size)
     return _read_metadata(path, found.name, told, math.prod(size) * dtype.itemsize)
 
 
-def _read_metadata(path: Path, name: str, told: bytes, num_bytes: int) -> Field:
+def _read_metadata(path: Path, name: str, told: bytes, num_bytes: int) -> SampleField:
     """What a field is by its metadata; its samples must have as many bytes as by its type."""
     data = json.loads(told)
     shape = data["shape"]
-    field = Field(name, np.dtype(str(data["dtype"])), tuple(shape))
+    field = SampleField(name, np.dtype(str(data["dtype"])), tuple(shape))
     check_found(path, name, field.dtype, (1, *shape))
     if not all(type(size) is int and size > 0 for size in shape) or field.num_bytes != num_bytes:
         raise DataUnreadable(f"{path} is damaged: {field.words} does not match samples of {num_bytes} bytes")
     return field
 
 
-def extract_samples(path: Path, field: Field, column: Any) -> Array:
+def extract_samples(path: Path, field: SampleField, column: Any) -> Array:
     """The array of an Arrow column, without a copy where its bytes can be seen as they are."""
     if column.null_count:
         raise DataUnreadable(f"{path} has {column.null_count} nulls in {field.name!r}: every sample needs a value")
@@ -142,4 +142,4 @@ def extract_samples(path: Path, field: Field, column: Any) -> Array:
     return flat.view(field.dtype).reshape(-1, *field.shape)
 
 
-FORMATS = {"arrow": Format(name="arrow", write=write, open=open_set, write_options=("chunk_samples",))}
+FORMATS = {"arrow": StorageFormat(name="arrow", write=write, open=open_set, write_options=("chunk_samples",))}

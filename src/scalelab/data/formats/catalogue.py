@@ -9,12 +9,12 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalelab.data.formats.columns import Format
+from scalelab.data.formats.columns import StorageFormat
 from scalelab.errors import DataUnreadable, UnknownName, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class FormatEntry:
     """What is known of a format before it is loaded."""
 
     sentence: str
@@ -28,27 +28,29 @@ class Entry:
     """The file in a directory by which the format is known."""
 
 
-ENTRIES: dict[str, Entry] = {
-    "npy": Entry(sentence="NumPy's format, memory-mapped", suffix=".npy", module=".npy"),
-    "npz": Entry(sentence="several .npy in an uncompressed zip, memory-mapped", suffix=".npz", module=".npz"),
-    "npz-compressed": Entry(sentence="the same, deflated", suffix=".npz", module=".npz"),
-    "pt": Entry(sentence="torch.save, memory-mapped", suffix=".pt", module="scalelab.worker.batches.pt", extra="torch"),
-    "hdf5": Entry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module=".hdf5", extra="data"),
-    "hdf5-gzip": Entry(sentence="chunked HDF5, gzip", suffix=".h5", module=".hdf5", extra="data"),
-    "hdf5-lzf": Entry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module=".hdf5", extra="data"),
-    "hdf5-blosc2": Entry(sentence="chunked HDF5, Blosc2", suffix=".h5", module=".hdf5", extra="formats"),
-    "files": Entry(sentence="one file per sample", suffix="", module=".files", marker="samples.json"),
-    "tokens": Entry(sentence="a token shard, memory-mapped", suffix=".bin", module=".tokens"),
-    "safetensors": Entry(sentence="safetensors, memory-mapped", suffix=".safetensors", module=".safetensors"),
-    "zarr": Entry(sentence="zarr in chunks", suffix=".zarr", module=".zarr", extra="formats"),
-    "arrow": Entry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module=".arrow", extra="formats"),
-    "parquet": Entry(sentence="Parquet in row groups", suffix=".parquet", module=".parquet", extra="formats"),
-    "lmdb": Entry(sentence="LMDB, one record per sample", suffix=".lmdb", module=".lmdb", extra="formats"),
-    "webdataset": Entry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module=".webdataset"),
+ENTRIES: dict[str, FormatEntry] = {
+    "npy": FormatEntry(sentence="NumPy's format, memory-mapped", suffix=".npy", module=".npy"),
+    "npz": FormatEntry(sentence="several .npy in an uncompressed zip, memory-mapped", suffix=".npz", module=".npz"),
+    "npz-compressed": FormatEntry(sentence="the same, deflated", suffix=".npz", module=".npz"),
+    "pt": FormatEntry(
+        sentence="torch.save, memory-mapped", suffix=".pt", module="scalelab.worker.batches.pt", extra="torch"
+    ),
+    "hdf5": FormatEntry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-gzip": FormatEntry(sentence="chunked HDF5, gzip", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-lzf": FormatEntry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-blosc2": FormatEntry(sentence="chunked HDF5, Blosc2", suffix=".h5", module=".hdf5", extra="formats"),
+    "files": FormatEntry(sentence="one file per sample", suffix="", module=".files", marker="samples.json"),
+    "tokens": FormatEntry(sentence="a token shard, memory-mapped", suffix=".bin", module=".tokens"),
+    "safetensors": FormatEntry(sentence="safetensors, memory-mapped", suffix=".safetensors", module=".safetensors"),
+    "zarr": FormatEntry(sentence="zarr in chunks", suffix=".zarr", module=".zarr", extra="formats"),
+    "arrow": FormatEntry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module=".arrow", extra="formats"),
+    "parquet": FormatEntry(sentence="Parquet in row groups", suffix=".parquet", module=".parquet", extra="formats"),
+    "lmdb": FormatEntry(sentence="LMDB, one record per sample", suffix=".lmdb", module=".lmdb", extra="formats"),
+    "webdataset": FormatEntry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module=".webdataset"),
 }
 
 
-def load_format(name: str) -> Format:
+def load_format(name: str) -> StorageFormat:
     """A format by its name; says what to install where its library is missing."""
     entry = find_entry(name)
     try:
@@ -59,11 +61,11 @@ def load_format(name: str) -> Format:
         raise UsageError(
             f"format {name} needs {error.name}, which is not installed: pip install 'scalelab[{entry.extra}]'"
         ) from error
-    found: Format = module.FORMATS[name]
+    found: StorageFormat = module.FORMATS[name]
     return found
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> FormatEntry:
     if name not in ENTRIES:
         raise UnknownName("format", name, ENTRIES, "See scalelab data doctor --help.")
     return ENTRIES[name]

@@ -31,7 +31,7 @@ Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True)
-class Field:
+class SampleField:
     """What one column holds of every sample."""
 
     name: str
@@ -48,11 +48,11 @@ class Field:
         return f"{self.name}: {self.dtype} {self.shape}"
 
 
-class Column(Protocol):
+class StoredColumn(Protocol):
     """One column of an open set."""
 
     @property
-    def field(self) -> Field: ...
+    def field(self) -> SampleField: ...
 
     def __len__(self) -> int:
         """Samples."""
@@ -71,7 +71,7 @@ class Column(Protocol):
 class Opened:
     """A set that is open in this process."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[StoredColumn, ...]
     watched: tuple[Path, ...] = ()
     """Files that may not change while they are read; few, since each costs a system call per batch."""
     survives_fork: bool = False
@@ -82,7 +82,7 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class StorageFormat:
     """How a set is written and opened."""
 
     name: str
@@ -97,7 +97,7 @@ class Format:
 class ArrayColumn:
     """A column that is an array, in memory or mapped."""
 
-    field: Field
+    field: SampleField
     array: Array
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class OddColumn:
     """A column that NumPy's own `take` would copy as a whole for every batch: not aligned, not in one piece, or with
     the bytes of its numbers in another order than this machine's. It is told, and given, in this machine's order."""
 
-    field: Field
+    field: SampleField
     array: Array
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class OddColumn:
 def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
     """The column of an array; a memory map is seen as a plain array, whose indexing is far quicker."""
     plain = array.view(np.ndarray)
-    field = Field(name, plain.dtype.newbyteorder("="), plain.shape[1:])
+    field = SampleField(name, plain.dtype.newbyteorder("="), plain.shape[1:])
     if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype.isnative:
         return ArrayColumn(field, plain)
     return OddColumn(field, plain)
@@ -181,7 +181,7 @@ def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int
         raise DataUnreadable(f"{path} has a scalar in {name!r}, not an array of samples")
 
 
-def check_columns(path: Path, columns: Iterable[Column]) -> int:
+def check_columns(path: Path, columns: Iterable[StoredColumn]) -> int:
     """Refuse a set whose columns do not fit together; gives the number of samples."""
     lengths = {column.field.name: len(column) for column in columns}
     if not lengths:

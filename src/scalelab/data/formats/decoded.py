@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalelab.data.formats.columns import Array, Arrays, Field, Indices, Settings, read_count
+from scalelab.data.formats.columns import Array, Arrays, Indices, SampleField, Settings, read_count
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores, read_available_memory
 
@@ -46,7 +46,9 @@ class ChunkCache:
 class ChunkedColumn:
     """A column in chunks; `starts` is the first sample of each, and behind them the number of samples."""
 
-    def __init__(self, field: Field, starts: Sequence[int], decode: Callable[[int], Array], cache: ChunkCache) -> None:
+    def __init__(
+        self, field: SampleField, starts: Sequence[int], decode: Callable[[int], Array], cache: ChunkCache
+    ) -> None:
         self.field = field
         self._starts = np.array(starts, dtype=np.intp)
         self._decode = decode

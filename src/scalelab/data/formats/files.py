@@ -20,11 +20,11 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Field,
-    Format,
     Indices,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
     check_arrays,
     check_found,
     refuse_options,
@@ -72,7 +72,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=columns, watched=(marker,), survives_fork=True)
 
 
-def _read_marker(marker: Path) -> tuple[list[Field], int]:
+def _read_marker(marker: Path) -> tuple[list[SampleField], int]:
     """The contents of the top-level file, validated."""
     if marker.stat().st_size > MOST_MARKER_BYTES:
         raise DataUnreadable(f"{marker} is damaged: it has {marker.stat().st_size} bytes")
@@ -82,7 +82,7 @@ def _read_marker(marker: Path) -> tuple[list[Field], int]:
     return [_read_field(marker, column) for column in told["columns"]], told["samples"]
 
 
-def _read_field(marker: Path, told: Any) -> Field:
+def _read_field(marker: Path, told: Any) -> SampleField:
     if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(told.get("dtype"), str):
         raise DataUnreadable(f"{marker} is damaged: a column has no name or type")
     shape = told.get("shape")
@@ -90,7 +90,7 @@ def _read_field(marker: Path, told: Any) -> Field:
         raise DataUnreadable(f"{marker} is damaged: the shape of {told['name']!r} is {shape}")
     dtype = np.dtype(told["dtype"])
     check_found(marker, told["name"], dtype, (1, *shape))
-    return Field(told["name"], dtype, tuple(shape))
+    return SampleField(told["name"], dtype, tuple(shape))
 
 
 def is_size(value: Any) -> bool:
@@ -139,7 +139,7 @@ class Records:
 class FileColumn:
     """A column whose samples are parts of separate files."""
 
-    field: Field
+    field: SampleField
     records: Records
     num_samples: int
     begin: int
@@ -160,4 +160,4 @@ class FileColumn:
         return found
 
 
-FORMATS = {"files": Format(name="files", write=write, open=open_set)}
+FORMATS = {"files": StorageFormat(name="files", write=write, open=open_set)}

@@ -36,12 +36,12 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Field,
-    Format,
     Indices,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
+    StoredColumn,
     make_array_column,
     read_count,
     read_flag,
@@ -155,7 +155,7 @@ def unshuffle(data: Any, item_bytes: int) -> Any:
 class LibraryChunks:
     """Chunks decoded by the library, each once for every block that is read."""
 
-    def __init__(self, dataset: Any, field: Field, block_samples: int) -> None:
+    def __init__(self, dataset: Any, field: SampleField, block_samples: int) -> None:
         self._dataset, self._field, self._block_samples = dataset, field, block_samples
         self._space = dataset.id.get_space()
         self._kind = h5py.h5t.py_create(field.dtype, logical=True)
@@ -314,15 +314,15 @@ def is_decoded_here(dataset: Any) -> bool:
     return bool(dataset.chunks) and is_stored_as_is(dataset) and set(list_filters(dataset)) <= {DEFLATE, SHUFFLE}
 
 
-def _map_dataset(path: Path, name: str, dataset: Any, data: Array) -> Column:
+def _map_dataset(path: Path, name: str, dataset: Any, data: Array) -> StoredColumn:
     begin = dataset.id.get_offset()
     if begin + dataset.nbytes > len(data):
         raise DataUnreadable(f"{path} is truncated: {name} ends at byte {begin + dataset.nbytes} of {len(data)}")
     return make_array_column(name, np.ndarray(dataset.shape, dataset.dtype, buffer=data.data, offset=begin))
 
 
-def _open_blocks(path: Path, name: str, dataset: Any, data: Array, budget: int, slots: int) -> Column:
-    field = Field(name, dataset.dtype.newbyteorder("="), dataset.shape[1:])
+def _open_blocks(path: Path, name: str, dataset: Any, data: Array, budget: int, slots: int) -> StoredColumn:
+    field = SampleField(name, dataset.dtype.newbyteorder("="), dataset.shape[1:])
     if is_decoded_here(dataset):
         return BlockColumn(field, len(dataset), dataset.chunks[0], MappedChunks(path, dataset, data), budget)
     check_readable(path, name, dataset)
@@ -351,22 +351,22 @@ def check_readable(path: Path, name: str, dataset: Any) -> None:
 
 
 FORMATS = {
-    "hdf5": Format(name="hdf5", write=write_contiguous, open=open_set, open_options=OPEN_OPTIONS),
-    "hdf5-gzip": Format(
+    "hdf5": StorageFormat(name="hdf5", write=write_contiguous, open=open_set, open_options=OPEN_OPTIONS),
+    "hdf5-gzip": StorageFormat(
         name="hdf5-gzip",
         write=write_gzip,
         open=open_set,
         write_options=("chunk_samples", "chunks", "level", "shuffle"),
         open_options=OPEN_OPTIONS,
     ),
-    "hdf5-lzf": Format(
+    "hdf5-lzf": StorageFormat(
         name="hdf5-lzf",
         write=write_lzf,
         open=open_set,
         write_options=("chunk_samples", "chunks", "shuffle"),
         open_options=OPEN_OPTIONS,
     ),
-    "hdf5-blosc2": Format(
+    "hdf5-blosc2": StorageFormat(
         name="hdf5-blosc2",
         write=write_blosc2,
         open=open_set,

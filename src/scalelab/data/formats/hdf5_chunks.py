@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from scalelab.data.formats.columns import Array, Field, Indices
+from scalelab.data.formats.columns import Array, Indices, SampleField
 
 
 class ChunkSource(Protocol):
@@ -40,7 +40,9 @@ class ChunkSource(Protocol):
 class BlockColumn:
     """A column whose samples are decoded in blocks; `budget` is how many bytes of them may be kept."""
 
-    def __init__(self, field: Field, num_samples: int, block_samples: int, source: ChunkSource, budget: int) -> None:
+    def __init__(
+        self, field: SampleField, num_samples: int, block_samples: int, source: ChunkSource, budget: int
+    ) -> None:
         self.field = field
         self._num_samples, self._block_samples, self._source = num_samples, block_samples, source
         self._num_blocks = -(-num_samples // block_samples)

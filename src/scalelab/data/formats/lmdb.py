@@ -36,11 +36,11 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Field,
-    Format,
     Indices,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
     check_arrays,
     check_found,
     refuse_options,
@@ -214,7 +214,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=tuple(columns), watched=(file,), survives_fork=True)
 
 
-def _read_fields(path: Path, data: Array, records: Leaf) -> list[Field]:
+def _read_fields(path: Path, data: Array, records: Leaf) -> list[SampleField]:
     """The fields of a sample, from the record that describes them."""
     for place in np.flatnonzero(records.key_sizes == len(COLUMNS_KEY)).tolist():
         begin, size = int(records.data_offsets[place]), int(records.data_sizes[place])
@@ -225,8 +225,8 @@ def _read_fields(path: Path, data: Array, records: Leaf) -> list[Field]:
     raise DataUnreadable(f"{path} does not describe its records: use `scalelab data convert` to write a file that does")
 
 
-def _read_field(path: Path, told: dict[str, Any]) -> Field:
-    field = Field(str(told["name"]), np.dtype(str(told["dtype"])), tuple(told["shape"]))
+def _read_field(path: Path, told: dict[str, Any]) -> SampleField:
+    field = SampleField(str(told["name"]), np.dtype(str(told["dtype"])), tuple(told["shape"]))
     check_found(path, field.name, field.dtype, (1, *field.shape))
     if not all(type(size) is int and size > 0 for size in field.shape):
         raise DataUnreadable(f"{path} is damaged: {field.words} is not a valid sample shape")
@@ -249,4 +249,4 @@ def _find_samples(path: Path, data: Array, records: Leaf, sample_bytes: int) -> 
     return offsets
 
 
-FORMATS = {"lmdb": Format(name="lmdb", write=write, open=open_set)}
+FORMATS = {"lmdb": StorageFormat(name="lmdb", write=write, open=open_set)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from scalelab.data.formats.columns import Array, Field, Indices
+from scalelab.data.formats.columns import Array, Indices, SampleField
 
 
 def map_file(path: Path) -> Array:
@@ -37,7 +37,7 @@ def _see_rows(data: Array, num_bytes: int) -> Array:
 class ScatteredColumn:
     """A column whose samples begin at any bytes of a file; they are given in this machine's order of bytes."""
 
-    def __init__(self, field: Field, data: Array, offsets: Indices) -> None:
+    def __init__(self, field: SampleField, data: Array, offsets: Indices) -> None:
         self.field = replace(field, dtype=field.dtype.newbyteorder("="))
         self._stored = field.dtype
         self._offsets = offsets

@@ -15,10 +15,10 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Format,
     Opened,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_found,
     make_array_column,
     refuse_options,
@@ -65,10 +65,10 @@ def list_columns(folder: Path) -> list[Path]:
     return [files[str(name)] for name in names]
 
 
-def _map(path: Path) -> Column:
+def _map(path: Path) -> StoredColumn:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     check_found(path, path.stem, array.dtype, array.shape)
     return make_array_column(path.stem, array)
 
 
-FORMATS = {"npy": Format(name="npy", write=write, open=open_set)}
+FORMATS = {"npy": StorageFormat(name="npy", write=write, open=open_set)}

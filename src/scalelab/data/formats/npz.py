@@ -25,12 +25,12 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Field,
-    Format,
     Indices,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_found,
     check_memory,
     make_array_column,
@@ -90,7 +90,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=columns, watched=(path,), survives_fork=True)
 
 
-def _open_member(path: Path, data: Array, info: zipfile.ZipInfo) -> Column:
+def _open_member(path: Path, data: Array, info: zipfile.ZipInfo) -> StoredColumn:
     name = info.filename.removesuffix(".npy")
     if info.flag_bits & ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataUnreadable(
@@ -100,12 +100,12 @@ def _open_member(path: Path, data: Array, info: zipfile.ZipInfo) -> Column:
     raw = _find_data(path, data, info)
     if info.compress_type == zipfile.ZIP_STORED:
         layout = _read_layout(path, info, raw[:MOST_HEADER_BYTES].tobytes())
-        return StoredColumn(path, make_array_column(name, layout.see(raw)), raw, info.CRC)
+        return CheckedColumn(path, make_array_column(name, layout.see(raw)), raw, info.CRC)
     if info.file_size > MOST_RATIO * info.compress_size:
         raise DataUnreadable(f"{path} is damaged: {name!r} cannot hold {info.file_size} bytes in {info.compress_size}")
     with zipfile.ZipFile(path) as archive, archive.open(info) as member:
         layout = _read_layout(path, info, member.read(MOST_HEADER_BYTES))
-    return InflatedColumn(path, Field(name, layout.dtype.newbyteorder("="), layout.shape[1:]), layout, raw, info)
+    return InflatedColumn(path, SampleField(name, layout.dtype.newbyteorder("="), layout.shape[1:]), layout, raw, info)
 
 
 def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
@@ -119,7 +119,7 @@ def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MemberLayout:
     """The contents of an array's header."""
 
     dtype: np.dtype[Any]
@@ -134,7 +134,7 @@ class Layout:
         return np.ndarray(self.shape, self.dtype, buffer=member.data, offset=self.begin, order=order)
 
 
-def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> Layout:
+def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> MemberLayout:
     """Read from the first bytes of a member; raises an error if it is not an array of samples of its stated length."""
     name, stream = info.filename.removesuffix(".npy"), io.BytesIO(start)
     version = np.lib.format.read_magic(stream)
@@ -151,20 +151,20 @@ def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> Layout:
         raise DataUnreadable(
             f"{path} is damaged: {name!r} has {info.file_size - begin} bytes, which are not {dtype} {shape}"
         )
-    return Layout(dtype=dtype, shape=shape, is_fortran=is_fortran, begin=begin)
+    return MemberLayout(dtype=dtype, shape=shape, is_fortran=is_fortran, begin=begin)
 
 
 @dataclass(frozen=True)
-class StoredColumn:
+class CheckedColumn:
     """A column that is mapped; what is read as a whole is checked by its sum."""
 
     path: Path
-    column: Column
+    column: StoredColumn
     member: Array
     checksum: int
 
     @property
-    def field(self) -> Field:
+    def field(self) -> SampleField:
         return self.column.field
 
     def __len__(self) -> int:
@@ -182,10 +182,10 @@ class StoredColumn:
 class InflatedColumn:
     """A column that is decompressed on first access and then stays in memory."""
 
-    def __init__(self, path: Path, field: Field, layout: Layout, raw: Array, info: zipfile.ZipInfo) -> None:
+    def __init__(self, path: Path, field: SampleField, layout: MemberLayout, raw: Array, info: zipfile.ZipInfo) -> None:
         self.field = field
         self._path, self._layout, self._raw, self._info = path, layout, raw, info
-        self._column: Column | None = None
+        self._column: StoredColumn | None = None
 
     def __len__(self) -> int:
         return self._layout.shape[0]
@@ -206,6 +206,8 @@ class InflatedColumn:
 
 
 FORMATS = {
-    "npz": Format(name="npz", write=write_stored, open=open_set),
-    "npz-compressed": Format(name="npz-compressed", write=write_compressed, open=open_set, write_options=("level",)),
+    "npz": StorageFormat(name="npz", write=write_stored, open=open_set),
+    "npz-compressed": StorageFormat(
+        name="npz-compressed", write=write_compressed, open=open_set, write_options=("level",)
+    ),
 }

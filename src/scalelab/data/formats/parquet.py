@@ -32,11 +32,11 @@ from scalelab.data.formats.arrow import (
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Field,
-    Format,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_arrays,
     read_flag,
     refuse_options,
@@ -109,7 +109,7 @@ def _read_sums(path: Path) -> dict[str, list[int]]:
     return {} if told is None else dict(json.loads(told)["crc32"])
 
 
-def _open_columns(path: Path, file: Any, sums: dict[str, list[int]], cache: ChunkCache) -> tuple[Column, ...]:
+def _open_columns(path: Path, file: Any, sums: dict[str, list[int]], cache: ChunkCache) -> tuple[StoredColumn, ...]:
     lengths = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     if not lengths or min(lengths) < 1:
         raise DataUnreadable(f"{path} contains no samples: it has no row groups, or empty ones")
@@ -127,7 +127,7 @@ class RowGroups:
 
     path: Path
     file: Any
-    field: Field
+    field: SampleField
     lengths: list[int]
     sums: list[int] | None
 
@@ -150,7 +150,7 @@ class RowGroups:
 
 
 FORMATS = {
-    "parquet": Format(
+    "parquet": StorageFormat(
         name="parquet",
         write=write,
         open=open_set,

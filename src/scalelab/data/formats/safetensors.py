@@ -18,10 +18,10 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Format,
     Opened,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_found,
     make_array_column,
     refuse_options,
@@ -117,7 +117,7 @@ def _check_cover(path: Path, header: dict[str, dict[str, Any]], num_bytes: int) 
         raise DataUnreadable(f"{path} is truncated or damaged: its tensors take {end} bytes, but it has {num_bytes}")
 
 
-def _open_column(path: Path, name: str, told: dict[str, Any], data: Array, begin: int) -> Column:
+def _open_column(path: Path, name: str, told: dict[str, Any], data: Array, begin: int) -> StoredColumn:
     dtype, shape = np.dtype(DTYPES[told["dtype"]]), told["shape"]
     first, last = told["data_offsets"]
     check_found(path, name, dtype, shape)
@@ -126,4 +126,4 @@ def _open_column(path: Path, name: str, told: dict[str, Any], data: Array, begin
     return make_array_column(name, data[begin + first : begin + last].view(dtype).reshape(shape))
 
 
-FORMATS = {"safetensors": Format(name="safetensors", write=write, open=open_set)}
+FORMATS = {"safetensors": StorageFormat(name="safetensors", write=write, open=open_set)}

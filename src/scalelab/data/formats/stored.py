@@ -21,9 +21,9 @@ import numpy as np
 from scalelab.data.formats.catalogue import find_format, load_format
 from scalelab.data.formats.columns import (
     Array,
-    Field,
     Indices,
     Opened,
+    SampleField,
     Settings,
     check_columns,
     check_memory,
@@ -46,7 +46,7 @@ class StoredSet:
         format: str = "",  # noqa: A002 - it is what it is called everywhere
         eager: bool = False,
         options: Settings | None = None,
-        expected: Sequence[Field] = (),
+        expected: Sequence[SampleField] = (),
     ) -> None:
         self.path = path
         self.format = format or find_format(path)
@@ -59,7 +59,7 @@ class StoredSet:
         self._pid = 0
 
     @property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[SampleField, ...]:
         return tuple(column.field for column in self._open().columns)
 
     @property

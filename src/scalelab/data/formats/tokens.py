@@ -13,9 +13,9 @@ import numpy as np
 
 from scalelab.data.formats.columns import (
     Arrays,
-    Format,
     Opened,
     Settings,
+    StorageFormat,
     make_array_column,
     read_count,
     refuse_options,
@@ -51,4 +51,4 @@ def open_set(path: Path, options: Settings) -> Opened:
     return Opened(columns=(make_array_column(COLUMN, rows),), watched=(path,), survives_fork=True)
 
 
-FORMATS = {"tokens": Format(name="tokens", write=write, open=open_set, open_options=OPEN_OPTIONS)}
+FORMATS = {"tokens": StorageFormat(name="tokens", write=write, open=open_set, open_options=OPEN_OPTIONS)}

@@ -19,12 +19,12 @@ import numpy as np
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Field,
-    Format,
     Indices,
     Opened,
+    SampleField,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_arrays,
     check_found,
     refuse_options,
@@ -180,7 +180,7 @@ def _check_sums(path: Path, data: Array, positions: Indices) -> None:
             raise DataUnreadable(f"{path} is damaged: the header at byte {wrong} does not match its checksum")
 
 
-def _open_column(path: Path, data: Array, name: str, members: list[Member]) -> Column:
+def _open_column(path: Path, data: Array, name: str, members: list[Member]) -> StoredColumn:
     first = members[0]
     header, field = _read_npy_header(path, name, data[first.offset : first.offset + first.num_bytes])
     num_bytes = len(header) + field.num_bytes
@@ -197,7 +197,7 @@ def _open_column(path: Path, data: Array, name: str, members: list[Member]) -> C
     return ScatteredColumn(field, data, offsets + len(header))
 
 
-def _read_npy_header(path: Path, name: str, content: Array) -> tuple[Array, Field]:
+def _read_npy_header(path: Path, name: str, content: Array) -> tuple[Array, SampleField]:
     """The bytes before the numbers of a sample, and what they tell of it."""
     file = io.BytesIO(content[:MOST_HEADER_BYTES].tobytes())
     version = np.lib.format.read_magic(file)
@@ -208,7 +208,7 @@ def _read_npy_header(path: Path, name: str, content: Array) -> tuple[Array, Fiel
         raise DataUnreadable(f"{path} stores {name!r} in column-major order: only row-major arrays are supported")
     if any(size < 1 for size in shape):
         raise DataUnreadable(f"{path} is damaged: {name!r} has shape {shape}")
-    return content[: file.tell()], Field(name, dtype, shape)
+    return content[: file.tell()], SampleField(name, dtype, shape)
 
 
-FORMATS = {"webdataset": Format(name="webdataset", write=write, open=open_set)}
+FORMATS = {"webdataset": StorageFormat(name="webdataset", write=write, open=open_set)}

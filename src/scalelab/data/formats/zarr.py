@@ -26,7 +26,16 @@ import google_crc32c
 import numcodecs  # type: ignore[import-untyped, unused-ignore]
 import numpy as np
 
-from scalelab.data.formats.columns import Array, Arrays, Field, Format, Opened, Settings, check_found, refuse_options
+from scalelab.data.formats.columns import (
+    Array,
+    Arrays,
+    Opened,
+    SampleField,
+    Settings,
+    StorageFormat,
+    check_found,
+    refuse_options,
+)
 from scalelab.data.formats.decoded import ChunkedColumn, choose_chunk_samples, choose_compression, make_cache
 from scalelab.errors import DataUnreadable
 
@@ -118,7 +127,7 @@ DECODERS: dict[str, Callable[[Bytes, int], Bytes]] = {
 class ChunkStore:
     """The chunks of one array, and what is in them."""
 
-    field: Field
+    field: SampleField
     stored_dtype: np.dtype[Any]
     folder: Path
     num_samples: int
@@ -249,7 +258,7 @@ def _read_store(name: str, folder: Path, is_complete: bool) -> ChunkStore:
     first, *codecs = told["codecs"]
     is_big = (first.get("configuration") or {}).get("endian") == "big"
     store = ChunkStore(
-        field=Field(name, dtype, tuple(shape[1:])),
+        field=SampleField(name, dtype, tuple(shape[1:])),
         stored_dtype=dtype.newbyteorder(">" if is_big else "<"),
         folder=folder,
         num_samples=shape[0],
@@ -277,7 +286,7 @@ def _check_kinds(folder: Path, told: dict[str, Any]) -> None:
 
 
 FORMATS = {
-    "zarr": Format(
+    "zarr": StorageFormat(
         name="zarr",
         write=write,
         open=open_set,

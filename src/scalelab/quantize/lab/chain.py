@@ -1,27 +1,19 @@
-"""Q2, Q4 and Q5: the scales of a chain of layers, and its weights and biases as integers.
+"""Q2, Q4 and Q5: the scales of a chain of layers, its integer weights and biases, and the integer forward pass.
 
-A scale n is a factor here: the integer is n times the number, rounded. A weight has n_w = 127 / max|w|, or 127 / 3σ.
-The input has n_in = K / max|x|. A layer's products are then n_w · n_in times too large, and so are those of the next
-one, so that the factor which brings a layer's sums to K / max|a| is
+A scale n is a factor here: the integer is n times the number, rounded. A weight has n_w = 127 / max|w|, or 127 / 3σ;
+the input has n_in = K / max|x|. A layer's sums are n_w · n_in times too large, and so on along the chain, so the factor
+that brings a layer's sums to K / max|a| is
 
     n_out = (K / max|a|) / (n_w · n_in · Π n_wᵢ · n_oᵢ)        over the layers i before it
 
-What stands in the denominator after n_w is the scale that the layer's input has; after the layer it is K / max|a|. A
-bias is added to the sums, whose scale is n_w times that of the input, and so becomes round(b · n_w · n_in · Π n_wᵢ ·
-n_oᵢ), an int32.
+What follows n_w is the scale of the layer's input. A bias becomes the int32 round(b · n_w · n_in · Π n_wᵢ · n_oᵢ).
 
-K = 127 uses all int8 and loses nothing of what was seen. With the published K = 255 and the clamp at 127, everything
-above 127/255 of the largest activation becomes 127.
+K = 127 uses all of int8. With the published K = 255 and the clamp at 127, everything above 127/255 of the largest
+activation becomes 127.
 
-Q4 and Q5: the forward pass in integers, rounded and clamped after every layer.
-
-Sums are formed in float64, where every integer below 2⁵³ is exact whatever the order, and no sum reaches 2²⁴
-(`chain.py` refuses that), so that they are also what float32 and int32 would give. One product of float32 numbers, sum
-times n_out, is rounded with halves to even and clamped to [−128, 127]. ReLU and max pooling take integers as they are:
-they commute with rounding.
-
-Before a layer multiplies, its input is looked at: a number that is no integer or no int8 is an error, and not a network
-that is a little better than the integers allow.
+Sums are formed in float64, exact below 2⁵³; layers whose sums can reach 2²⁴ are refused, so float32 and int32 would
+give the same. sum · n_out in float32 is rounded half to even and clamped to [−128, 127]. ReLU and max pooling commute
+with rounding. Every layer checks that its input is int8.
 """
 
 from __future__ import annotations
@@ -35,29 +27,29 @@ from torch import nn
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize.lab.observe import Observed, Seen
 from scalelab.quantize.lab.settings import DEVIATIONS, HIGH, LOW, LabSettings, WeightRange
-from scalelab.quantize.network import PASSING, Layer, Network, compute_layer, compute_sum
+from scalelab.quantize.network import PASSING, CapturedNetwork, Layer, compute_layer, compute_sum
 
 ELSEWHERE = "use a --calibration other than lab"
 EXACT_LIMIT = 2**24
-"""Every integer below it is a float32."""
+"""float32 holds every integer below."""
 INT32_LIMIT = 2**31
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabLayer:
-    """A layer as the lab executes it."""
+    """A layer of the lab's network."""
 
     layer: Layer
     scale: float
-    """Integer per number of its result."""
+    """Integer per unit of its output."""
     weight: torch.Tensor | None = None
     """int8."""
     weight_scale: float = 1.0
-    """n_w: integer per number."""
+    """n_w."""
     bias: torch.Tensor | None = None
     """int32, in the units of the sums."""
     output_scale: float = 1.0
-    """n_out: what sums are multiplied by, a float32."""
+    """n_out, a float32."""
 
     @property
     def name(self) -> str:
@@ -66,7 +58,7 @@ class LabLayer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabNetwork:
-    """The input first; its scale is the input's."""
+    """The input first."""
 
     layers: tuple[LabLayer, ...]
     input_shape: tuple[int, ...]
@@ -77,7 +69,7 @@ class LabNetwork:
         return self.layers[0].scale
 
 
-def check_chain(model: nn.Module, network: Network) -> None:
+def check_chain(model: nn.Module, network: CapturedNetwork) -> None:
     """The lab knows layers one after the other, without norms between them."""
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -114,7 +106,7 @@ def round_to_int8(values: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.clamp(torch.round(values.float() * scale), LOW, HIGH)
 
 
-def scale_network(network: Network, observed: Observed, settings: LabSettings) -> LabNetwork:
+def scale_network(network: CapturedNetwork, observed: Observed, settings: LabSettings) -> LabNetwork:
     first = network.layers[0]
     scale = scale_to(settings.peak, observed[first.name, "after"].magnitude)
     made = [LabLayer(layer=first, scale=scale)]
@@ -158,7 +150,7 @@ def round_bias(layer: Layer, sum_scale: float, settings: LabSettings) -> torch.T
 
 
 def check_sums(layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Refuse a layer whose sums may not be a float32, as the lab computes with those."""
+    """Refuse a layer whose sums may exceed exact float32."""
     largest = weight.double().flatten(1).abs().sum(1) * -LOW
     if bias is not None:
         largest = largest + bias.double().abs()
@@ -170,16 +162,16 @@ def check_sums(layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 Look = Callable[[LabLayer, torch.Tensor, torch.Tensor], None]
-"""Is shown a layer, its sums times n_out, and the integers that become of them."""
+"""Called with a layer, its sums times n_out, and the resulting integers."""
 
 
 def run_integers(network: LabNetwork, images: torch.Tensor, look: Look | None = None) -> torch.Tensor:
-    """The logits of images in float: integers from −128 to 127, as float32."""
+    """The logits of float images: integers from −128 to 127, as float32."""
     return run_layers(network.layers[1:], round_to_int8(images, network.input_scale), look)
 
 
 def run_layers(layers: tuple[LabLayer, ...], integers: torch.Tensor, look: Look | None = None) -> torch.Tensor:
-    """Some layers in a row, from the integers that the first one takes."""
+    """Consecutive layers, from the first one's input integers."""
     for one in layers:
         if one.weight is None:
             integers = compute_layer(one.layer, [integers])
@@ -193,13 +185,13 @@ def run_layers(layers: tuple[LabLayer, ...], integers: torch.Tensor, look: Look 
 
 
 def run_to_sums(network: LabNetwork, images: torch.Tensor) -> torch.Tensor:
-    """The sums of the last layer as logits, before they are scaled and rounded."""
+    """The last layer's sums as logits, before scaling and rounding."""
     *before, last = network.layers[1:]
     return add_products(last, run_layers(tuple(before), round_to_int8(images, network.input_scale)))
 
 
 def add_products(one: LabLayer, integers: torch.Tensor) -> torch.Tensor:
-    """The sums of a layer with its bias: exact integers, as float32."""
+    """A layer's sums with bias: exact integers, as float32."""
     assert one.weight is not None
     check_integers(one.name, integers)
     bias = None if one.bias is None else one.bias.double()
@@ -208,7 +200,7 @@ def add_products(one: LabLayer, integers: torch.Tensor) -> torch.Tensor:
 
 
 def check_integers(name: str, integers: torch.Tensor) -> None:
-    """Raise unless a layer is given int8 values."""
+    """Raise unless a layer's input is int8."""
     wrong = integers[integers != torch.round(integers)]
     if wrong.numel():
         raise ScalelabError(

@@ -1,12 +1,10 @@
-"""The lab's integer network as an ONNX file that gives the same logits, bit for bit.
+"""Export the lab's integer network to ONNX, with bit-equal logits.
 
-Products and sums are ConvInteger and MatMulInteger, whose results are int32; an int32 bias is added; one multiplication
-in float32, Round (halves to even), Clip. These are the operations of `integers.py` in the same order, so there is
-nothing left to differ in.
+ConvInteger and MatMulInteger give int32 sums; then bias, one float32 multiplication, Round (half to even), Clip: the
+operations of `chain.py` in the same order.
 
-Integers are stored as uint8 with zero point 128, activations and weights alike. Kernels for signed weights add pairs of
-products in 16 bits on processors without VNNI, where 255 · 127 · 2 is clamped without a word; those for unsigned ones
-do not. That costs speed, which is not what the lab is about.
+Integers are stored as uint8 with zero point 128, weights too: kernels for signed weights add pairs of products in 16
+bits on CPUs without VNNI, which silently saturates. That costs speed, which is not the lab's subject.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from scalelab.quantize.network import Layer
 from scalelab.quantize.sessions import load_package
 
 ZERO = -LOW
-"""The zero point: what stands for 0."""
+"""The zero point."""
 
 
 def export_lab(network: LabNetwork, path: Path) -> int:
-    """From images in float to the logits, integers from −128 to 127 as float32; the size of the file in bytes."""
+    """Write a model from float images to logits, integers from −128 to 127 as float32; returns its size in bytes."""
     types = load_package("onnx").TensorProto
     parts = GraphParts()
     scaled = add(parts, "Mul", [INPUT, hold_number(parts, network.input_scale)], "input/scaled")
@@ -44,7 +42,7 @@ def export_lab(network: LabNetwork, path: Path) -> int:
 
 
 def add(parts: GraphParts, op: str, inputs: list[str], name: str, **attributes: object) -> str:
-    """A node that is called as its result is."""
+    """A node named after its result."""
     return parts.add_node(op, inputs, name, name, attributes)
 
 
@@ -53,12 +51,12 @@ def hold_number(parts: GraphParts, value: float) -> str:
 
 
 def hold_zero(parts: GraphParts, name: str) -> str:
-    """A zero point of one node: onnxruntime may rewrite one that several share."""
+    """A zero point per node: onnxruntime may rewrite a shared one."""
     return parts.add_constant(f"{name}/zero", np.uint8(ZERO))
 
 
 def add_products(parts: GraphParts, one: LabLayer, value: str) -> str:
-    """The sums of a layer with its bias, int32."""
+    """A layer's int32 sums with bias."""
     assert one.weight is not None
     weight = (one.weight.to(torch.int16) + ZERO).to(torch.uint8)
     is_conv = one.layer.op == "conv"
@@ -84,7 +82,7 @@ def add_products(parts: GraphParts, one: LabLayer, value: str) -> str:
 
 
 def describe_window(layer: Layer, kernel: tuple[int, int]) -> dict[str, object]:
-    """What convolutions and poolings have in common."""
+    """Attributes that convolutions and poolings share."""
     return {
         "kernel_shape": list(kernel),
         "strides": list(layer.stride),
@@ -99,7 +97,7 @@ def scale_sums(parts: GraphParts, one: LabLayer, sums: str) -> str:
 
 
 def add_integers(parts: GraphParts, scaled: str, name: str, low: int) -> str:
-    """Rounded, clamped and stored. `low` is 0 behind a ReLU: what would become negative becomes zero."""
+    """Round, clamp and store. `low` is 0 behind a ReLU."""
     rounded = add(parts, "Round", [scaled], f"{name}/rounded")
     ends = [hold_number(parts, low), hold_number(parts, HIGH)]
     clamped = add(parts, "Clip", [rounded, *ends], f"{name}/clamped")
@@ -108,7 +106,7 @@ def add_integers(parts: GraphParts, scaled: str, name: str, low: int) -> str:
 
 
 def pass_integers(parts: GraphParts, layer: Layer, value: str) -> str:
-    """Layers that compute nothing, on the integers as they are stored."""
+    """Pooling, flatten and ReLU on the stored integers."""
     result = f"{layer.name}/q"
     if layer.op == "flatten":
         return parts.add_node("Flatten", [value], result, layer.name, {"axis": 1})

@@ -1,8 +1,7 @@
-"""Q1 and Q3: where the weights of every layer lie, and its results before and after ReLU.
+"""Q1 and Q3: the distribution of every layer's weights, and of its outputs before and after ReLU.
 
-Results are seen by forward hooks on the user's own modules. The images are gone through twice: first for the least and
-the largest number, the mean and the deviation; then, with the ends known, for the counts of the bins. So nothing but
-sums is kept, whatever the number of images.
+Forward hooks on the user's modules see the outputs. The images are read twice: first for minimum, maximum, mean and
+deviation, then for the histogram between them. Only sums are kept.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from scalelab.records.quantized import Histogram, HistogramKind
 NUM_BINS = 100
 
 Look = Callable[[str, HistogramKind, torch.Tensor], None]
-"""Is shown the results of a layer, by its name."""
+"""Called with a layer's outputs."""
 
 
 @dataclass(kw_only=True)
 class Seen:
-    """The numbers of one tensor of the network, over all batches."""
+    """The values of one tensor over all batches."""
 
     least: float = math.inf
     largest: float = -math.inf
@@ -37,7 +36,7 @@ class Seen:
     counts: torch.Tensor = field(default_factory=lambda: torch.zeros(NUM_BINS, dtype=torch.float64))
 
     def measure(self, values: torch.Tensor) -> None:
-        """The first time."""
+        """First pass."""
         exact = values.double()
         self.least = min(self.least, float(values.min()))
         self.largest = max(self.largest, float(values.max()))
@@ -46,13 +45,13 @@ class Seen:
         self.squares += float(exact.square().sum())
 
     def sort(self, values: torch.Tensor) -> None:
-        """The second time, into bins of equal width between the ends."""
+        """Second pass: equal bins between the ends."""
         low, high = self.ends
         self.counts += torch.histc(values.double(), NUM_BINS, low, high)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Where the bins begin and end: apart, also where all numbers are the same."""
+        """The range of the bins, never empty."""
         return (self.least, self.largest) if self.least < self.largest else (self.least - 0.5, self.least + 0.5)
 
     @property
@@ -82,7 +81,7 @@ def observe_weights(layers: Sequence[Layer]) -> Observed:
 
 
 def observe_activations(model: nn.Module, layers: Sequence[Layer], batches: Sequence[torch.Tensor]) -> Observed:
-    """Of the input, which is under its own name, and of every layer with weights."""
+    """Of the input and every layer with weights."""
     found: Observed = {}
 
     def measure(name: str, kind: HistogramKind, values: torch.Tensor) -> None:
@@ -103,7 +102,7 @@ def observe_activations(model: nn.Module, layers: Sequence[Layer], batches: Sequ
 
 @contextmanager
 def watch_layers(model: nn.Module, layers: Sequence[Layer], look: Look) -> Iterator[None]:
-    """Forward hooks on every layer with weights, taken off at the end."""
+    """Forward hooks on every layer with weights."""
 
     def make_hook(layer: Layer) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
         def show(_module: nn.Module, _inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:

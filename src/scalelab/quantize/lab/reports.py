@@ -1,7 +1,7 @@
-"""What the lab's integers are worth layer by layer, counted while the test set goes through.
+"""Signal-to-noise ratios and histograms of the lab's layers, accumulated over the test set.
 
-The signal to noise ratio of a layer is 10 · log₁₀(Σ a² / Σ (a − q/n)²), over its results a in float and q in integers
-of scale n. A record holds steps, as everywhere in scalelab: the number that one integer is worth, 1/n.
+SQNR = 10 · log₁₀(Σ a² / Σ (a − q/n)²) over a layer's float outputs a and integers q of scale n. Records hold steps, as
+everywhere in scalelab: 1/n, the size of one integer.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from scalelab.quantize.diagnosis import count_tied, measure_sqnr
 from scalelab.quantize.lab.chain import LabLayer, LabNetwork, find_weight_limit, round_to_int8
 from scalelab.quantize.lab.observe import Observed, make_histogram
 from scalelab.quantize.lab.settings import HIGH, LOW, LabSettings
-from scalelab.quantize.network import Layer, Network, run_float
+from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.records.quantized import Histogram, LayerReport
 
 
 @dataclass(kw_only=True)
 class LayerTally:
-    """One layer over the whole test set."""
+    """One layer over the test set."""
 
     signal: float = 0.0
     noise: float = 0.0
     num_results: int = 0
     num_clipped: int = 0
     sample_results: int = 0
-    """Of one image."""
+    """Per image."""
     answer_signal: float = 0.0
     answer_noise: float = 0.0
     """Of the logits, with only this layer in int8."""
     least: torch.Tensor | None = None
-    """By output channel."""
+    """Per output channel."""
     largest: torch.Tensor | None = None
 
     def count(self, one: LabLayer, scaled: torch.Tensor, integers: torch.Tensor, exact: torch.Tensor) -> None:
-        """One batch: sums times n_out, the integers of them, and the results in float."""
+        """Add a batch: sums times n_out, their integers, and the float outputs."""
         self.signal += float(exact.double().square().sum())
         self.noise += float((exact.double() - integers.double() / one.scale).square().sum())
         rounded = torch.round(scaled)
-        # What a ReLU takes away is not lost by a clamp.
+        # Negative values lost to the ReLU are not clipped.
         is_clipped = (rounded > HIGH) if one.layer.has_relu else (rounded > HIGH) | (rounded < LOW)
         self.num_results += integers.numel()
         self.num_clipped += int(is_clipped.sum())
@@ -52,7 +52,7 @@ class LayerTally:
         self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
 
     def count_answer(self, exact: torch.Tensor, alone: torch.Tensor) -> None:
-        """The logits in float, and with only this layer in int8."""
+        """Add a batch of logits in float, and with only this layer in int8."""
         self.answer_signal += float(exact.double().square().sum())
         self.answer_noise += float((exact.double() - alone.double()).square().sum())
 
@@ -63,8 +63,8 @@ class LayerTally:
         return int((self.least == self.largest).sum())
 
 
-def run_alone(network: Network, one: LabLayer, images: torch.Tensor) -> torch.Tensor:
-    """The logits with only this layer's weights and results rounded."""
+def run_alone(network: CapturedNetwork, one: LabLayer, images: torch.Tensor) -> torch.Tensor:
+    """The logits with only this layer rounded."""
     assert one.weight is not None
     weight = one.weight.float() / one.weight_scale
     layers = (replace(layer, weight=weight) if layer.name == one.name else layer for layer in network.layers)
@@ -77,7 +77,7 @@ def run_alone(network: Network, one: LabLayer, images: torch.Tensor) -> torch.Te
 
 @dataclass(kw_only=True)
 class Tallies:
-    """All layers, and the ties of the logits."""
+    """All layers, and tied logits."""
 
     by_layer: dict[str, LayerTally] = field(default_factory=dict)
     num_tied: int = 0
@@ -87,8 +87,8 @@ class Tallies:
     ) -> None:
         self.by_layer.setdefault(one.name, LayerTally()).count(one, scaled, integers, exact[one.name])
 
-    def count_alone(self, network: Network, lab: LabNetwork, images: torch.Tensor, exact: torch.Tensor) -> None:
-        """Every layer alone in int8, on one batch whose logits in float are `exact`."""
+    def count_alone(self, network: CapturedNetwork, lab: LabNetwork, images: torch.Tensor, exact: torch.Tensor) -> None:
+        """Each layer alone in int8, on a batch with float logits `exact`."""
         for one in lab.layers:
             if one.weight is not None:
                 tally = self.by_layer.setdefault(one.name, LayerTally())
@@ -123,7 +123,7 @@ def report_layers(network: LabNetwork, tallies: Tallies) -> tuple[LayerReport, .
 
 
 def report_histograms(network: LabNetwork, observed: Observed, settings: LabSettings) -> tuple[Histogram, ...]:
-    """Weights, then results before and after ReLU, layer by layer, with what an int8 can be drawn in."""
+    """Weights, then outputs before and after ReLU, with the range of int8."""
     made = []
     for one in network.layers:
         for kind in ("weights", "before", "after"):

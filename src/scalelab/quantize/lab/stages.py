@@ -1,18 +1,17 @@
-"""The lab from beginning to end: every stage gives a class for every test image.
+"""The lab from beginning to end: every stage predicts a class for every test image.
 
-    float               the model as it was
-    weights             Q2: integer weights in float arithmetic. Nothing is rounded after them, so that without biases
-                        the logits are those of the float model times Π n_w, up to the rounded weights
-    dequantized         the same with the weights divided by their scale again
+    float               the model as trained
+    weights             Q2: integer weights in float arithmetic; without biases the logits are the float model's times
+                        Π n_w, up to the rounding of weights
+    dequantized         the same with weights divided by their scale again
     weights-3sigma      Q2 with the other range
-    weights-raw-bias    Q5 as it was first published: biases as they were beside sums that are Π n_w times too large
-    weights-no-bias     the same without the biases, to see whether the raw ones do anything
+    weights-raw-bias    Q5 as first published: unscaled biases beside sums that are Π n_w times too large
+    weights-no-bias     the same without biases
     int8                Q4 and Q5: integers only
     int8-255            the same with the other K
-    int8-accumulators   as int8, with the int32 sums of the last layer as logits: what rounding those to int8 costs, as
-                        two classes may then have the same logit and the first one is taken
+    int8-accumulators   as int8, with the int32 sums of the last layer as logits: shows what rounding them costs
 
-All stages see a batch of test images before the next batch, so that the test set is gone through once.
+All stages see a batch before the next one is read, so the test set is read once.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from scalelab.quantize.lab.export import export_lab
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
 from scalelab.quantize.lab.settings import BiasRule, LabSettings
-from scalelab.quantize.network import Layer, Network, run_float
+from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.quantized import Quantized, Stage
 
 BATCH = 250
-"""Test images that go through all stages at once."""
+"""Test images per batch."""
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 """From images to logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """A stage before it was run."""
+class LabStage:
+    """A stage to run."""
 
     name: str
     title: str
@@ -56,14 +55,14 @@ class Way:
 
 @dataclass(kw_only=True)
 class Findings:
-    """What the test set gives, batch by batch."""
+    """Accumulated over the test set."""
 
     labels: list[int] = field(default_factory=list)
     predictions: dict[str, list[int]] = field(default_factory=dict)
     tallies: Tallies = field(default_factory=Tallies)
     num_logits: int = 0
     num_different: int = 0
-    """Logits of the exported file that are not those of the simulation."""
+    """Logits of the exported file that differ from the simulation."""
 
 
 def run_lab(
@@ -73,7 +72,7 @@ def run_lab(
     settings: LabSettings | None = None,
     directory: Path | None = None,
 ) -> Quantized:
-    """Q1 to Q5 of a trained chain of layers. `directory`: where the integer network is exported to, and run again."""
+    """Q1 to Q5 of a trained chain of layers. `directory`: where the integer network is exported and run."""
     settings = settings or LabSettings()
     model = unwrap(model)
     batches = take_images(calibration, settings.samples)
@@ -104,8 +103,10 @@ def run_lab(
     )
 
 
-def export(network: Network, lab: LabNetwork, directory: Path) -> tuple[Run | None, tuple[tuple[str, int], ...], str]:
-    """The exported network as it runs, what was stored, and why there is none: the rest does without."""
+def export(
+    network: CapturedNetwork, lab: LabNetwork, directory: Path
+) -> tuple[Run | None, tuple[tuple[str, int], ...], str]:
+    """The exported network, its file sizes, and the reason if there is none."""
     try:
         sizes = (
             (FLOAT_FILE, export_float_onnx(network, directory / FLOAT_FILE)),
@@ -133,7 +134,7 @@ def take_images(calibration: Iterable[torch.Tensor], most: int) -> list[torch.Te
 def regroup(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]], size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same samples in the same order, in batches of at least so many, the last one of what is left."""
+    """The same samples in batches of at least `size`."""
     images: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
     for some, classes in batches:
@@ -147,8 +148,8 @@ def regroup(
 
 
 def run_ways(
-    ways: Iterable[Way],
-    network: Network,
+    ways: Iterable[LabStage],
+    network: CapturedNetwork,
     lab: LabNetwork,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     exported: Run | None,
@@ -170,7 +171,7 @@ def run_ways(
     return found
 
 
-def list_ways(model: nn.Module, network: Network, observed: Observed, settings: LabSettings) -> list[Way]:
+def list_ways(model: nn.Module, network: CapturedNetwork, observed: Observed, settings: LabSettings) -> list[LabStage]:
     other_range = settings.other_range
     lab, ranged, peaked = (
         scale_network(network, observed, chosen)
@@ -181,20 +182,20 @@ def list_ways(model: nn.Module, network: Network, observed: Observed, settings: 
         )
     )
     ways = [
-        Way(name="float", title="float", run=model),
-        Way(
+        LabStage(name="float", title="float", run=model),
+        LabStage(
             name="weights",
             title="integer weights",
             run=partial(run_weights, network, lab, "scaled"),
             note="in float arithmetic; activations are not rounded",
         ),
-        Way(
+        LabStage(
             name="dequantized",
             title="weights, dequantized",
             run=partial(run_dequantized, network, lab),
             note="integer weights, dequantized",
         ),
-        Way(
+        LabStage(
             name=f"weights-{other_range}",
             title=f"integer weights at {describe_range(other_range)}",
             run=partial(run_weights, network, ranged, "scaled"),
@@ -205,15 +206,15 @@ def list_ways(model: nn.Module, network: Network, observed: Observed, settings: 
     return ways + list_integer_ways(lab, peaked, settings)
 
 
-def list_bias_ways(network: Network, lab: LabNetwork) -> list[Way]:
+def list_bias_ways(network: CapturedNetwork, lab: LabNetwork) -> list[LabStage]:
     return [
-        Way(
+        LabStage(
             name="weights-raw-bias",
             title="integer weights, bias unscaled",
             run=partial(run_weights, network, lab, "raw"),
             note="unscaled bias added to scaled sums",
         ),
-        Way(
+        LabStage(
             name="weights-no-bias",
             title="integer weights, no bias",
             run=partial(run_weights, network, lab, "none"),
@@ -221,18 +222,18 @@ def list_bias_ways(network: Network, lab: LabNetwork) -> list[Way]:
     ]
 
 
-def list_integer_ways(lab: LabNetwork, other: LabNetwork, settings: LabSettings) -> list[Way]:
+def list_integer_ways(lab: LabNetwork, other: LabNetwork, settings: LabSettings) -> list[LabStage]:
     has_bias = any(one.layer.bias is not None for one in lab.layers)
     bias = {"scaled": " + bias", "raw": " + unscaled bias", "none": ", no bias"}[settings.bias] if has_bias else ""
     title = f"weights + activations{bias}"
     return [
-        Way(name="int8", title=title, run=partial(run_integers, lab), note=f"integers only, K = {settings.peak}"),
-        Way(
+        LabStage(name="int8", title=title, run=partial(run_integers, lab), note=f"integers only, K = {settings.peak}"),
+        LabStage(
             name=f"int8-{settings.other_peak}",
             title=f"{title}, K = {settings.other_peak}",
             run=partial(run_integers, other),
         ),
-        Way(
+        LabStage(
             name="int8-accumulators",
             title=f"{title}, int32 logits",
             run=partial(run_to_sums, lab),
@@ -245,8 +246,8 @@ def describe_range(weight_range: str) -> str:
     return "127 / 3σ" if weight_range == "3sigma" else "127 / max"
 
 
-def run_weights(network: Network, lab: LabNetwork, rule: BiasRule, images: torch.Tensor) -> torch.Tensor:
-    """Integer weights in float arithmetic; a scaled bias is multiplied by the n_w of all layers up to its own."""
+def run_weights(network: CapturedNetwork, lab: LabNetwork, rule: BiasRule, images: torch.Tensor) -> torch.Tensor:
+    """Integer weights in float arithmetic; a scaled bias is multiplied by the n_w up to its layer."""
     layers, product = [], 1.0
     for one in lab.layers:
         product *= one.weight_scale
@@ -263,7 +264,7 @@ def give_integers(one: LabLayer, product: float, rule: BiasRule) -> Layer:
     return replace(one.layer, weight=one.weight.float(), bias=bias)
 
 
-def run_dequantized(network: Network, lab: LabNetwork, images: torch.Tensor) -> torch.Tensor:
+def run_dequantized(network: CapturedNetwork, lab: LabNetwork, images: torch.Tensor) -> torch.Tensor:
     layers = tuple(
         one.layer if one.weight is None else replace(one.layer, weight=one.weight.float() / one.weight_scale)
         for one in lab.layers

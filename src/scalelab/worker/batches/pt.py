@@ -18,10 +18,10 @@ import torch
 from scalelab.data.formats.columns import (
     Array,
     Arrays,
-    Column,
-    Format,
     Opened,
     Settings,
+    StorageFormat,
+    StoredColumn,
     check_found,
     make_array_column,
     refuse_options,
@@ -69,7 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
     raise DataUnreadable(f"{path} contains a {type(found).__name__}, expected a dict of tensors by column")
 
 
-def _open_column(path: Path, name: str, value: Any) -> Column:
+def _open_column(path: Path, name: str, value: Any) -> StoredColumn:
     if not isinstance(value, torch.Tensor):
         raise DataUnreadable(f"{path} contains a {type(value).__name__} in {name!r}, expected a tensor")
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
@@ -85,4 +85,4 @@ def _open_column(path: Path, name: str, value: Any) -> Column:
     return make_array_column(name, array)
 
 
-FORMATS = {"pt": Format(name="pt", write=write, open=open_set)}
+FORMATS = {"pt": StorageFormat(name="pt", write=write, open=open_set)}

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from scalelab.data.amplification import amplify
 from scalelab.data.chunks import describe_chunks
 from scalelab.data.formats.catalogue import find_entry, find_format, load_format
-from scalelab.data.formats.columns import Array, Arrays, Field
+from scalelab.data.formats.columns import Array, Arrays, SampleField
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import count_bytes, write_set
 from scalelab.data.naive_hdf5 import NaiveHdf5
@@ -53,7 +53,7 @@ class Samples(Protocol):
     """An open dataset of any reader."""
 
     @property
-    def fields(self) -> tuple[Field, ...]: ...
+    def fields(self) -> tuple[SampleField, ...]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[Array, ...]: ...
     def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]: ...
@@ -67,8 +67,8 @@ class InMemory:
         self._arrays = dict(arrays)
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(Field(name, array.dtype, array.shape[1:]) for name, array in self._arrays.items())
+    def fields(self) -> tuple[SampleField, ...]:
+        return tuple(SampleField(name, array.dtype, array.shape[1:]) for name, array in self._arrays.items())
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalelab.data.formats.columns import Field
+from scalelab.data.formats.columns import SampleField
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
@@ -109,7 +109,7 @@ def read_sequences(options: TransformerOptions) -> Sequences:
             return tuple(map(torch.from_numpy, naive.__getitems__(indices.tolist())))
 
         return Sequences(fetch, len(naive))
-    expected = [Field(name, np.dtype("float32"), (length, options.features)) for name, length in lengths.items()]
+    expected = [SampleField(name, np.dtype("float32"), (length, options.features)) for name, length in lengths.items()]
     if options.reader == "eager":
         loaded = StoredSet(path, eager=True, expected=expected)
         return Sequences(fetch_columns(loaded, list(lengths)), len(loaded))
