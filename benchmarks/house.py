@@ -66,7 +66,7 @@ class Figure:
 
 
 def main() -> int:
-    trees = {name_module(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    trees = {name_module(path): ast.parse(path.read_text()) for path in list_modules()}
     figures = [*count_sizes(), *count_functions(trees), *count_imports(trees), *record_commands()]
     print(f"{'figure':44}{'value':>10}   bar")
     for one in figures:
@@ -77,6 +77,11 @@ def main() -> int:
     return 0 if held == judged else 1
 
 
+def list_modules() -> list[Path]:
+    """The files of packages; scripts that recipes carry as data are not modules."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if (path.parent / "__init__.py").is_file()]
+
+
 def name_module(path: Path) -> str:
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -84,7 +89,7 @@ def name_module(path: Path) -> str:
 
 def count_sizes() -> list[Figure]:
     """Modules, lines and directories."""
-    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    lines = {path: len(path.read_text().splitlines()) for path in list_modules()}
     entries = [
         sum(child.name != "__pycache__" for child in directory.iterdir())
         for directory in (PACKAGE, *PACKAGE.rglob("*/"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.recipes.scaling import count_bytes, count_operations, make_checks
+from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
 from scalelab.workloads.options import MlpOptions
 
 

@@ -32,7 +32,7 @@ from scalelab.recipes.report import (
     make_state_table,
 )
 from scalelab.recipes.resnet.rows import RESNET
-from scalelab.recipes.scaling import SCALING
+from scalelab.recipes.scaling.rows import SCALING
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.shared.job import Job

@@ -1,0 +1,80 @@
+"""The training run of train_baseline.py with DistributedDataParallel.
+
+    torchrun --nproc_per_node=2 train_ddp.py --data fineweb_train_000001.bin
+
+The global batch stays 32: every rank takes its share in passes of 8, and only the last pass of a step exchanges
+gradients. The printed loss is rank 0's. Losses of all steps go to outputs/losses_ddp.csv.
+"""
+
+import argparse
+import os
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt2 import GPT2, SHAPES, cosine, read_shard, take_batch
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="large", choices=SHAPES)
+parser.add_argument("--data", default="data/fineweb_train_000001.bin")
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--batch", type=int, default=32)
+parser.add_argument("--micro-batch", type=int, default=8)
+flags = parser.parse_args()
+
+SEED = 42
+LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.1
+
+
+def main():
+    shard = read_shard(flags.data)
+    has_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if has_gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if rank == 0:
+        print(f"Tokens in shard: {len(shard):,}")
+    sequence = SHAPES[flags.model][4]
+    num_passes = flags.batch // world_size // flags.micro_batch
+
+    torch.manual_seed(SEED)  # the same weights on every rank
+    model = GPT2(flags.model, is_checkpointed=True).to(device)
+    model = DistributedDataParallel(model, device_ids=[device] if has_gpu else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, flags.steps))
+    torch.manual_seed(SEED + rank)  # other dropout masks on every rank
+
+    losses = []
+    start = time.time()
+    for step in range(flags.steps):
+        total = 0.0
+        for number in range(num_passes):
+            index = (step * num_passes + number) * world_size + rank  # ranks read neighbouring batches
+            batch = take_batch(shard, index, flags.micro_batch, sequence, device)
+            is_last = number == num_passes - 1
+            with nullcontext() if is_last else model.no_sync():
+                loss = model(*batch) / num_passes
+                loss.backward()
+            total = total + loss.detach()
+        rate = scheduler.get_last_lr()[0]
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(total.item())
+        if rank == 0 and step % 10 == 0:
+            print(f"step={step} | loss={losses[-1]:.4f} | lr={rate:.2e} | time={time.time() - start:.1f}s", flush=True)
+
+    if rank == 0:
+        print(f"Training completed in {time.time() - start:.1f}s")
+        Path("outputs").mkdir(exist_ok=True)
+        rows = [f"{step},{loss!r}\n" for step, loss in enumerate(losses)]
+        Path("outputs/losses_ddp.csv").write_text("step,loss\n" + "".join(rows))
+        print("DDP training completed!")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
