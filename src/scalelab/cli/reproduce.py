@@ -6,6 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
@@ -14,6 +17,7 @@ from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.reproduce import RECIPES, Reproduce
+from scalelab.recipes.scripts import write_scripts
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import start_run
@@ -27,6 +31,8 @@ class Command:
     reproduce: Reproduce
     again: bool = False
     """Start a new run even if an earlier one of the same command was interrupted."""
+    scripts: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write the assignment's code to this directory (plain PyTorch, one script per task) and measure nothing."""
     execution: Execution = field(default_factory=Execution)
 
 
@@ -46,6 +52,10 @@ def main(args: Sequence[str]) -> int:
         print_recipes()
         raise
     reproduce, execution = command.reproduce, command.execution
+    if command.scripts is not None:
+        for file in write_scripts(reproduce.recipe, command.scripts):
+            print(file)  # noqa: T201
+        return 0
     trials = reproduce.plan()
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:

@@ -5,6 +5,7 @@
       reproduce.sh       measures the same again, and compares
       runs/NAME/         the run: plan, environment, every result, every raw sample, every log
       workload/          the user's own file, as it was measured
+      scripts/           of a reproduced assignment: its code in plain PyTorch
 
 The report can be rendered again from the samples with scalelab and without torch, or measured again. Checkpoints and
 models are omitted, because the script makes them again. So are the inputs of the command, such as data: the script
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scalelab.errors import UsageError
+from scalelab.recipes.reproduce import Reproduce
+from scalelab.recipes.scripts import write_scripts
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.store import RunStore, hash_workload
 from scalelab.report.text import clean_text
@@ -51,10 +54,23 @@ def write_bundle(directory: Path, stores: Sequence[RunStore], reports: Sequence[
         for store in stores:
             copy_run(store, directory / "runs" / store.name)
             copy_workload(store, directory / "workload")
+        for recipe in list_recipes(stores):
+            write_scripts(recipe, place_scripts(directory, recipe, stores), "--bundle")
         script = directory / SCRIPT
         write_atomically(script, render_script(stores))
         script.chmod(0o755)
         write_atomically(directory / "README.md", render_page(stores, reports))
+
+
+def list_recipes(stores: Sequence[RunStore]) -> list[str]:
+    """The assignments that were reproduced, each once."""
+    found = (store.record.fields["recipe"] for store in stores if store.record.study == Reproduce.name)
+    return list(dict.fromkeys(map(str, found)))
+
+
+def place_scripts(directory: Path, recipe: str, stores: Sequence[RunStore]) -> Path:
+    """`scripts/`, or a directory in it for each of several assignments."""
+    return directory / "scripts" if len(list_recipes(stores)) == 1 else directory / "scripts" / recipe
 
 
 def check_names(stores: Sequence[RunStore]) -> None:
@@ -241,6 +257,10 @@ def render_page(stores: Sequence[RunStore], reports: Sequence[str]) -> str:
         for flag, path in find_inputs(store).items():
             place = name_variable(flag, number)
             lines.append(f"  - `{flag} {path}` is not included: use `{place}=PATH ./{SCRIPT}`")
+    lines += [
+        f"- `{place_scripts(Path(), recipe, stores)}`: the code of the {recipe} assignment, in plain PyTorch"
+        for recipe in list_recipes(stores)
+    ]
     first = stores[0].name
     lines += [
         "",

@@ -1,0 +1,414 @@
+"""The code to hand in: every script runs from an empty directory, prints what its assignment prints, and computes what
+scalelab computes, bit for bit where the arithmetic is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelab.cli import reproduce as command
+from scalelab.export.bundle import write_bundle
+from scalelab.launch.local import LocalLauncher
+from scalelab.recipes.gpt2.published import SCHEDULE, TRAIN_SEED
+from scalelab.recipes.quantization.rows import make_study
+from scalelab.recipes.reproduce import RECIPES, Reproduce
+from scalelab.recipes.scripts import list_scripts, write_scripts
+from scalelab.records.settings import StepShape, TrainingRun
+from scalelab.records.store import RunStore
+from scalelab.records.tasks import Train
+from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.runs.experiment import start_run
+from tests.launch.programs import find_mpiexec
+from tests.worker.trials import launch, make_trial
+
+RUNNER = Path(__file__).with_name("script_runner.py")
+VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+SMALL = {"DIM": "16", "DEPTH": "2", "STEPS": "8"}
+SMALL_TRANSFORMER = {"EPOCHS": "1", "SAMPLES": "128", "D_MODEL": "16"}
+TRAIN_STEPS = 11
+LOSS = re.compile(r"loss=([0-9.e+-]+)")
+
+pytestmark = pytest.mark.ranks
+
+
+@dataclass
+class Runner:
+    """Scripts of one assignment after the other, each in a directory of its own."""
+
+    process: subprocess.Popen[str]
+    place: Path
+
+    def run(self, recipe: str, script: str, *arguments: str, ranks: int = 2, **variables: str) -> str:
+        """What rank 0 printed; `ranks` is 0 for a script that python starts."""
+        directory = self.place / f"{Path(script).stem}-{len(list(self.place.iterdir()))}"
+        directory.mkdir()
+        return self.run_in(directory, recipe, script, *arguments, ranks=ranks, **variables)
+
+    def run_in(
+        self, directory: Path, recipe: str, script: str, *arguments: str, ranks: int = 2, **variables: str
+    ) -> str:
+        scripts = self.place.with_name("scripts") / recipe
+        if not scripts.exists():
+            write_scripts(recipe, scripts)
+        job = {
+            "script": str(scripts / script),
+            "arguments": arguments,
+            "variables": variables,
+            "ranks": ranks,
+            "directory": str(directory),
+        }
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        assert set(answer["codes"]) == {0}, answer["printed"]
+        return str(answer["printed"][0])
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with subprocess.Popen(
+        [sys.executable, "-P", str(RUNNER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | VARIABLES,
+    ) as process:
+        place = tmp_path_factory.mktemp("scripts") / "runs"
+        place.mkdir()
+        yield Runner(process, place)
+
+
+def read_losses(printed: str) -> list[float]:
+    return [float(loss) for loss in LOSS.findall(printed)]
+
+
+def as_printed(losses: list[float]) -> list[float]:
+    """Nine digits, which identify a float32."""
+    return [float(f"{loss:.9g}") for loss in losses]
+
+
+def measure_losses(launcher: LocalLauncher, directory: Path, **fields: Any) -> list[float]:
+    """The losses of rank 0, step by step, under scalelab."""
+    result = launch_trial(launcher, directory, **fields)
+    return [sample.loss for sample in result.samples if sample.rank == 0 and sample.loss is not None]
+
+
+def launch_trial(launcher: LocalLauncher, directory: Path, **fields: Any) -> TrialResult:
+    plan = StepPlan(lead_in_steps=0, clean_steps=8, phase_steps=0, comm_free_steps=0, cycles=1)
+    trial: Trial = make_trial(**({"threads_per_rank": 1, "plan": plan} | fields))
+    result = launch(launcher, trial, directory)
+    assert result.status is Status.COMPLETED, result.reason
+    return result
+
+
+@pytest.fixture(scope="module")
+def mlp_losses(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
+    """Of the scaling assignment's model in small, by number of ranks, global batch 64."""
+    return {
+        ranks: measure_losses(launcher, tmp_path_factory.mktemp("mlp"), num_ranks=ranks, global_batch=64)
+        for ranks in (1, 2)
+    }
+
+
+def test_task_1_prints_the_time_of_every_step_on_rank_0(runner: Runner, mlp_losses: dict[int, list[float]]) -> None:
+    printed = runner.run("scaling", "task1_ddp.py", **SMALL)
+    assert len(re.findall(r"^step=\d+ \| time=\d+\.\d{3} ms \| loss=", printed, re.MULTILINE)) == 8
+    assert printed.count("(warm-up)") == 5
+    assert "2 ranks, global batch 64, DIM=16, DEPTH=2: 3 steps" in printed
+    assert re.search(r"time/step: mean=\S+ ms, std=\S+ ms, variance=\S+", printed)
+    assert read_losses(printed) == as_printed(mlp_losses[2])
+
+
+def test_task_2_completes_the_table(runner: Runner, tmp_path: Path, mlp_losses: dict[int, list[float]]) -> None:
+    first = runner.run_in(tmp_path, "scaling", "task2_strong_scaling.py", ranks=1, **SMALL)
+    both = runner.run_in(tmp_path, "scaling", "task2_strong_scaling.py", **SMALL)
+    assert [read_losses(text) for text in (first, both)] == [as_printed(mlp_losses[ranks][-1:]) for ranks in (1, 2)]
+    assert re.search(
+        r"\| #GPUs \| Time/step \| Speedup \| Efficiency \|\n\| 1 \| .* \| 1\.00 \| 100% \|\n\| 2 \|", both
+    )
+
+
+def test_task_3_has_both_cases(runner: Runner, mlp_losses: dict[int, list[float]]) -> None:
+    printed = runner.run("scaling", "task3_model_size.py", SMALL="16,2", LARGE="32,2", STEPS="8")
+    assert read_losses(printed)[:1] == as_printed(mlp_losses[2][-1:])
+    assert re.search(r"\| Small \| 2 \| .*\n\| Large \| 2 \| ", printed)
+
+
+def test_task_4_says_that_data_parallel_needs_gpus(runner: Runner, mlp_losses: dict[int, list[float]]) -> None:
+    printed = runner.run("scaling", "task4_dp.py", ranks=0, **SMALL)
+    assert "no GPU here" in printed
+    assert read_losses(printed) == as_printed(mlp_losses[1])
+
+
+def test_task_5_delays_lengthen_steps_and_change_no_loss(runner: Runner, mlp_losses: dict[int, list[float]]) -> None:
+    delayed = runner.run("scaling", "task5_a.py", DELAYS="0 0.01", **SMALL)
+    slow = runner.run("scaling", "task5_c.py", SLEEP="0.02", **SMALL)
+    assert read_losses(delayed) == read_losses(slow) == as_printed(2 * mlp_losses[2][-1:])
+    times = [float(time) for time in re.findall(r"time/step=(\S+) ms", delayed)]
+    assert times[1] - times[0] > 5
+    (backward,) = re.findall(r"^\| 1 \| .* \| (\S+) ms \| (\S+) ms \|$", slow, re.MULTILINE)
+    assert float(backward[1]) - float(backward[0]) > 10, "rank 1 waits for rank 0 inside backward"
+
+
+def test_task_5_batches(runner: Runner, mlp_losses: dict[int, list[float]]) -> None:
+    printed = runner.run("scaling", "task5_b.py", BATCHES="32 64", **SMALL)
+    assert read_losses(printed)[1:] == as_printed(mlp_losses[2][-1:])
+    assert re.search(r"\| 2 \| 32 \| .*\n\| 2 \| 64 \| ", printed)
+
+
+def write_shard(file: Path, num_tokens: int = 40_000) -> Path:
+    """A shard of tokens below 512 as llm.c stores them."""
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = 20240520, 1, num_tokens
+    tokens = np.random.default_rng(0).integers(512, size=num_tokens, dtype=np.uint16)
+    file.write_bytes(header.tobytes() + tokens.tobytes())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "name"),
+    [
+        ("train_baseline.py", "single", "baseline"),
+        ("train_ddp.py", "ddp", "ddp"),
+        ("train_fsdp.py", "fsdp-full", "fsdp_full_shard"),
+        ("train_fsdp.py", "fsdp-grad-op", "fsdp_shard_grad_op"),
+    ],
+)
+def test_gpt2_learns_what_it_learns_under_scalelab(
+    runner: Runner, launcher: LocalLauncher, tmp_path: Path, script: str, strategy: str, name: str
+) -> None:
+    shard = write_shard(tmp_path / "train.bin")
+    ranks = 1 if strategy == "single" else 2
+    flags = ["--model", "tiny", "--data", str(shard), "--steps", str(TRAIN_STEPS), "--batch", "8", "--micro-batch", "2"]
+    chosen = ["--strategy", name.removeprefix("fsdp_").upper()] if name.startswith("fsdp") else []
+    printed = runner.run_in(tmp_path, "gpt2", script, *flags, *chosen, ranks=0 if ranks == 1 else 2)
+    assert "Tokens in shard: 40,000" in printed
+    lines = re.findall(r"^step=(\d+) \| loss=\d+\.\d{4} \| lr=\d\.\d\de-\d\d \| time=\d+\.\ds$", printed, re.MULTILINE)
+    assert lines == ["0", "10"]
+    assert re.search(r"Training completed in \d+\.\ds\n.* completed!", printed)
+    result = launch_trial(
+        launcher,
+        tmp_path / "trial",
+        workload="gpt2",
+        options={"size": "tiny", "data": "tokens", "data_path": str(shard)},
+        strategy=strategy,
+        num_ranks=ranks,
+        global_batch=8,
+        seed=TRAIN_SEED,
+        shape=StepShape(micro_batch=2, checkpointing="selective"),
+        optimization=replace(SCHEDULE, schedule_steps=TRAIN_STEPS),
+        task=Train(run=TrainingRun(steps=TRAIN_STEPS, keep=0)),
+    )
+    ours = [sample.loss for sample in result.samples if sample.rank == 0]
+    rows = (tmp_path / "outputs" / f"losses_{name}.csv").read_text().splitlines()[1:]
+    assert [float(row.split(",")[1]) for row in rows] == ours
+    if name.startswith("fsdp"):
+        assert f"Traces saved to: outputs/traces/{name}/" in printed
+        assert (tmp_path / "outputs" / "traces" / name / "rank0.json").stat().st_size > 1000
+
+
+def test_memory_analysis_prints_the_breakdown(runner: Runner) -> None:
+    printed = runner.run("gpt2", "memory_analysis.py", "--model", "tiny", "--batch", "2", ranks=0)
+    for words in ("Model: GPT-2 Tiny", "Sequence length: 64", "--- Memory Breakdown ---", "Total Estimated:"):
+        assert words in printed
+    assert re.search(r"Model parameters: 867,0?\d+", printed)
+    assert "needs a GPU" in printed
+
+
+def test_throughput_prints_tokens_extrapolation_and_batches(runner: Runner) -> None:
+    flags = ["--model", "tiny", "--batch", "2", "--batches", "1", "4", "--steps", "3"]
+    printed = runner.run("gpt2", "throughput.py", *flags, ranks=0)
+    for words in ("Total tokens processed: 384\n", "1T Model throughput:", "Testing batch_size=4...", "Training 10T"):
+        assert words in printed
+    assert re.search(r"Batch Size   Tokens/sec   Memory \(MB\) +\n-{40}\n1 +\d+ .*\n4 +\d+ ", printed)
+
+
+def test_the_resnet_is_ours_and_every_epoch_has_its_line(runner: Runner) -> None:
+    flags = ["--batch-size", "4", "--epochs", "2", "--images", "16", "--workers", "0", "--random"]
+    printed = runner.run("resnet", "lab5_partA.py", *flags)
+    assert (
+        len(re.findall(r"^\[Epoch \d/2\] time=\d+\.\d{3}s loss=\d+\.\d{4} acc=\d\.\d{4}$", printed, re.MULTILINE)) == 2
+    )
+    assert "=== Lab 5 Part A Summary ===" in printed
+    assert re.search(r"Epoch 2 compute-only time \(excludes data loading; use for Q1\): \d+\.\d{3} s", printed)
+
+
+def find_polaris_losses(launcher: LocalLauncher, directory: Path, ranks: int, **options: Any) -> list[float]:
+    """One epoch of the transformer in small: 128 samples, 32 on every rank."""
+    result = launch_trial(
+        launcher,
+        directory,
+        workload="transformer",
+        options={"samples": 128, "features": 16, "d_model": 16} | options,
+        strategy="single" if ranks == 1 else "ddp",
+        num_ranks=ranks,
+        global_batch=32 * ranks,
+        task=Train(run=TrainingRun(epochs=1, keep=0)),
+    )
+    return [sample.loss for sample in result.samples if sample.rank == 0 and sample.loss is not None]
+
+
+def test_one_device_trains_as_ours_does(runner: Runner, launcher: LocalLauncher, tmp_path: Path) -> None:
+    printed = runner.run("polaris", "pytorch_single_gpu.py", ranks=0, **SMALL_TRANSFORMER)
+    losses = find_polaris_losses(launcher, tmp_path / "trial", 1)
+    assert read_losses(printed) == as_printed([sum(losses) / len(losses)])
+    assert re.search(r"4 steps on 1 cpu device in \d+\.\d\ds", printed)
+
+
+@pytest.fixture(scope="module")
+def polaris_losses(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return find_polaris_losses(launcher, tmp_path_factory.mktemp("polaris"), 2)
+
+
+def test_unequal_dimensions_fail_with_torch_s_words(runner: Runner, polaris_losses: list[float]) -> None:
+    small = {name: value for name, value in SMALL_TRANSFORMER.items() if name != "D_MODEL"}
+    printed = runner.run("polaris", "pytorch_ddp_large_tensors.py", FEATURES="16", **small)
+    assert "must be equal to d_model" in printed
+    assert read_losses(printed)[:1] == as_printed(polaris_losses[-1:])
+    assert len(read_losses(printed)) == 2, "the matching model trains"
+
+
+def test_data_types_have_a_row_each(runner: Runner) -> None:
+    printed = runner.run("polaris", "pytorch_ddp_large_dtype_comparison.py", LENGTHS="20 30", **SMALL_TRANSFORMER)
+    names = re.findall(r"^(\w+ (?:FP32|FP16|BF16)): \d+\.\d\ds, \d+\.\d\dGB", printed, re.MULTILINE)
+    assert names == [f"{name} {dtype}" for name in ("Baseline", "Large_Seq_30") for dtype in ("FP32", "FP16", "BF16")]
+
+
+def test_every_format_gives_the_same_losses(runner: Runner, polaris_losses: list[float]) -> None:
+    printed = runner.run("polaris", "pytorch_ddp_io_comparison.py", **SMALL_TRANSFORMER)
+    losses = read_losses(printed)
+    assert len(losses) == 7
+    assert set(losses) == set(as_printed(polaris_losses[-1:]))
+
+
+def test_profiling_prints_communication_and_keeps_a_trace(runner: Runner) -> None:
+    printed = runner.run("polaris", "pytorch_ddp_prof.py", **SMALL_TRANSFORMER | {"SAMPLES": "256"})
+    assert re.search(r"Total communication time: \d+\.\d\d ms in [1-9]\d* calls", printed)
+    assert re.search(r"Traces saved to: traces/pytorch_2p8/cpu_pt_2p8_1nodes_E1_R2_\d{4}-\d\d-\d\d-\d{6}", printed)
+
+
+@pytest.mark.parametrize("way", ["modulo", "split-type"])
+def test_ranks_come_from_mpi_alone(way: str, tmp_path: Path, polaris_losses: list[float]) -> None:
+    pytest.importorskip("mpi4py")
+    scripts = tmp_path / "code"
+    write_scripts("polaris", scripts)
+    mpiexec = find_mpiexec("mpich")
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | VARIABLES
+    variables["LD_LIBRARY_PATH"] = str(Path(mpiexec).parents[1] / "lib")
+    done = subprocess.run(
+        [mpiexec, "-n", "2", sys.executable, scripts / "pytorch_ddp_mpi_only.py", "--local-rank", way],
+        env=variables | SMALL_TRANSFORMER,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"^rank 0 of 2, local rank 0, cores .*\nrank 1 of 2, local rank 1, cores", done.stdout)
+    assert read_losses(done.stdout) == as_printed(polaris_losses[-1:])
+
+
+def test_job_scripts_say_where_they_belong(tmp_path: Path) -> None:
+    write_scripts("polaris", tmp_path)
+    clean = {"PATH": os.environ["PATH"]}
+    for name in ("submit_2nodes_prof.pbs", "run_ddp_prof_2nodes.sh"):
+        done = subprocess.run(["bash", tmp_path / name], env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert "not inside a PBS job" in done.stderr
+    assert os.access(tmp_path / "run_ddp_prof_2nodes.sh", os.X_OK)
+    assert "#PBS -l select=2" in (tmp_path / "submit_2nodes_prof.pbs").read_text()
+
+
+@pytest.fixture(scope="module")
+def lab_printed(runner: Runner) -> str:
+    pytest.importorskip("sklearn")
+    return runner.run("quantization", "HW5_PartB.py", ranks=0, DATA="digits", EPOCHS="1")
+
+
+def count_right(result: TrialResult) -> dict[str, float]:
+    """Accuracy of every stage of scalelab's lab, as a percentage of two decimals."""
+    assert result.quantized is not None
+    labels = result.quantized.labels
+    return {
+        stage.name: round(100 * sum(map(int.__eq__, stage.predictions, labels)) / len(labels), 2)
+        for stage in result.quantized.stages
+    }
+
+
+@pytest.mark.parametrize("bias", ["none", "last"])
+def test_the_quantization_lab_gives_the_accuracies_of_ours(
+    lab_printed: str, launcher: LocalLauncher, tmp_path: Path, bias: str
+) -> None:
+    (trial,) = replace(make_study("small", bias), epochs=1).plan()
+    result = launch(launcher, trial, tmp_path)
+    assert result.status is Status.COMPLETED, result.reason
+    ours = count_right(result)
+    found = {name: float(share) for name, share in re.findall(r"^Accuracy (.*): (\S+)%$", lab_printed, re.MULTILINE)}
+    pairs = {
+        "none": {
+            "of the float network": "float",
+            "with integer weights": "weights",
+            "with integer weights and activations, peak 127": "int8",
+            "with integer weights and activations, peak 255": "int8-255",
+        },
+        "last": {
+            "of the float network with a bias": "float",
+            "with integer weights and the bias unscaled": "weights-raw-bias",
+            "with integer weights and the bias scaled": "weights",
+            "with everything in integers, peak 127": "int8",
+            "with everything in integers, peak 255": "int8-255",
+        },
+    }[bias]
+    assert {words: found[words] for words in pairs} == {words: ours[name] for words, name in pairs.items()}
+
+
+def test_the_notebook_prints_what_the_script_prints(
+    lab_printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    write_scripts("quantization", tmp_path)
+    for name, value in {"DATA": "digits", "EPOCHS": "1", **VARIABLES}.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(tmp_path / "HW5_PartB.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output["text"] for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+    assert printed == lab_printed
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scripts_are_written_with_a_page_that_lists_them(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([recipe, "--scripts", str(tmp_path / "code")]) == 0
+    written = {file.name for file in (tmp_path / "code").iterdir()}
+    assert {file.name for file in list_scripts(recipe)} <= written
+    page = (tmp_path / "code" / "README.md").read_text()
+    assert all(f"`{name}`" in page for name in written - {"README.md"})
+    assert len(capsys.readouterr().out.splitlines()) == len(written)
+    for file in (tmp_path / "code").glob("*.py"):
+        assert "scalelab" not in file.read_text()
+
+
+def test_a_bundle_of_a_recipe_holds_its_code(tmp_path: Path) -> None:
+    def start(recipe: Any, only: str) -> RunStore:
+        reproduce = Reproduce(recipe=recipe, only=(only,), device="cpu")
+        return start_run(reproduce, tmp_path / "runs", ["scalelab", "reproduce", recipe])
+
+    stores = [start("scaling", "S2"), start("quantization", "Q5")]
+    write_bundle(tmp_path / "one", stores[:1], ["report.pdf"])
+    assert (tmp_path / "one" / "scripts" / "task1_ddp.py").is_file()
+    assert "`scripts`: the code of the scaling assignment" in (tmp_path / "one" / "README.md").read_text()
+    write_bundle(tmp_path / "two", stores, ["report.pdf"])
+    assert (tmp_path / "two" / "scripts" / "quantization" / "HW5_PartB.ipynb").is_file()
