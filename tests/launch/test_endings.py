@@ -94,6 +94,6 @@ def stop_launcher(step: dict[str, Any], how: signal.Signals, tmp_path: Path, *pr
 def wait_for_ranks(directory: Path, seconds: float = 60.0) -> None:
     """Until both ranks have been started, on their way to loading torch."""
     give_up = time.monotonic() + seconds
-    while sum("scalelab.worker.entry.assigned" in process.cmdline() for process in find_processes(directory)) < 2:
+    while sum("scalelab.worker" in process.cmdline() for process in find_processes(directory)) < 2:
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Real ranks on emulated hosts: torchrun's rendezvous, the link, failures, and nothing left behind."""
+"""Real ranks on emulated hosts: the meeting, the link, failures, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_ranks_train_the_same_on_hosts_of_their_own_and_every_gradient_goes_over
     assert all(sent > exchanged for sent in hosts.sent_bytes)
     assert sum(hosts.sent_bytes) < 4 * exchanged
     assert {path.name for path in (tmp_path / "spread").iterdir()} == {
-        "trial.json", "rank0.log", "rank1.log", "host0.log", "host1.log",
+        "trial.json", "rank0.log", "rank1.log", "step.log",
     }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(hosts: Hos
     spec = write_step_workload(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank=1, step=4)
     result = launch(hosts, make_spread(workload=spec), tmp_path / "t")
     assert result.status is Status.CRASHED
-    assert "rank 1 was killed by SIGKILL" in result.reason
+    assert "rank 1 on host1 was killed by SIGKILL" in result.reason
     assert {s.step for s in result.samples if s.rank == 1} == {0, 1}
 
 
@@ -146,36 +146,36 @@ def test_a_rank_that_hangs_times_out_with_its_stack_in_the_log(hosts: HostsLaunc
     assert "in endless" in (tmp_path / "t/rank1.log").read_text()
 
 
-@pytest.mark.ranks
 @needs_hosts
-def test_a_torchrun_that_cannot_start_is_an_error_with_its_last_words(
+def test_a_supervisor_that_cannot_start_is_not_run_with_its_last_words(
     hosts: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho there is no torch here\nexit 7\n")
     broken.chmod(0o755)
     monkeypatch.setattr("scalelab.launch.hosts.sys.executable", str(broken))
-    with pytest.raises(LaunchFailed, match="torchrun on host 0 exited with code 7: there is no torch here; see"):
-        launch(hosts, make_spread(), tmp_path / "t")
+    result = launch(hosts, make_spread(), tmp_path / "t")
+    assert result.status is Status.NOT_RUN
+    assert "exited with code 7: there is no torch here; see" in result.reason
 
 
 @needs_hosts
-def test_an_agent_that_is_on_its_way_to_its_host_is_ended_too(
+def test_a_supervisor_that_is_on_its_way_to_its_host_is_ended_too(
     hosts: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C may come before `ip netns exec` has entered the namespace: nobody finds the process there."""
-    agents: list[subprocess.Popen[bytes]] = []
+    """Ctrl-C may come before `ip netns exec` has entered the namespace: it is not found there."""
+    started: list[subprocess.Popen[bytes]] = []
 
     def start_outside(*_: object) -> subprocess.Popen[bytes]:
-        if agents:
+        if started:
             raise KeyboardInterrupt
-        agents.append(subprocess.Popen(["sleep", "600"]))
-        return agents[-1]
+        started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return started[-1]
 
-    monkeypatch.setattr("scalelab.launch.hosts.start_agent", start_outside)
+    monkeypatch.setattr("scalelab.launch.stepped.start_step", start_outside)
     with pytest.raises(KeyboardInterrupt):
         launch(hosts, make_spread(), tmp_path)
-    assert [agent.returncode for agent in agents] == [-signal.SIGKILL]
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 LAUNCH = """

@@ -13,24 +13,23 @@ from typing import Any
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch import stepped
+from scalelab.launch import stepped, supervisor
 from scalelab.launch.agreement import end_file, loads_file, place_file
 from scalelab.launch.outcome import Blame, find_cause
 from scalelab.launch.stepped import StepWatch
 from scalelab.records.files import write_json
 from scalelab.records.observations import DeviceLoad, RankReport
 from scalelab.records.trial import Status, TrialResult, to_builtins
-from scalelab.worker.entry import cluster_rank
 from tests.worker.trials import make_trial
 
 STOP_TWICE = """
 import os, signal, sys
-from scalelab.measure.processes import cluster_rank
-for number in cluster_rank.STOPPING:
-    signal.signal(number, cluster_rank._stop)
+from scalelab.launch import supervisor
+for number in supervisor.STOPPING:
+    signal.signal(number, supervisor._stop)
 try:
     os.kill(os.getpid(), signal.SIGTERM)
-except cluster_rank.Stopped as stop:
+except supervisor.Stopped as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
     print("ended by", stop.args[0])
@@ -49,7 +48,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 def make_watch(directory: Path, process: subprocess.Popen[bytes]) -> StepWatch:
     process.wait()
-    return StepWatch(make_trial(), directory, "l", process)
+    return StepWatch(make_trial(), directory, "l", [process])
 
 
 def test_want_of_memory_is_told_by_the_ranks_own_nodes(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
@@ -80,12 +79,12 @@ def test_a_launcher_that_says_no_number_of_ranks_has_started_as_many_as_the_tria
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    member = cluster_rank.find_member(make_trial())
+    member = supervisor.find_member(make_trial())
     assert (member.rank, member.num_ranks) == (rank, 2)
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(RankUnknown, match="PMI_RANK"):
-        cluster_rank.find_member(make_trial())
+        supervisor.find_member(make_trial())
 
 
 def test_words_that_a_shared_file_system_shows_late_are_waited_for(
@@ -143,7 +142,7 @@ def test_a_node_that_dies_unnoticed_by_the_launcher_is_a_crash_with_its_name(
 def test_ranks_whose_time_is_up_may_all_write_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepped, "GRACE_SECONDS", 0.0)
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
-        watch = StepWatch(make_trial(), tmp_path, "l", process)
+        watch = StepWatch(make_trial(), tmp_path, "l", [process])
         leave_end(tmp_path, 0, code=None, is_timed_out=True)
         looks = iter(range(3))
 
@@ -159,7 +158,7 @@ def test_ranks_whose_time_is_up_may_all_write_their_stacks(tmp_path: Path, monke
 def test_a_second_signal_does_not_interrupt_the_last_word() -> None:
     done = subprocess.run([sys.executable, "-c", STOP_TWICE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"ended by {int(signal.SIGTERM)}\n"), done.stderr
-    assert signal.SIGHUP in cluster_rank.STOPPING
+    assert signal.SIGHUP in supervisor.STOPPING
 
 
 def test_the_load_of_a_login_node_is_not_that_of_the_nodes() -> None:

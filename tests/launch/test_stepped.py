@@ -15,9 +15,10 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.allocation import Allocation
 from scalelab.launch.ranks.links import parse_link
 from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts
+from scalelab.launch.rendezvous import Guest, seat_guests
 from scalelab.launch.stepped import Step, StepLauncher
+from scalelab.launch.supervisor import choose_cores, choose_device_number
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
-from scalelab.worker.entry.cluster_rank import choose_cores, choose_device_number
 from tests.launch.played import write_mpiexec
 from tests.launch.ranks.emulation import needs_hosts
 from tests.worker.trials import launch, make_trial, write_step_workload
@@ -169,11 +170,15 @@ def test_a_node_without_a_way_to_the_master_is_named(play: Any, nodes: list[Emul
 
 def test_ranks_share_out_a_mask_that_all_have_and_keep_one_of_their_own() -> None:
     trial = make_short(threads_per_rank=2)
-    everywhere = (0, 1, 2, 3)
-    assert [choose_cores(trial, [everywhere, everywhere], rank) for rank in (0, 1)] == [(0, 1), (2, 3)]
-    assert [choose_cores(trial, [(0, 1, 2), (8, 9, 10)], rank) for rank in (0, 1)] == [(0, 1), (8, 9)]
-    sockets = [(0, 1, 2, 3), (0, 1, 2, 3), (8, 9, 10, 11), (8, 9, 10, 11)]
-    assert [choose_cores(trial, sockets, rank) for rank in range(4)] == [(0, 1), (2, 3), (8, 9), (10, 11)]
+
+    def choose(*masks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        seats = seat_guests([Guest(rank=rank, node="n", mask=mask) for rank, mask in enumerate(masks)])
+        return [choose_cores(trial, mask, seats[rank]) for rank, mask in enumerate(masks)]
+
+    everywhere, far = (0, 1, 2, 3), (8, 9, 10, 11)
+    assert choose(everywhere, everywhere) == [(0, 1), (2, 3)]
+    assert choose((0, 1, 2), (8, 9, 10)) == [(0, 1), (8, 9)]
+    assert choose(everywhere, everywhere, far, far) == [(0, 1), (2, 3), (8, 9), (10, 11)]
 
 
 def test_a_rank_takes_the_only_gpu_that_it_is_shown() -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from scalelab.launch.agreement import make_replica_clock, open_replica_clock
+from scalelab.launch.agreement import Assignment, make_replica_clock, open_replica_clock
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.utilization import (
     OTHERS,
-    LateReader,
     NvmlReader,
     RankReader,
     ReplicaReader,
@@ -73,20 +72,11 @@ def test_a_trial_that_does_not_ask_is_not_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bind", "others"), [("cores", {OTHERS}), ("none", set())])
 def test_one_rank_of_several_is_looked_at_under_its_own_number(bind: str, others: set[str], tmp_path: Path) -> None:
     trial = make_trial(instruments=("utilization",), bind=bind)
-    with watch_rank(trial, tmp_path, pid=os.getpid(), cores=usable_cores()[:1], rank=5, gpu=1) as loads:
+    assignment = Assignment(directory=str(tmp_path), rank=5, local_rank=1, cores=usable_cores()[:1])
+    with watch_rank(trial, assignment, os.getpid()) as loads:
         while len(loads) < 4:
             pass
     assert {load.device for load in loads} == {"rank 5", *others}
-
-
-def test_ranks_that_have_not_all_begun_are_not_looked_at_yet() -> None:
-    found: list[list[int] | None] = [None, [os.getpid()]]
-    reader = LateReader(lambda: found.pop(0), lambda pids: RankReader([usable_cores()[:1]], pids))
-    assert reader.read() == reader.read() == []
-    begun = time.process_time()
-    while time.process_time() - begun < 0.02:
-        pass
-    assert {load.device for load in reader.read()} == {"rank 0", OTHERS}
 
 
 @pytest.mark.ranks

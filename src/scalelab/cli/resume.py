@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     member = find_member(os.environ)
     joined = join_launcher(store, member, resume.runs_dir) if member else None
     if member and member.rank > 0:
-        return run_member(member, resume.runs_dir, store.trials()[0].device)
+        return run_member(member, resume.runs_dir)
     study = read_study(store)
     if resume.only is not None:
         return run_only(store, study, resume.only)

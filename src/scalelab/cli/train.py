@@ -40,7 +40,7 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.write(show_scripts(train, [trial], record, execution.runs_dir) if record else "")
         return 0
     if member and member.rank > 0:
-        return run_member(member, execution.runs_dir, trial.device)
+        return run_member(member, execution.runs_dir)
     execution.output.check()
     command = ["scalelab", "train", *args]
     if record is not None:

@@ -1,4 +1,4 @@
-"""What a launcher and its ranks have agreed on: exit codes, signals, process groups and files, without torch.
+"""What a launcher and its ranks have agreed on: assignments, exit codes, signals, process groups and files.
 
 The CPU time of every replica of an emulated `dp`, readable from other processes.
 
@@ -22,11 +22,13 @@ import shutil
 import signal
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scalelab.errors import DamagedRun
 from scalelab.records.files import read_json, write_atomically
+from scalelab.records.observations import RankSource
 from scalelab.records.settings import TrainingRun
 
 EXIT_FAILED = 1
@@ -39,6 +41,28 @@ DUMP_SIGNAL = signal.SIGUSR1
 
 PR_SET_PDEATHSIG = 1
 """From prctl.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What the launcher decides for a rank, beyond the trial."""
+
+    directory: str
+    rank: int
+    cores: tuple[int, ...]
+    local_rank: int
+    address: str = "127.0.0.1"
+    """Where rank 0 listens."""
+    port: int = 0
+    listen_fd: int | None = None
+    """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
+    host: str = ""
+    """The name of an emulated host; empty: the machine's own."""
+    launcher: str = ""
+    agreeing: tuple[str, ...] = ()
+    host_rank: int | None = None
+    """Who started the rank, which sources agree, and its local rank, for the report."""
+    sources: tuple[RankSource, ...] = ()
 
 
 def log_file(directory: Path, rank: int) -> Path:
@@ -72,7 +96,7 @@ def outcome_file(directory: Path, rank: int) -> Path:
 
 
 def place_file(directory: Path, rank: int) -> Path:
-    """Where a rank of a cluster, or of an emulated host, is, written before anything else; a scratch file."""
+    """Where a rank of a cluster is, written before anything else; a scratch file."""
     return directory / f"rank{rank}.place.json"
 
 
@@ -84,6 +108,13 @@ def end_file(directory: Path, rank: int) -> Path:
 def loads_file(directory: Path, rank: int) -> Path:
     """How busy a rank of a cluster was, as its node saw it; a scratch file."""
     return directory / f"rank{rank}.loads.json"
+
+
+def write_words(path: Path, words: dict[str, Any]) -> None:
+    """Leave word for the launcher. It reads all of it or nothing; a word need not survive a power cut."""
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(words), encoding="utf-8")
+    scratch.replace(path)
 
 
 def read_words(path: Path, launch: str) -> dict[str, Any] | None:
@@ -98,16 +129,6 @@ def read_words(path: Path, launch: str) -> dict[str, Any] | None:
 def step_log(directory: Path) -> Path:
     """What the command printed that started the ranks of a cluster; stays with the trial."""
     return directory / "step.log"
-
-
-def host_file(directory: Path, number: int) -> Path:
-    """How the ranks of an emulated host ended that failed, as its torchrun saw it; a scratch file."""
-    return directory / f"host{number}.json"
-
-
-def host_log(directory: Path, number: int) -> Path:
-    """What the torchrun of an emulated host printed; stays with the trial."""
-    return directory / f"host{number}.log"
 
 
 def trace_file(directory: Path, rank: int) -> Path:
@@ -167,7 +188,7 @@ def kill_group(pid: int) -> bool:
 
 def remove_scratch(directory: Path) -> None:
     """Remove what the result replaces."""
-    for pattern in ("rank*.csv", "rank*.json", "host*.json", "rendezvous-*.json", "curve.jsonl"):
+    for pattern in ("rank*.csv", "rank*.json", "rendezvous-*.json", "curve.jsonl"):
         for file in directory.glob(pattern):
             file.unlink()
     remove_stored(directory)

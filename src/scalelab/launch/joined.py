@@ -3,20 +3,20 @@
 The command runs once per rank. On rank 0 this launcher does what the others do for all: it runs the trial, waits for
 what every rank leaves behind, and gives one result. The other ranks only run their share (`run_member`).
 
-torchrun says where ranks meet, and so does whoever sets MASTER_ADDR and MASTER_PORT. Other launchers do not: then rank
-0 writes its address into the directory of runs, which all ranks were given alike (`rendezvous.py`).
+Rank 0 writes its address into the directory of runs, which all ranks were given alike, or listens where MASTER_ADDR and
+MASTER_PORT say (`rendezvous.py`). When all have met, it tells the others which trial it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,9 +25,19 @@ from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, out
 from scalelab.launch.launcher import check_torch
 from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.launch.ranks.discovery import Membership, find_membership
-from scalelab.launch.rendezvous import Meeting, choose_address, join_meeting, open_meeting, rendezvous_file
+from scalelab.launch.rendezvous import (
+    Guest,
+    Meeting,
+    MeetingPlace,
+    Neighbours,
+    choose_address,
+    join_meeting,
+    open_meeting,
+)
+from scalelab.launch.supervisor import choose_cores, make_assignment, name_rank_process, read_mask
 from scalelab.records.environment import read_load_average
 from scalelab.records.files import read_json, storage_errors
+from scalelab.records.schema import read_trial
 from scalelab.records.trial import Trial, TrialResult
 
 WAIT_SECONDS = 15.0
@@ -75,9 +85,7 @@ class JoinedLauncher:
     def _run(self, trial: Trial, directory: Path) -> RankEnd:
         """This rank's end. Told to end by torchrun, because another rank has failed: then that one's words count."""
         try:
-            code = run_member(
-                self._member, self._meeting_place, trial.device, str(directory.resolve()), trial.timeout_seconds
-            )
+            code = run_member(self._member, self._meeting_place, directory, trial.timeout_seconds)
         except subprocess.TimeoutExpired:
             return RankEnd(code=None, was_killed=True, is_timed_out=True)
         except KeyboardInterrupt:
@@ -95,29 +103,20 @@ class JoinedLauncher:
 
 
 def run_member(
-    member: Membership, meeting_place: Path, device: str, directory: str = "-", timeout_seconds: float | None = None
+    member: Membership, meeting_place: Path, directory: Path | None = None, timeout_seconds: float | None = None
 ) -> int:
     """Run this rank's share in a process that has torch; it does not outlive this call.
 
-    When the time limit passes, its stacks go where its errors go, and `TimeoutExpired` is raised.
+    Only rank 0 knows the directory of the trial, and tells the others. When the time limit passes, the rank's stacks
+    go where its errors go, and `TimeoutExpired` is raised.
     """
-    meeting = meet(member, meeting_place, os.environ)
-    listen_fd = None if meeting is None else meeting.listen_fd
-    told = "" if meeting is None else str(listen_fd) if listen_fd is not None else "joined"
-    who = json.dumps({"launcher": member.launcher, "agreeing": member.agreeing, "local_rank": member.local_rank})
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "scalelab.worker.entry.member",
-        str(os.getpid()),
-        directory,
-        device,
-        told,
-        who,
-    ]
+    meeting = meet(member, meeting_place, os.environ, str(directory.resolve()) if directory else "")
+    trial = read_trial(Path(meeting.word))
+    member = member if member.local_rank is not None else replace(member, local_rank=meeting.neighbours.position)
+    assignment = make_assignment(member, meeting, Path(meeting.word), choose_own_cores(trial, meeting.neighbours))
+    listen_fd = meeting.listen_fd
     process = subprocess.Popen(
-        command,
+        name_rank_process(assignment),
         env=os.environ | describe_member(member, meeting),
         start_new_session=True,
         stdin=subprocess.DEVNULL,
@@ -138,36 +137,58 @@ def run_member(
         process.wait()
 
 
-def meet(member: Membership, place: Path, variables: Mapping[str, str]) -> Meeting | None:
-    """The rendezvous address; None: already set in the environment."""
-    if member.num_ranks == 1 or (variables.get("MASTER_ADDR") and variables.get("MASTER_PORT")):
-        return None
+def meet(member: Membership, directory: Path, variables: Mapping[str, str], word: str = "") -> Meeting:
+    """Meet the other ranks: where MASTER_ADDR and MASTER_PORT say, or by a file in the directory of runs."""
+    me = Guest(rank=member.rank, node=socket.gethostname(), mask=read_mask())
+    place = find_meeting_place(member, directory, variables)
+    if member.rank > 0:
+        return join_meeting(place, me)
+    try:
+        return open_meeting(place, me, member.num_ranks, word)
+    finally:
+        if place.file is not None:
+            place.file.unlink(missing_ok=True)
+
+
+def find_meeting_place(member: Membership, directory: Path, variables: Mapping[str, str]) -> MeetingPlace:
+    """How these ranks find each other; the address of a torchrun is its agents', which listen there."""
+    is_torchrun, deadline = member.launcher == "torchrun", time.monotonic() + MEETING_SECONDS
+    given = {name: value for name, value in variables.items() if not (is_torchrun and name.startswith("MASTER_"))}
+    if member.num_ranks == 1:
+        return MeetingPlace(launch="", deadline=deadline)
+    if given.get("MASTER_ADDR") and given.get("MASTER_PORT"):
+        address, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
+        name = f"{address}:{port}"
+        return MeetingPlace(launch=name, address=address, port=port, deadline=deadline, is_patient=True)
     if member.launch is None:
         raise RankUnknown(
             f"rank {member.rank} of {member.num_ranks} ({member.launcher}) cannot find the others: set MASTER_ADDR to"
             " rank 0's node and MASTER_PORT to a free port there, the same on all ranks"
         )
-    deadline = time.monotonic() + MEETING_SECONDS
-    with storage_errors(place, "--runs-dir"):
-        place.mkdir(parents=True, exist_ok=True)
-    if member.rank > 0:
-        return join_meeting(place, member.launch, member.rank, deadline)
-    try:
-        address = choose_address(variables, is_one_node=member.num_nodes == 1)
-        return open_meeting(place, member.launch, member.num_ranks, address=address, port=0, deadline=deadline)
-    finally:
-        rendezvous_file(place, member.launch).unlink(missing_ok=True)
+    with storage_errors(directory, "--runs-dir"):
+        directory.mkdir(parents=True, exist_ok=True)
+    address = choose_address(given, is_one_node=member.num_nodes == 1) if member.rank == 0 else ""
+    # A torchrun that was killed may have left a file of the same name; rank 0 writes its own over it.
+    return MeetingPlace(
+        launch=member.launch, directory=directory, address=address, deadline=deadline, is_patient=is_torchrun
+    )
 
 
-def describe_member(member: Membership, meeting: Meeting | None) -> dict[str, str]:
+def choose_own_cores(trial: Trial, neighbours: Neighbours) -> tuple[int, ...]:
+    """This rank's share of its host's cores; none where it is alone, or the launcher has bound it by itself.
+
+    Ranks that were bound together, to a socket say, share out what that has.
+    """
+    is_bound = neighbours.num_alike == 1 and neighbours.num_local_ranks > 1
+    return () if is_bound or trial.num_processes == 1 else choose_cores(trial, read_mask(), neighbours)
+
+
+def describe_member(member: Membership, meeting: Meeting) -> dict[str, str]:
     """Who the rank is, in the names that torch reads."""
-    told = {"RANK": str(member.rank), "WORLD_SIZE": str(member.num_ranks)}
-    if member.local_rank is not None:
-        told["LOCAL_RANK"] = str(member.local_rank)
-    if meeting is not None:
-        told |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
-        if meeting.interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-            told["GLOO_SOCKET_IFNAME"] = meeting.interface
+    told = {"RANK": str(member.rank), "WORLD_SIZE": str(member.num_ranks), "LOCAL_RANK": str(member.local_rank)}
+    told |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+    if meeting.interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        told["GLOO_SOCKET_IFNAME"] = meeting.interface
     return told
 
 

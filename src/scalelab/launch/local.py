@@ -36,7 +36,7 @@ START_SECONDS = 120.0
 
 
 class ServerProcess:
-    """A running `scalelab.worker.entry.forkserver`, in its own session: Ctrl-C reaches only the parent."""
+    """A running `scalelab.worker.forkserver`, in its own session: Ctrl-C reaches only the parent."""
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
@@ -44,7 +44,7 @@ class ServerProcess:
         try:
             # -P: a file in the working directory must not take the place of a module that the server imports.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "scalelab.worker.entry.forkserver", str(events_write)],
+                [sys.executable, "-P", "-m", "scalelab.worker.forkserver", str(events_write)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
@@ -233,7 +233,7 @@ def clear_previous(trial: Trial, directory: Path) -> None:
     if trial.training_run is None:
         remove_scratch(directory)
         shutil.rmtree(directory / "trace", ignore_errors=True)
-    for pattern in ("rank*.log", "rank*.json", "host*.log", "host*.json", "step.log", "rendezvous-*.json"):
+    for pattern in ("rank*.log", "rank*.json", "step.log", "rendezvous-*.json"):
         for file in directory.glob(pattern):
             file.unlink()
 

@@ -1,17 +1,18 @@
 """`StepLauncher`: the ranks of a trial as one step of an allocation, or of this machine: srun, mpiexec, torchrun.
 
 Every trial is a command of its own, so that the number of ranks may change from trial to trial inside one allocation.
-What it starts is `cluster_rank.py`, once per rank. Ranks and launcher share nothing but the trial's directory: a word
+What it starts is `supervisor.py`, once per rank. Ranks and launcher share nothing but the trial's directory: a word
 where each rank is, a word how it ended, and the files that every rank writes. So it is one launcher for all of them.
 
 The launcher watches these words. When one says that a rank failed, the others get a moment and the step is ended; when
 the time limit has passed, each rank has been ended on its own node with its stacks in its log, and here only what does
-not answer is left to end. A step is ended by SIGTERM to its command, which srun and mpiexec hand on, and by SIGKILL
-where that does not help.
+not answer is left to end. A step is ended by SIGTERM to its commands, which srun and mpiexec hand on, and by SIGKILL
+where that does not help. The launcher lists the directory and reads what is new: every file is opened once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -53,6 +54,7 @@ from scalelab.launch.utilization import OTHERS
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
 
+SUPERVISOR = "scalelab.launch.supervisor"
 LOOK_SECONDS = 0.1
 """How often the launcher looks for words of the ranks."""
 LATE_SECONDS = 15.0
@@ -127,32 +129,40 @@ class StepLauncher:
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         """Run the trial as a step; whatever interrupts this call, the step is ended first."""
-        clear_previous(trial, directory)
-        launch, ranks = secrets.token_hex(4), "scalelab.worker.entry.cluster_rank"
+        launch = secrets.token_hex(4)
         with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:  # torchrun never removes its own
             name = f"scalelab-{trial.name}-{launch}"
             try:
-                command = self.step.make_command(trial, name, (ranks, str(directory.resolve()), launch), scratch)
+                command = self.step.make_command(trial, name, (SUPERVISOR, str(directory.resolve()), launch), scratch)
             except LaunchFailed as error:
                 return not_run(trial, str(error), cause=Cause.LAUNCHER)
-            conditions = read_conditions()
-            process = start_step(command, directory)
-            watch = StepWatch(trial, directory, launch, process)
-            try:
-                watch.wait(conditions.launched + trial.timeout_seconds + LATE_SECONDS)
-            finally:
-                end_step(process)
-        measured = conditions.compare()
-        ends = watch.read_ends(describe_end(command, process, directory))
-        if ends is None:
-            waited = f"no rank had started after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
-            return not_run(trial, waited + describe_end(command, process, directory), cause=Cause.LAUNCHER)
-        if any(end.code == EXIT_STORAGE for end in ends):
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
-        measured["has_oom_kill"] = watch.has_oom_kill()
-        result = conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
+            result = run_step(trial, directory, launch, [command])
         is_elsewhere = any(rank.host != socket.gethostname() for rank in result.ranks)
         return forget_this_host(forget_clocks(result)) if is_elsewhere else result
+
+
+def run_step(trial: Trial, directory: Path, launch: str, commands: Sequence[StepCommand]) -> TrialResult:
+    """Run a trial by commands that start its supervisors, and conclude from the words that they leave."""
+    clear_previous(trial, directory)
+    conditions = read_conditions()
+    processes: list[subprocess.Popen[bytes]] = []
+    watch = StepWatch(trial, directory, launch, processes)
+    try:
+        for command in commands:  # one by one: those before one that fails must be ended
+            processes.append(start_step(command, directory))  # noqa: PERF401
+        watch.wait(conditions.launched + trial.timeout_seconds + LATE_SECONDS)
+    finally:
+        end_step(processes)
+    measured = conditions.compare()
+    said = describe_end(commands, processes, directory)
+    ends = watch.read_ends(said)
+    if ends is None:
+        waited = f"no rank had started after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
+        return not_run(trial, waited + said, cause=Cause.LAUNCHER)
+    if any(end.code == EXIT_STORAGE for end in ends):
+        raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
+    measured["has_oom_kill"] = watch.has_oom_kill()
+    return conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
 
 
 def forget_clocks(result: TrialResult) -> TrialResult:
@@ -171,48 +181,63 @@ def forget_this_host(result: TrialResult) -> TrialResult:
 class StepWatch:
     """A step that is running, seen through the words of its ranks."""
 
-    def __init__(self, trial: Trial, directory: Path, launch: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, trial: Trial, directory: Path, launch: str, processes: list[subprocess.Popen[bytes]]) -> None:
         self.trial = trial
         self.directory = directory
         self.launch = launch
-        self.process = process
+        self.processes = processes
+        """The commands that start the ranks."""
         self.had_to_end = False
         """Whether the step has to be ended, because a rank failed or time was up."""
         self.ended_before: set[int] = set()
         """The ranks that were not ended by us."""
+        self._places: dict[int, dict[str, Any]] = {}
+        self._ends: dict[int, dict[str, Any]] = {}
 
     def wait(self, deadline: float) -> None:
         """Wait until the step has ended, or a rank has failed and the others had their moment."""
-        while self.process.poll() is None:
+        while any(process.poll() is None for process in self.processes):
+            self.look()
             if self._has_failed():
                 # Ranks whose time is up write their stacks, each by its own node's clock.
-                grace = LATE_SECONDS if self._is_late() else GRACE_SECONDS
-                deadline = min(deadline, time.perf_counter() + grace)
+                is_late = any(end["is_timed_out"] for end in self._ends.values())
+                deadline = min(deadline, time.perf_counter() + (LATE_SECONDS if is_late else GRACE_SECONDS))
             if time.perf_counter() > deadline:
                 self.had_to_end = True
-                self.ended_before = {rank for rank in range(self.trial.num_processes) if self._read_end(rank)}
+                self.ended_before = set(self._ends)
                 return
             self._sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Read the words that are new; listing the directory has NFS ask its server what there is."""
+        there = {entry.name for entry in os.scandir(self.directory)}
+        for known, name_file in ((self._places, place_file), (self._ends, end_file)):
+            for rank in range(self.trial.num_processes):
+                file = name_file(self.directory, rank)
+                words = read_words(file, self.launch) if rank not in known and file.name in there else None
+                if words is not None:
+                    known[rank] = words
 
     def read_ends(self, said: str) -> list[RankEnd] | None:
         """How every rank ended; None: none has ever begun."""
         ranks = range(self.trial.num_processes)
-        patience = LAST_SECONDS if self.had_to_end else 0.0 if self.process.returncode else WORD_SECONDS
+        has_failed = any(process.returncode for process in self.processes)
+        patience = LAST_SECONDS if self.had_to_end else 0.0 if has_failed else WORD_SECONDS
         give_up = time.perf_counter() + patience
+        self.look()
         while self._awaits_words() and time.perf_counter() < give_up:
             time.sleep(LOOK_SECONDS)
-            list(self.directory.iterdir())  # has NFS ask its server what there is
-        places = [self._read_place(rank) for rank in ranks]
-        if not any(places):
+            self.look()
+        if not self._places:
             return None
-        nodes = [place["node"] if place else "" for place in places]
+        nodes = [self._places[rank]["node"] if rank in self._places else "" for rank in ranks]
         words = f"{self._describe_silent(nodes)}; {said}"
         return [self._conclude(rank, nodes[rank], words) for rank in ranks]
 
     def has_oom_kill(self) -> bool:
         """Whether the kernel of the rank's own node killed a process for lack of memory."""
-        ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
-        return any(end is not None and end["has_oom_kill"] for end in ends)
+        self.look()
+        return any(end["has_oom_kill"] for end in self._ends.values())
 
     def read_loads(self) -> tuple[DeviceLoad, ...]:
         """How busy the ranks were, as each one's node saw it."""
@@ -220,19 +245,22 @@ class StepWatch:
         words = (read_words(file, self.launch) for file in files)
         return tuple(from_builtins(load, DeviceLoad) for word in words if word for load in word["loads"])
 
+    def _list_silent(self) -> list[int]:
+        return [rank for rank in range(self.trial.num_processes) if rank not in self._ends]
+
     def _awaits_words(self) -> bool:
         """Whether a rank that can still report its end has not done so."""
-        silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
-        return any(self._read_place(rank) for rank in silent) if self.had_to_end else bool(silent)
+        silent = self._list_silent()
+        return any(rank in self._places for rank in silent) if self.had_to_end else bool(silent)
 
     def _describe_silent(self, nodes: Sequence[str]) -> str:
         """Ranks that ended without a report: on a dead node, or killed together with their parents."""
-        silent = [rank for rank in range(self.trial.num_processes) if self._read_end(rank) is None]
+        silent = self._list_silent()
         named = [f"rank {rank} {'on ' + nodes[rank] if nodes[rank] else '(never started)'}" for rank in silent]
         return f"{' and '.join(named)} exited without a message, as when a node dies"
 
     def _conclude(self, rank: int, node: str, words: str) -> RankEnd:
-        end = self._read_end(rank)
+        end = self._ends.get(rank)
         if end is None:
             is_late = self.had_to_end and not self._has_failed()
             # One that had begun leaves word also when we end it: this one's node is gone, and whoever started it waits.
@@ -246,34 +274,22 @@ class StepWatch:
             node=node,
         )
 
-    def _read_place(self, rank: int) -> dict[str, Any] | None:
-        return read_words(place_file(self.directory, rank), self.launch)
-
-    def _read_end(self, rank: int) -> dict[str, Any] | None:
-        return read_words(end_file(self.directory, rank), self.launch)
-
     def _has_failed(self) -> bool:
         """Whether a rank has ended that was not to end yet."""
-        ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
-        return any(end is not None and end["code"] != 0 for end in ends)
-
-    def _is_late(self) -> bool:
-        """Whether a rank has ended because its time was up."""
-        ends = (self._read_end(rank) for rank in range(self.trial.num_processes))
-        return any(end is not None and end["is_timed_out"] for end in ends)
+        return any(end["code"] != 0 for end in self._ends.values())
 
     def _sleep(self, seconds: float) -> None:
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return
+        living = next((process for process in self.processes if process.poll() is None), None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if living is not None:
+                living.wait(seconds)
 
 
 def start_step(command: StepCommand, directory: Path) -> subprocess.Popen[bytes]:
     """Start the command in its own session: Ctrl-C reaches only the parent."""
     bound = (sys.executable, "-P", "-m", "scalelab.launch.bound", str(os.getpid()))
     variables = {"PYTHONSAFEPATH": "1", **command.variables}
-    with step_log(directory).open("wb") as log:
+    with step_log(directory).open("ab") as log:
         return subprocess.Popen(
             [*bound, *command.words],
             env=clean_variables(os.environ) | variables,
@@ -284,22 +300,27 @@ def start_step(command: StepCommand, directory: Path) -> subprocess.Popen[bytes]
         )
 
 
-def describe_end(command: StepCommand, process: subprocess.Popen[bytes], directory: Path) -> str:
-    """How the command ended, in its own words: an error that it, or a rank, has named comes before its last line."""
+def describe_end(commands: Sequence[StepCommand], processes: Sequence[subprocess.Popen[bytes]], directory: Path) -> str:
+    """How the commands ended, in their own words: an error that one of them or a rank names, or else the last line."""
     text = step_log(directory).read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if any(character.isalpha() for character in line)]
     errors = [line for line in lines if "error: " in line.lower()]
     words = errors[0] if errors else lines[-1] if lines else "no word"
-    return f"{name_words(command.words)} exited with code {process.returncode}: {words}; see {step_log(directory)}"
+    code = next((process.returncode for process in processes if process.returncode), 0)
+    return f"{name_words(commands[0].words)} exited with code {code}: {words}; see {step_log(directory)}"
 
 
-def end_step(process: subprocess.Popen[bytes]) -> None:
-    """End the command and all that it started; one that has ended is left alone."""
-    if process.poll() is None:
+def end_step(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the commands and all that they started; those that have ended are left alone."""
+    living = [process for process in processes if process.poll() is None]
+    for process in living:
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+    give_up = time.perf_counter() + END_SECONDS
+    for process in living:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, give_up - time.perf_counter()))
+    for process in processes:
+        if process.poll() is None:
             kill_group(process.pid)
-    process.wait()
-    kill_group(process.pid)
+        process.wait()
+        kill_group(process.pid)

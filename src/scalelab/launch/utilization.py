@@ -16,8 +16,7 @@ NVML is read through the package nvidia-ml-py where it is installed (`pip instal
 nvidia-smi; without either nothing is known, and the result is empty. Only trials that ask are looked at. Processes
 that a rank starts, such as loader workers, count as other programs.
 
-On a cluster the process beside every rank looks at that rank alone (`watch_rank`), for nobody else is on its node.
-Ranks of emulated hosts are this machine's, and are looked at once all have said which processes they are.
+The supervisor beside a rank looks at that rank alone (`watch_rank`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from scalelab.launch.agreement import clock_file, open_replica_clock
+from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
 from scalelab.launch.ranks.affinity import assign_cores
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Trial
@@ -57,15 +56,11 @@ class Reader(Protocol):
     def read(self) -> list[DeviceLoad]: ...
 
 
-FindPids = Callable[[], list[int] | None]
-"""The processes of all ranks; None: not all have begun."""
-
-
 @contextmanager
 def watch_devices(
     trial: Trial,
     directory: Path,
-    pids: Sequence[int] | FindPids,
+    pids: Sequence[int],
     cores: Sequence[Sequence[int]],
     num_gpus: int | None = None,
 ) -> Iterator[list[DeviceLoad]]:
@@ -80,8 +75,6 @@ def watch_devices(
     with ExitStack() as stack:
         if trial.device == "cuda":
             reader = open_gpus(num_gpus or trial.num_ranks, stack)
-        elif callable(pids):
-            reader = LateReader(pids, lambda found: make_reader(trial, directory, found, cores, stack))
         else:
             reader = make_reader(trial, directory, pids, cores, stack)
         if reader is None:
@@ -98,18 +91,18 @@ def watch_devices(
 
 
 @contextmanager
-def watch_rank(
-    trial: Trial, directory: Path, *, pid: int, cores: Sequence[int], rank: int, gpu: int
-) -> Iterator[list[DeviceLoad]]:
-    """One rank of several, by who runs beside it on its node: `gpu` is its device's number there.
+def watch_rank(trial: Trial, assignment: Assignment, pid: int) -> Iterator[list[DeviceLoad]]:
+    """One rank of several, by its supervisor.
 
     What others do on its cores is only known where no other rank may use them.
     """
+    directory, cores = Path(assignment.directory), [assignment.cores]
     if trial.num_processes == 1:
-        with watch_devices(trial, directory, [pid], [cores]) as loads:
+        with watch_devices(trial, directory, [pid], cores) as loads:
             yield loads
         return
-    with watch_devices(trial, directory, [pid], [cores], num_gpus=gpu + 1) as loads:
+    rank, gpu = assignment.rank, assignment.local_rank
+    with watch_devices(trial, directory, [pid], cores, num_gpus=gpu + 1) as loads:
         yield loads
     names = {f"gpu {gpu}": f"gpu {rank}"} if trial.device == "cuda" else {"rank 0": f"rank {rank}"}
     if trial.bind != "none" and not trial.is_oversubscribed:
@@ -135,22 +128,6 @@ def _look(reader: Reader, is_over: threading.Event, loads: list[DeviceLoad]) -> 
     reader.read()
     while not is_over.wait(reader.period_seconds):
         loads += reader.read()
-
-
-class LateReader:
-    """Starts sampling once all ranks have reported their process ids."""
-
-    period_seconds = PERIOD_SECONDS
-
-    def __init__(self, find_pids: FindPids, make: Callable[[list[int]], Reader]) -> None:
-        self._find_pids, self._make = find_pids, make
-        self._reader: Reader | None = None
-
-    def read(self) -> list[DeviceLoad]:
-        if self._reader is None:
-            pids = self._find_pids()
-            self._reader = None if pids is None else self._make(pids)
-        return [] if self._reader is None else self._reader.read()
 
 
 class RankReader:

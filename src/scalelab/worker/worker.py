@@ -21,7 +21,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, assert_never
@@ -38,6 +38,7 @@ from scalelab.launch.agreement import (
     DUMP_SIGNAL,
     EXIT_FAILED,
     EXIT_STORAGE,
+    Assignment,
     make_replica_clock,
     outcome_file,
     samples_file,
@@ -47,7 +48,7 @@ from scalelab.launch.ranks.affinity import assign_cores
 from scalelab.launch.ranks.topology import find_numa_nodes, read_numa_nodes
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import write_json
-from scalelab.records.observations import RankReport, RankSource
+from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.schema import read_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantization, Quantize, Read, Train
@@ -122,30 +123,6 @@ LONGEST_WAIT_SECONDS = 1800.0
 """Timeout of one collective; a whole training run may take days."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from malloc.h."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What the launcher decides for a rank, beyond the trial."""
-
-    directory: str
-    rank: int
-    cores: tuple[int, ...]
-    local_rank: int
-    address: str = "127.0.0.1"
-    """Where rank 0 listens."""
-    port: int = 0
-    listen_fd: int | None = None
-    """Rank 0 inherits the socket that the rendezvous listens on; the others connect to its port."""
-    host: str = ""
-    """Where the rank is; empty: on the machine that says so itself."""
-    launcher: str = ""
-    agreeing: tuple[str, ...] = ()
-    host_rank: int | None = None
-    """Who started the rank, which sources agree, and its local rank, for the report."""
-    sources: tuple[RankSource, ...] = ()
-    is_joined: bool = False
-    """Whether torchrun started the rank and its variables hold the rendezvous address."""
 
 
 def run_rank(assignment: Assignment) -> int:
@@ -319,12 +296,9 @@ def locate_rank(trial: Trial, report: RankReport) -> RankReport:
 
 
 def join_group(trial: Trial, assignment: Assignment) -> None:
-    """Connect to the other ranks: through torchrun's variables, or at the forkserver's socket."""
+    """Connect to the other ranks where rank 0 listens."""
     backend = name_backend(trial)
     timeout = timedelta(seconds=min(trial.timeout_seconds, LONGEST_WAIT_SECONDS))
-    if assignment.is_joined:
-        dist.init_process_group(backend, timeout=timeout)
-        return
     store = TCPStore(
         assignment.address,
         assignment.port,

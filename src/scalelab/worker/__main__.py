@@ -1,6 +1,8 @@
-"""A rank whose place has been worked out: `python -m scalelab.worker.entry.assigned PARENT ASSIGNMENT`.
+"""A rank: `python -m scalelab.worker PARENT ASSIGNMENT`, where ASSIGNMENT is `agreement.Assignment` as JSON.
 
-Started by `cluster_rank.py`, which has no torch; ASSIGNMENT is the record as JSON.
+This is the way into every rank that the forkserver does not fork. A process without torch starts it, once it knows who
+and where the rank is and has met the others: the supervisor of a step (`launch/supervisor.py`) or `scalelab train`
+under a launcher (`launch/joined.py`). The rank ends with that process.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ import json
 import os
 import sys
 
-from scalelab.launch.agreement import die_with_parent
+from scalelab.launch.agreement import Assignment, die_with_parent
 from scalelab.records.trial import from_builtins
-from scalelab.worker.worker import Assignment, run_rank
+from scalelab.worker.worker import run_rank
 
 
 def main(parent: str, assignment: str) -> int:

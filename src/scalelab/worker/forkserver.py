@@ -33,8 +33,8 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.launch.agreement import die_with_parent, kill_group, log_file
-from scalelab.worker.worker import Assignment, run_rank
+from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file
+from scalelab.worker.worker import run_rank
 
 
 class ForkServer:

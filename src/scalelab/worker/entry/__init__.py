@@ -1,1 +1,0 @@
-"""How a rank process begins."""
