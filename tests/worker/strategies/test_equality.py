@@ -7,6 +7,8 @@ setting of ddp that only moves bytes; checkpointing, which repeats the same oper
 Within a tolerance: two ranks against one. A gradient is then the sum of two halves' sums instead of one sum over the
 batch, and so is the loss: a different order of the same additions, each wrong by at most half a unit in the last place
 (6e-8 of float32). The same holds for accumulation.
+
+And they are the losses of 0.1.0, of every strategy on every built-in workload (`stored.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import pytest
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading, StepShape
+from scalelab.workloads.catalogue import BUILT_IN
 from tests.worker.strategies.cases import CASES, SHARDED, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
+from tests.worker.strategies.stored import KERNELS, check_stored, describe_processor, is_same_processor, read_stored
 
 pytestmark = pytest.mark.ranks
 
@@ -37,6 +41,9 @@ def test_two_ranks_with_half_the_batch_train_as_one_with_all_of_it(
     assert together["ddp"] == pytest.approx(alone, rel=ROUNDING)
     for strategy in SHARDED:
         assert together[strategy] == together["ddp"], strategy
+    check_stored(case, "single", 1, alone)
+    for strategy, losses in together.items():
+        check_stored(case, strategy, 2, losses)
 
 
 @pytest.mark.parametrize("case", QUICK)
@@ -46,10 +53,28 @@ def test_every_strategy_on_one_rank_is_bit_equal_to_single(launcher: LocalLaunch
         assert read_losses(launcher, tmp_path, strategy, 1, **CASES[case]) == alone, strategy
 
 
-@pytest.mark.parametrize("case", QUICK)
+@pytest.mark.parametrize("case", CASES)
 def test_dp_on_two_replicas_trains_as_single(launcher: LocalLauncher, tmp_path: Path, case: str) -> None:
     alone = read_losses(launcher, tmp_path, "single", 1, **CASES[case])
-    assert read_losses(launcher, tmp_path, "dp", 2, **CASES[case]) == pytest.approx(alone, rel=ROUNDING)
+    together = read_losses(launcher, tmp_path, "dp", 2, **CASES[case])
+    assert together == pytest.approx(alone, rel=ROUNDING)
+    check_stored(case, "dp", 2, together)
+
+
+def test_losses_of_0_1_0_are_stored_for_every_workload_and_strategy() -> None:
+    stored = read_stored()["losses"]
+    assert {case["workload"] for case in CASES.values()} == set(BUILT_IN)
+    assert set(stored) == set(CASES)
+    for losses in stored.values():
+        assert set(losses) == {"single-1", "dp-2", *(f"{strategy}-2" for strategy in SPREAD)}
+
+
+def test_losses_of_0_1_0_are_compared_bit_for_bit() -> None:
+    if not is_same_processor():
+        pytest.skip(
+            f"stored with {read_stored()['processor']}, and this is {describe_processor()}: losses were compared within"
+            f" {KERNELS:g} instead"
+        )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
