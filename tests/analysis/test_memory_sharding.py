@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.memory import MemoryAccount, MemoryEvent, PhaseMark, account_step
-from scalelab.analysis.memory_sharding import MemoryRecording, Sharding, UnitMark, spread_recording, spread_standing
+from scalelab.analysis.memory_sharding import MemoryRecording, Sharding, UnitMark, shard_recording, shard_standing
+from scalelab.records.strategies import STRATEGIES
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}
@@ -51,11 +52,15 @@ def record_step() -> MemoryRecording:
 
 
 def account(strategy: str, num_ranks: int = 2, **fields: bool) -> MemoryAccount:
-    spread = Sharding(
-        strategy=strategy, num_ranks=num_ranks, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT, **fields
+    sharding = Sharding(
+        strategy=STRATEGIES[strategy],
+        num_ranks=num_ranks,
+        unit_bytes=(0, UNIT, UNIT),
+        gradient_bytes=2 * UNIT,
+        **fields,
     )
-    events, marks = spread_recording(record_step(), spread)
-    return account_step(events, marks, spread_standing(STANDING, spread))
+    events, marks = shard_recording(record_step(), sharding)
+    return account_step(events, marks, shard_standing(STANDING, sharding))
 
 
 def test_a_plain_step_stays_as_it_is() -> None:
@@ -136,6 +141,8 @@ def test_accumulated_passes_reduce_once() -> None:
     ]
     at = next(n for n, mark in enumerate(recording.marks) if isinstance(mark, PhaseMark) and mark.phase == "model")
     marks = [*recording.marks[:at], *early, *recording.marks[at:]]
-    spread = Sharding(strategy="fsdp-full", num_ranks=2, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT)
-    events, _ = spread_recording(MemoryRecording(recording.events, marks), spread)
-    assert events == spread_recording(recording, spread)[0]
+    sharding = Sharding(
+        strategy=STRATEGIES["fsdp-full"], num_ranks=2, unit_bytes=(0, UNIT, UNIT), gradient_bytes=2 * UNIT
+    )
+    events, _ = shard_recording(MemoryRecording(recording.events, marks), sharding)
+    assert events == shard_recording(recording, sharding)[0]

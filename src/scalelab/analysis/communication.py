@@ -44,6 +44,7 @@ from types import MappingProxyType
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Message, MessageBasis
 from scalelab.records.settings import Spreading
+from scalelab.records.strategies import Send, find_strategy
 
 FLOAT_BYTES = 4
 """Statistics of batch norm are reduced in float32."""
@@ -62,17 +63,24 @@ def expect_messages(
     strategy: str, num_ranks: int, basis: MessageBasis, spreading: Spreading, accumulation: int = 1
 ) -> list[Message]:
     """What theory says one step sends; `count` is left at 0 where it depends on how tensors are put into buckets."""
-    exchange = _expect_ddp(basis, spreading) if strategy == "ddp" else []
-    if strategy.startswith("fsdp"):
-        exchange = _expect_fsdp(strategy, basis, spreading, accumulation)
-    return [message for message in (*exchange, *_expect_norms(basis, num_ranks, accumulation)) if message.payload_bytes]
+    sent = [
+        _expect_send(send, basis, spreading)
+        for send in find_strategy(strategy).sends
+        if _is_sized(send, spreading, accumulation) and getattr(spreading, send.option, True)
+    ]
+    return [message for message in (*sent, *_expect_norms(basis, num_ranks, accumulation)) if message.payload_bytes]
 
 
 def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
     """Whether theory gives every byte: not what PowerSGD compresses to, nor when FSDP gathers between passes."""
-    if strategy == "ddp":
-        return spreading.gradient_hook != "powersgd"
-    return strategy.startswith("fsdp") and accumulation == 1
+    sends = find_strategy(strategy).sends
+    return bool(sends) and all(_is_sized(send, spreading, accumulation) for send in sends)
+
+
+def _is_sized(send: Send, spreading: Spreading, accumulation: int) -> bool:
+    if send.size in ("units", "inner_units"):
+        return accumulation == 1
+    return send.size != "gradients" or spreading.gradient_hook != "powersgd"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,29 +127,16 @@ def _key(message: Message) -> tuple[str, str, str]:
     return message.kind, message.purpose, message.phase
 
 
-def _expect_ddp(basis: MessageBasis, spreading: Spreading) -> list[Message]:
-    found = []
-    if spreading.gradient_hook != "powersgd":
-        payload = HALF_BYTES * basis.num_gradients if spreading.gradient_hook != "none" else basis.gradient_bytes
-        found.append(_expect("all_reduce", "gradients", "backward", payload))
-    if spreading.broadcast_buffers:
-        found.append(_expect("broadcast", "buffers", "forward", basis.buffer_bytes))
-    return found
-
-
-def _expect_fsdp(strategy: str, basis: MessageBasis, spreading: Spreading, accumulation: int) -> list[Message]:
-    if accumulation > 1:
-        return []
-    units, total = basis.unit_bytes, sum(basis.unit_bytes)
-    sharded = [size for size in units if size]
-    if strategy == "fsdp-none":
-        return [_expect("all_reduce", "gradients", "backward", total, len(sharded))]
-    again = units[1:] if strategy == "fsdp-full" or (strategy == "fsdp2" and spreading.reshard_after_forward) else ()
-    return [
-        _expect("all_gather", "parameters", "forward", total, len(sharded)),
-        _expect("all_gather", "parameters", "backward", sum(again), sum(size > 0 for size in again)),
-        _expect("reduce_scatter", "gradients", "backward", total, len(sharded)),
-    ]
+def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Message:
+    compressed = None if spreading.gradient_hook == "none" else HALF_BYTES * basis.num_gradients
+    pieces = {
+        "gradients": (basis.gradient_bytes if compressed is None else compressed,),
+        "buffers": (basis.buffer_bytes,),
+        "units": basis.unit_bytes,
+        "inner_units": basis.unit_bytes[1:],
+    }[send.size]
+    count = sum(size > 0 for size in pieces) if send.size in ("units", "inner_units") else 0
+    return _expect(send.kind, send.purpose, send.phase, sum(pieces), count)
 
 
 def _expect_norms(basis: MessageBasis, num_ranks: int, accumulation: int) -> list[Message]:

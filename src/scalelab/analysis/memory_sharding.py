@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
-from scalelab.records.settings import SHARDED
+from scalelab.records.strategies import MemoryRules, Part, Strategy
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
 
@@ -56,9 +56,9 @@ class MemoryRecording(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What the strategy shards, and into how many parts."""
+    """How the step is distributed."""
 
-    strategy: str
+    strategy: Strategy
     num_ranks: int
     unit_bytes: tuple[int, ...]
     """Parameters of every unit."""
@@ -70,24 +70,27 @@ class Sharding:
     """ddp: `gradient_as_bucket_view`."""
 
     @property
-    def num_shards(self) -> int:
-        """Into how many pieces parameters and optimizer are cut."""
-        return self.num_ranks if self.strategy in SHARDED else 1
+    def rules(self) -> MemoryRules:
+        return self.strategy.memory or MemoryRules()
+
+    def cut(self, part: Part, num_bytes: int) -> int:
+        """A rank's share of a part of the training state."""
+        return -(-num_bytes // self.strategy.count_shards(part, self.num_ranks))
 
 
-def spread_standing(standing: Mapping[str, int], spread: Sharding) -> dict[str, int]:
+def shard_standing(standing: Mapping[str, int], sharding: Sharding) -> dict[str, int]:
     """What is there all the time, of this rank."""
-    shared = dict(standing)
-    for name in ("parameters", "optimizer"):
-        shared[name] = -(-standing.get(name, 0) // spread.num_shards)
-    if spread.strategy == "ddp":
-        shared["buckets"] = spread.gradient_bytes
-    return shared
+    kept = dict(standing)
+    kept["parameters"] = sharding.cut("parameters", standing.get("parameters", 0))
+    kept["optimizer"] = sharding.cut("optimizer", standing.get("optimizer", 0))
+    if sharding.rules.has_buckets:
+        kept["buckets"] = sharding.gradient_bytes
+    return kept
 
 
-def spread_recording(recording: MemoryRecording, spread: Sharding) -> tuple[list[MemoryEvent], list[PhaseMark]]:
+def shard_recording(recording: MemoryRecording, sharding: Sharding) -> tuple[list[MemoryEvent], list[PhaseMark]]:
     """The calls and the marks of the same step under the strategy."""
-    return _Replay(recording, spread).run()
+    return _Replay(recording, sharding).run()
 
 
 def drop_early_gradients(marks: Sequence[PhaseMark | UnitMark]) -> list[PhaseMark | UnitMark]:
@@ -108,10 +111,10 @@ def drop_early_gradients(marks: Sequence[PhaseMark | UnitMark]) -> list[PhaseMar
 
 @dataclass
 class _Replay:
-    """Goes through a plain recording and writes the spread one."""
+    """Goes through a plain recording and writes the distributed one."""
 
     recording: MemoryRecording
-    spread: Sharding
+    sharding: Sharding
     events: list[MemoryEvent] = field(default_factory=list)
     marks: list[PhaseMark] = field(default_factory=list)
     held: dict[tuple[str, int], MemoryEvent] = field(default_factory=dict)
@@ -137,13 +140,13 @@ class _Replay:
         """What an optimizer allocates goes with the parameters that it updates."""
         if self.phase != "optimizer" or event.num_bytes < 0:
             return event
-        return event._replace(num_bytes=-(-event.num_bytes // self.spread.num_shards))
+        return event._replace(num_bytes=self.sharding.cut("optimizer", event.num_bytes))
 
     def _pass(self, mark: PhaseMark | UnitMark) -> None:
         if isinstance(mark, UnitMark):
-            actions = _ACTIONS.get(self.spread.strategy, {})
-            if mark.moment in actions:
-                actions[mark.moment](self, mark)
+            action = getattr(self.sharding.rules, mark.moment)
+            if action:
+                _ACTIONS[action](self, mark)
             if mark.moment == "forward_end":
                 self.order = [unit for unit in self.order if unit != mark.unit] + [mark.unit]
             return
@@ -155,9 +158,8 @@ class _Replay:
         """What a strategy releases at the end of a phase, and which phase comes next."""
         following = {"input": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "input"}
         self.phase = following.get(phase, self.phase)
-        ends_gradients = "optimizer" if self.spread.strategy == "fsdp2" else "input"
         for purpose, unit in list(self.held):
-            is_over = purpose == "piece" and phase == ends_gradients
+            is_over = purpose == "piece" and phase == self.sharding.rules.releases_gradients_in
             is_sent = purpose in ("sent", "arrived") and phase in ("forward", "backward")
             if is_over or is_sent:
                 self._release(purpose, unit)
@@ -179,12 +181,12 @@ class _Replay:
 
     def _communicate(self, unit: int) -> None:
         """What a collective takes for itself, while it runs."""
-        if self.spread.has_scratch:
+        if self.sharding.has_scratch:
             self._make("scratch", unit, self._size(unit))
             self._release("scratch", unit)
 
     def _size(self, unit: int) -> int:
-        return self.spread.unit_bytes[unit]
+        return self.sharding.unit_bytes[unit]
 
     def _find_next(self, unit: int) -> int | None:
         """The unit whose backward comes after this one's."""
@@ -215,7 +217,7 @@ class _Replay:
         self._make("joined", mark.unit, size, is_exchange=False)
         self._release_gradients(mark)
         self._release("whole", mark.unit)
-        self._make("piece", mark.unit, -(-size // self.spread.num_shards))
+        self._make("piece", mark.unit, self.sharding.cut("gradients", size))
         self._communicate(mark.unit)
         self._release("joined", mark.unit)
 
@@ -225,7 +227,7 @@ class _Replay:
         self._release_gradients(mark)
 
     def copy_to_buckets(self, mark: UnitMark) -> None:
-        if self.spread.gradients_in_buckets:
+        if self.sharding.gradients_in_buckets:
             self._release_gradients(mark)
 
     def arrive(self, mark: UnitMark) -> None:
@@ -261,30 +263,21 @@ class _Replay:
                 self._release("sent", unit)
         self._make("sent", mark.unit, size)
         self._release_gradients(mark)
-        self._make("piece", mark.unit, -(-size // self.spread.num_shards))
+        self._make("piece", mark.unit, self.sharding.cut("gradients", size))
         self._communicate(mark.unit)
 
 
 Action = Callable[[_Replay, UnitMark], None]
 
-_ACTIONS: dict[str, dict[Moment, Action]] = {
-    "ddp": {"gradients": _Replay.copy_to_buckets},
-    "fsdp-full": {
-        "forward": _Replay.gather,
-        "forward_end": _Replay.give_back,
-        "backward": _Replay.gather_ahead,
-        "gradients": _Replay.reduce,
-    },
-    "fsdp-grad-op": {
-        "forward": _Replay.gather,
-        "backward": _Replay.gather_ahead,
-        "gradients": _Replay.reduce,
-    },
-    "fsdp-none": {"gradients": _Replay.join},
-    "fsdp2": {
-        "forward": _Replay.arrive,
-        "forward_end": _Replay.give_back,
-        "backward": _Replay.arrive_ahead,
-        "gradients": _Replay.send,
-    },
+_ACTIONS: dict[str, Action] = {
+    "gather": _Replay.gather,
+    "gather_ahead": _Replay.gather_ahead,
+    "give_back": _Replay.give_back,
+    "reduce": _Replay.reduce,
+    "join": _Replay.join,
+    "copy_to_buckets": _Replay.copy_to_buckets,
+    "arrive": _Replay.arrive,
+    "arrive_ahead": _Replay.arrive_ahead,
+    "send": _Replay.send,
 }
+"""By the names that the records of strategies use."""

@@ -22,9 +22,9 @@ from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun
 from scalelab.records.store import RunStore
-from scalelab.records.strategies import Strategy, check_spreading, check_strategy
+from scalelab.records.strategies import StrategyName, check_spreading, choose_strategy
 from scalelab.records.tasks import Train
-from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.records.trial import Status, Trial, TrialResult, check_strategy
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
@@ -68,8 +68,8 @@ class TrainStudy(Study):
 
     ranks: int = 1
     """Ranks to train on; under torchrun, as many as it started."""
-    strategy: Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")] = None
-    """Strategy: single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one rank, ddp on more."""
+    strategy: StrategyName | None = None
+    """How training is distributed. None: single on one rank, ddp on more."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
     course: TrainingRun = field(default_factory=TrainingRun)
@@ -84,7 +84,7 @@ class TrainStudy(Study):
 
     @property
     def found_strategy(self) -> str:
-        return self.strategy or ("single" if self.ranks == 1 else "ddp")
+        return choose_strategy(self.strategy, self.ranks)
 
     def plan(self) -> list[Trial]:
         job, device = self.job, self.job.found_device

@@ -25,6 +25,7 @@ from scalelab.predict.scaled_job import scale_out
 from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
 from scalelab.records.settings import Dtype, MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
+from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
 from scalelab.units import parse_bytes, parse_seconds
@@ -86,8 +87,8 @@ class ChangeFlags:
     """Factor by which every rank computes faster (another device or data type)."""
     dtype: Dtype | None = None
     """Data type of parameters and gradients: changes their bytes. For its effect on compute use --compute."""
-    strategy: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Another strategy: ddp, fsdp-none, fsdp-full, fsdp2 or fsdp-grad-op."""
+    strategy: ProcessStrategy | None = None
+    """Another strategy."""
     units: MaybeInt = None
     """FSDP units of a sharded model, for example its number of blocks. None: 12."""
 
@@ -221,7 +222,7 @@ def predict_best(wanted: Predict) -> Document:
         need=find_need(run),
         memory_bytes=memory,
         top=wanted.search.top,
-        is_compressible=found.job.strategy == "ddp" and found.device == "cuda",
+        is_compressible="gradient_hook" in find_strategy(found.job.strategy).options and found.device == "cuda",
     )
     confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
     return describe_best(found, best, num_left_out, store.name, confirmed)
@@ -237,7 +238,7 @@ def read_run(wanted: Predict) -> tuple[RunStore, ScalingRun]:
     sampling = record.fields.get("sampling", {})
     run = ScalingRun.from_results(
         read_whole(store),
-        record.fields.get("strategy", "ddp"),
+        record.fields.get("strategy", DEFAULT),
         sampling.get("warmup") if isinstance(sampling, dict) else None,
         is_strong=record.study == STRONG,
     )

@@ -20,7 +20,7 @@ from scalelab.launch.joined import JoinedLauncher, find_member, run_member
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
 from scalelab.records.store import RunStore, find_runs
-from scalelab.records.trial import SINGLE_PROCESS
+from scalelab.records.strategies import DEFAULT, STRATEGIES
 from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
 
@@ -56,8 +56,10 @@ def join_ranks(train: TrainStudy, member: Membership) -> TrainStudy:
     """The training run on the ranks that were launched."""
     if train.ranks not in (1, member.num_ranks):
         raise UsageError(f"--ranks {train.ranks} contradicts the {member.num_ranks} launched ranks: leave it out")
-    if member.num_ranks > 1 and train.strategy in SINGLE_PROCESS:
-        raise UsageError(f"--strategy {train.strategy} runs one process, {member.num_ranks} were launched: use ddp")
+    if member.num_ranks > 1 and train.strategy is not None and not STRATEGIES[train.strategy].has_processes:
+        raise UsageError(
+            f"--strategy {train.strategy} runs one process, {member.num_ranks} were launched: use {DEFAULT}"
+        )
     return dataclasses.replace(train, ranks=member.num_ranks, local_ranks=member.num_local_ranks)
 
 

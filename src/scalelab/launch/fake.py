@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.records.observations import Fetch, Message, RankReport, ReadingReport, TracedStep, Transfer
+from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import MEMORY, Dataset, Exchange, Pass, Read
 from scalelab.records.trial import Status, StepKind, StepPlan, StepSample, Trial, TrialResult, not_run
 
@@ -149,7 +150,8 @@ class FakeLauncher:
 
     def _find_ready(self, trial: Trial, seconds: float) -> float | None:
         """The last gradient comes as long before the end of backward as communication is exposed."""
-        return 0.9 * seconds - self._comm_seconds(trial) if trial.strategy in ("single", "ddp") else None
+        is_known = find_strategy(trial.strategy).can_skip_communication
+        return 0.9 * seconds - self._comm_seconds(trial) if is_known else None
 
     def _draw(self, trial: Trial, kind: StepKind, step: int, launch_shift: float, rng: np.random.Generator) -> float:
         seconds = self._step_seconds(trial)

@@ -29,7 +29,7 @@ from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
 from scalelab.records.environment import usable_cores
-from scalelab.records.trial import SINGLE_PROCESS, Trial, TrialResult
+from scalelab.records.trial import Trial, TrialResult
 
 START_SECONDS = 120.0
 """How long importing torch may take; on a cold network file system it is minutes."""
@@ -221,7 +221,7 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
         "directory": str(directory.resolve()),
         "cores": bind_ranks(trial, trial.num_processes, usable_cores()),
         "port": trial.port,
-        "needs_rendezvous": trial.strategy not in SINGLE_PROCESS and not trial.is_forecast,
+        "needs_rendezvous": trial.joins_group,
     }
 
 

@@ -35,13 +35,11 @@ from scalelab.predict.network_model import (
     overlap_buckets,
     overlap_units,
 )
-from scalelab.records.settings import SHARDED
 from scalelab.records.steps import PHASES
+from scalelab.records.strategies import find_strategy
 
 NUM_UNITS = 12
 """FSDP units of a sharded model, by default."""
-WHOLE = ("ddp", "fsdp-none")
-"""Strategies that all-reduce whole gradients in buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +156,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
     forward_exposed = 0.0
     if num_ranks == 1:
         exposed = communication = 0.0
-    elif job.strategy in SHARDED:
+    elif find_strategy(job.strategy).does_send("parameters", "forward"):
         forward_exposed, exposed, communication = _overlap_sharded(job, num_ranks, times["forward"], backward)
     else:
         buckets = fill_buckets(
@@ -201,7 +199,7 @@ def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: f
         units,
         lambda payload: job.network.cost("all_gather", num_ranks, payload),
         lambda payload: job.network.cost("reduce_scatter", num_ranks, payload),
-        is_regathered=job.strategy != "fsdp-grad-op",
+        is_regathered=find_strategy(job.strategy).does_send("parameters", "backward"),
     )
     total = ahead.communication_seconds + back.communication_seconds
     return ahead.exposed_seconds, back.exposed_seconds, total

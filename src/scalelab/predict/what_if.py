@@ -15,7 +15,6 @@ from typing import Literal
 from scalelab.errors import UsageError
 from scalelab.predict.network_model import MEBIBYTE, LinkCost
 from scalelab.predict.scaled_job import (
-    WHOLE,
     PerSampleCost,
     ScaledJob,
     ScaledStep,
@@ -23,7 +22,8 @@ from scalelab.predict.scaled_job import (
     predict_step,
     scale_out,
 )
-from scalelab.records.settings import SHARDED, Dtype
+from scalelab.records.settings import Dtype
+from scalelab.records.strategies import find_strategy, list_strategies
 
 Compression = Literal["none", "fp16", "bf16"]
 WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "tf32": 1.0, "bfloat16": 0.5, "float16": 0.5}
@@ -58,8 +58,9 @@ class WhatIf:
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
             raise UsageError(f"--compression must be one of {', '.join(COMPRESSIONS)}, got {self.compression}")
-        if self.strategy is not None and self.strategy not in (*SHARDED, *WHOLE):
-            raise UsageError(f"--strategy must be one of {', '.join((*WHOLE, *SHARDED))}, got {self.strategy}")
+        known = list_strategies(lambda strategy: strategy.has_processes)
+        if self.strategy is not None and self.strategy not in known:
+            raise UsageError(f"--strategy must be one of {', '.join(known)}, got {self.strategy}")
         if self.num_units is not None and self.num_units < 1:
             raise UsageError(f"--units must be ≥ 1, got {self.num_units}")
         for name, value in (("slow", self.slow_factor), ("compute", self.compute_factor)):
@@ -111,7 +112,7 @@ def change_job(job: ScaledJob, change: WhatIf) -> ScaledJob:
             ranks_per_node=change.ranks_per_node or network.ranks_per_node,
         )
     strategy = change.strategy or job.strategy
-    if strategy in SHARDED and change.compression != "none":
+    if "gradient_hook" not in find_strategy(strategy).options and change.compression != "none":
         raise UsageError(f"--compression {change.compression} is a DDP communication hook; {strategy} has none")
     phases = job.phases
     if change.compute_factor != 1:

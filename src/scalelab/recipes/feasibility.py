@@ -31,7 +31,7 @@ from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.launch.steps import find_program
 from scalelab.recipes.recipe import Size
 from scalelab.records.environment import find_gpus, installed_version, read_allowed_memory
-from scalelab.records.strategies import SHARDED
+from scalelab.records.strategies import ALL_PARTS, find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.optimizers import KEPT_TENSORS
@@ -164,9 +164,11 @@ def count_state_bytes(trial: Trial) -> int:
         return 0
     num_parameters = make_options(trial.workload, trial.options).count_parameters()
     size = 4 if trial.shape.autocast else BYTES.get(trial.dtype, 4)
-    copies = 2 + count_moments(trial) + (trial.strategy == "ddp")
-    total = num_parameters * size * copies
-    return total // trial.num_ranks if trial.strategy in SHARDED else total
+    strategy = find_strategy(trial.strategy)
+    has_buckets = strategy.memory is not None and strategy.memory.has_buckets
+    one = num_parameters * size
+    pieces = {part: one // strategy.count_shards(part, trial.num_ranks) for part in ALL_PARTS}
+    return pieces["parameters"] + pieces["gradients"] + count_moments(trial) * pieces["optimizer"] + has_buckets * one
 
 
 def count_moments(trial: Trial) -> int:

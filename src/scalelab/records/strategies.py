@@ -1,62 +1,259 @@
-"""The strategies by name and their options; without torch."""
+"""The strategies: one record each, which says what studies, predictions and the worker have to know; without torch.
+
+A strategy is a record here and a function in `worker/strategies/`, which the record names. Nothing else in the package
+asks for a strategy by its name: what a step sends, what it shards, which instruments apply and what is refused are
+questions to the record.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.records.settings import SHARDED as SHARDED
-from scalelab.records.settings import Spreading
-from scalelab.records.trial import Trial
+from scalelab.records.observations import Instrument
+from scalelab.records.settings import Phase, Spreading
 
-Strategy = Literal["single", "dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
-Spread = Literal["dp", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"]
-"""The strategies that use more than one rank."""
-
-STRATEGIES: dict[str, str] = {
-    "single": "the plain loop with no process group, on one rank",
-    "dp": "nn.DataParallel: one process, a replica per GPU; on CPU its algorithm is emulated by threads",
-    "ddp": "DistributedDataParallel: every rank has the whole model, gradients are all-reduced during backward",
-    "fsdp-full": "FullyShardedDataParallel, FULL_SHARD: parameters, gradients and optimizer state are sharded",
-    "fsdp-grad-op": "FullyShardedDataParallel, SHARD_GRAD_OP: parameters stay gathered between forward and backward",
-    "fsdp-none": "FullyShardedDataParallel, NO_SHARD: nothing is sharded",
-    "fsdp2": "fully_shard (FSDP2): each parameter is sharded as a DTensor",
-}
-
-FSDP = (*SHARDED, "fsdp-none")
-KNOWN_FIELDS: dict[str, tuple[str, ...]] = {
-    "ddp": tuple(field.name for field in fields(Spreading) if field.name != "reshard_after_forward"),
-    "fsdp2": ("sync_batch_norm", "reshard_after_forward"),
-} | dict.fromkeys(("fsdp-full", "fsdp-grad-op", "fsdp-none"), ("sync_batch_norm",))
-"""Which fields of `Spreading` a strategy takes."""
+Part = Literal["parameters", "gradients", "optimizer"]
+Sized = Literal["gradients", "buffers", "units", "inner_units"]
 
 
-def check_strategy(trial: Trial) -> None:
-    """Refuse what the strategy would ignore, and what it cannot do."""
-    check_spreading(trial.strategy, trial.spreading)
-    if trial.spreading.static_graph and trial.accumulation > 1:
-        raise UsageError(
-            f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
-            " in the first pass to learn the graph; drop one of the two"
-        )
-    if trial.strategy == "dp" and trial.shape.checkpointing != "none" and trial.is_emulated:
-        raise UsageError(
-            f"--activation-checkpointing {trial.shape.checkpointing} does not work with --strategy dp on a CPU:"
-            " replicas that share one random generator cannot redraw a dropout mask; use --strategy ddp"
-        )
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Collectives that a strategy starts in every step; `analysis/communication.py` gives their bytes."""
+
+    kind: str
+    purpose: str
+    phase: Phase
+    size: Sized
+    """All gradients, all buffers, every unit (the blocks of the model and its root), or every unit but the root."""
+    option: str = ""
+    """The field of `Spreading` that turns them off; empty: they are always sent."""
 
 
-def check_spreading(strategy: str, spreading: Spreading) -> None:
+@dataclass(frozen=True, kw_only=True)
+class MemoryRules:
+    """What a strategy allocates and releases in a step; `analysis/memory_sharding.py` applies the rules."""
+
+    has_buckets: bool = False
+    """Whether communication buckets as large as all gradients are there all the time."""
+    forward: Literal["", "gather", "arrive"] = ""
+    forward_end: Literal["", "give_back"] = ""
+    backward: Literal["", "gather_ahead", "arrive_ahead"] = ""
+    gradients: Literal["", "copy_to_buckets", "reduce", "join", "send"] = ""
+    """What happens when a unit's forward begins and ends, its backward begins, and its last gradient is there."""
+    releases_gradients_in: Literal["input", "optimizer"] = "input"
+    """The phase that ends with the strategy's own gradients released."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A field of `StepShape` that the strategy cannot be combined with."""
+
+    field: str
+    reason: str
+    instead: str
+    only_emulated: bool = False
+    """Whether only the emulation on a CPU refuses it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How training is distributed."""
+
+    name: str
+    description: str
+    apply: str
+    """The function that prepares the model, as module:function: `(model, device, trial) -> model`."""
+    ranks: Literal["one", "threads", "processes"] = "processes"
+    """Whether it runs on one rank only, as replicas in the threads of one process, or as one process per rank."""
+    options: tuple[str, ...] = ()
+    """The fields of `Spreading` that it takes."""
+    shards: tuple[Part, ...] = ()
+    """What every rank has only its share of."""
+    sends: tuple[Send, ...] = ()
+    memory: MemoryRules | None = None
+    """None: memory can be neither forecast nor recorded by category."""
+    instruments: tuple[Instrument, ...] = ()
+    """Those that only some strategies have."""
+    can_skip_communication: bool = False
+    """Whether a step without any communication can be taken, to time what communication adds."""
+    wraps_blocks: bool = False
+    """Whether every block of the model is a unit of its own: it is compiled alone, and its gradients lie together."""
+    rebuilds_buckets: bool = False
+    """Whether gradients are put into other buckets after the first step."""
+    needs_gpus: bool = False
+    """Whether torch has it on GPUs only; on a CPU its algorithm is emulated."""
+    on_one_rank: str = ""
+    """The strategy that it becomes on one rank; empty: itself."""
+    refuses: tuple[Refusal, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the plain loop, without anything to distribute."""
+        return self.ranks == "one"
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether its ranks are replicas in one process."""
+        return self.ranks == "threads"
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether every rank is a process and belongs to a process group."""
+        return self.ranks == "processes"
+
+    def count_shards(self, part: Part, num_ranks: int) -> int:
+        """Into how many pieces a part of the training state is cut."""
+        return num_ranks if part in self.shards else 1
+
+    def count_ranks(self, num_ranks: int) -> int:
+        """The ranks it runs on where the others run on so many."""
+        return 1 if self.is_plain else num_ranks
+
+    def name_on(self, num_ranks: int) -> str:
+        return self.name if self.is_plain else f"{self.name} × {num_ranks}"
+
+    def does_send(self, purpose: str, phase: str) -> bool:
+        return any((send.purpose, send.phase) == (purpose, phase) for send in self.sends)
+
+
+ALL_PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")
+GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
+SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")
+DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name != "reshard_after_forward")
+
+_KNOWN = (
+    Strategy(
+        name="single",
+        description="the plain loop with no process group, on one rank",
+        apply="scalelab.worker.strategies.apply:apply_single",
+        ranks="one",
+        memory=MemoryRules(),
+        can_skip_communication=True,
+    ),
+    Strategy(
+        name="dp",
+        description="nn.DataParallel: one process, a replica per GPU; on CPU its algorithm is emulated by threads",
+        apply="scalelab.worker.strategies.dp:apply_dp",
+        ranks="threads",
+        instruments=("replicas",),
+        needs_gpus=True,
+        refuses=(
+            Refusal(
+                field="checkpointing",
+                reason="replicas that share one random generator cannot redraw a dropout mask",
+                instead="ddp",
+                only_emulated=True,
+            ),
+        ),
+    ),
+    Strategy(
+        name="ddp",
+        description="DistributedDataParallel: every rank has the whole model, gradients are all-reduced during"
+        " backward",
+        apply="scalelab.worker.strategies.ddp:apply_ddp",
+        options=DDP_OPTIONS,
+        sends=(
+            Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
+            Send(kind="broadcast", purpose="buffers", phase="forward", size="buffers", option="broadcast_buffers"),
+        ),
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
+        instruments=("gradients", "counters"),
+        can_skip_communication=True,
+        rebuilds_buckets=True,
+    ),
+    Strategy(
+        name="fsdp-full",
+        description="FullyShardedDataParallel, FULL_SHARD: parameters, gradients and optimizer state are sharded",
+        apply="scalelab.worker.strategies.fsdp:apply_full_shard",
+        options=("sync_batch_norm",),
+        shards=ALL_PARTS,
+        sends=(GATHER, GATHER_AGAIN, SCATTER),
+        memory=MemoryRules(forward="gather", forward_end="give_back", backward="gather_ahead", gradients="reduce"),
+        wraps_blocks=True,
+        on_one_rank="fsdp-none",
+    ),
+    Strategy(
+        name="fsdp-grad-op",
+        description="FullyShardedDataParallel, SHARD_GRAD_OP: parameters stay gathered between forward and backward",
+        apply="scalelab.worker.strategies.fsdp:apply_shard_grad_op",
+        options=("sync_batch_norm",),
+        shards=ALL_PARTS,
+        sends=(GATHER, SCATTER),
+        memory=MemoryRules(forward="gather", backward="gather_ahead", gradients="reduce"),
+        wraps_blocks=True,
+        on_one_rank="fsdp-none",
+    ),
+    Strategy(
+        name="fsdp-none",
+        description="FullyShardedDataParallel, NO_SHARD: nothing is sharded",
+        apply="scalelab.worker.strategies.fsdp:apply_no_shard",
+        options=("sync_batch_norm",),
+        sends=(Send(kind="all_reduce", purpose="gradients", phase="backward", size="units"),),
+        memory=MemoryRules(gradients="join"),
+        wraps_blocks=True,
+    ),
+    Strategy(
+        name="fsdp2",
+        description="fully_shard (FSDP2): each parameter is sharded as a DTensor",
+        apply="scalelab.worker.strategies.fsdp:apply_fsdp2",
+        options=("sync_batch_norm", "reshard_after_forward"),
+        shards=ALL_PARTS,
+        sends=(GATHER, replace(GATHER_AGAIN, option="reshard_after_forward"), SCATTER),
+        memory=MemoryRules(
+            forward="arrive",
+            forward_end="give_back",
+            backward="arrive_ahead",
+            gradients="send",
+            releases_gradients_in="optimizer",
+        ),
+        wraps_blocks=True,
+    ),
+)
+
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _KNOWN}
+PLAIN = "single"
+DEFAULT = "ddp"
+"""The strategy of several ranks unless another is asked for."""
+OTHER = Strategy(name="", description="ranks of a script, or of collectives alone", apply="")
+"""Instead of a record, where a trial has none of these strategies."""
+
+if TYPE_CHECKING:
+    StrategyName = str
+    ParallelStrategy = str
+    ProcessStrategy = str
+else:
+    StrategyName = Literal[tuple(STRATEGIES)]
+    ParallelStrategy = Literal[tuple(name for name, known in STRATEGIES.items() if not known.is_plain)]
+    ProcessStrategy = Literal[tuple(name for name, known in STRATEGIES.items() if known.has_processes)]
+"""Types of flags: any strategy, one for several ranks, one with a process per rank. The records are the choices."""
+
+
+def find_strategy(name: str, num_ranks: int | None = None) -> Strategy:
+    """The record of a strategy; with a number of ranks, of what it becomes on so many."""
+    found = STRATEGIES.get(name, OTHER)
+    return STRATEGIES[found.on_one_rank] if num_ranks == 1 and found.on_one_rank else found
+
+
+def choose_strategy(name: str | None, num_ranks: int) -> str:
+    """The strategy that was asked for; otherwise the plain loop on one rank and ddp on more."""
+    return name or (PLAIN if num_ranks == 1 else DEFAULT)
+
+
+def list_strategies(holds: Callable[[Strategy], bool]) -> list[str]:
+    """The names of the strategies of which something holds."""
+    return [name for name, known in STRATEGIES.items() if holds(known)]
+
+
+def check_spreading(name: str, spreading: Spreading) -> None:
     """Refuse a setting that the strategy would ignore."""
+    taken = find_strategy(name).options
     for field in fields(Spreading):
-        value = getattr(spreading, field.name)
-        if value != field.default and field.name not in KNOWN_FIELDS.get(strategy, ()):
-            takers = [name for name, known in KNOWN_FIELDS.items() if field.name in known]
-            raise UsageError(
-                f"{flag(field.name)} does not apply to --strategy {strategy}: use it with {' or '.join(takers)}"
-            )
-
-
-assert set(get_args(Strategy)) == set(STRATEGIES)
+        option = field.name
+        if getattr(spreading, option) != field.default and option not in taken:
+            takers = [known.name for known in STRATEGIES.values() if option in known.options]
+            raise UsageError(f"{flag(option)} does not apply to --strategy {name}: use it with {' or '.join(takers)}")

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
-from scalelab.errors import UsageError
+from scalelab.errors import UnknownName, UsageError
 from scalelab.records.observations import BatchNote, CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import (
@@ -43,6 +43,7 @@ from scalelab.records.steps import Block as Block
 from scalelab.records.steps import StepKind as StepKind
 from scalelab.records.steps import StepPlan as StepPlan
 from scalelab.records.steps import StepSample as StepSample
+from scalelab.records.strategies import DEFAULT, STRATEGIES, check_spreading, find_strategy
 from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Task, Train
 
 Option = bool | int | float | str
@@ -51,8 +52,6 @@ Option = bool | int | float | str
 DTYPES = get_args(Dtype)
 DEVICES = ("cpu", "cuda")
 ALLOCATORS = ("system", "keep", "pages")
-SINGLE_PROCESS = ("single", "dp")
-"""Strategies without a process group."""
 NO_STRATEGY = "none"
 """The strategy of a trial that does not train: it times collectives, or reads a dataset."""
 
@@ -188,8 +187,10 @@ class Trial:
                 raise UsageError(f"{flag(name)} must be finite, got {value:g}")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port must be 1 to 65535, or 0 for any free one, got {self.port}")
-        if self.strategy == "single" and self.num_ranks > 1:
-            raise UsageError(f"--strategy single runs on one rank, got {self.num_ranks}: use --strategy ddp")
+        if find_strategy(self.strategy).is_plain and self.num_ranks > 1:
+            raise UsageError(
+                f"--strategy {self.strategy} runs on one rank, got {self.num_ranks}: use --strategy {DEFAULT}"
+            )
         if self.trains_nothing and (self.workload or self.strategy != NO_STRATEGY):
             what = "timing collectives" if isinstance(self.task, Exchange) else "reading a dataset"
             raise UsageError(
@@ -218,7 +219,12 @@ class Trial:
     @property
     def num_processes(self) -> int:
         """One per rank; `dp` replicas are threads of one process, and a memory estimate needs no ranks."""
-        return 1 if self.strategy in SINGLE_PROCESS or self.is_forecast else self.num_ranks
+        return self.num_ranks if self.joins_group else 1
+
+    @property
+    def joins_group(self) -> bool:
+        """Whether its ranks are processes that meet in a process group."""
+        return find_strategy(self.strategy).has_processes and not self.is_forecast
 
     @property
     def trains_nothing(self) -> bool:
@@ -258,7 +264,7 @@ class Trial:
     @property
     def is_emulated(self) -> bool:
         """Whether the strategy is GPU-only in torch and emulated here by threads on cores."""
-        return self.strategy == "dp" and self.device == "cpu"
+        return find_strategy(self.strategy).needs_gpus and self.device == "cpu"
 
     @property
     def batch_per_rank(self) -> int:
@@ -273,7 +279,7 @@ class Trial:
     @property
     def batch_per_pass(self) -> int:
         """Samples of one forward pass of one process."""
-        num_processes = 1 if self.strategy in SINGLE_PROCESS else self.num_ranks
+        num_processes = self.num_ranks if find_strategy(self.strategy).has_processes else 1
         return self.global_batch // num_processes // self.accumulation
 
 
@@ -350,6 +356,26 @@ def with_samples(
 def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause: Cause | None = None) -> TrialResult:
     """The result of a trial that was never started."""
     return TrialResult(trial=trial, status=Status.NOT_RUN, cause=cause, reason=reason, batch=batch)
+
+
+def check_strategy(trial: Trial) -> None:
+    """Refuse what the strategy would ignore, and what it cannot do."""
+    if trial.strategy not in STRATEGIES:
+        raise UnknownName("strategy", trial.strategy, STRATEGIES)
+    check_spreading(trial.strategy, trial.spreading)
+    if trial.spreading.static_graph and trial.accumulation > 1:
+        raise UsageError(
+            f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
+            " in the first pass to learn the graph; drop one of the two"
+        )
+    for refusal in find_strategy(trial.strategy).refuses:
+        value = getattr(trial.shape, refusal.field)
+        if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):
+            where = " on a CPU" if refusal.only_emulated else ""
+            raise UsageError(
+                f"{flag(refusal.field)} {value} does not work with --strategy {trial.strategy}{where}:"
+                f" {refusal.reason}; use --strategy {refusal.instead}"
+            )
 
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
-from scalelab.records.strategies import Spread
+from scalelab.records.strategies import PLAIN, ParallelStrategy, find_strategy
 from scalelab.report.charts.columns import INTERVALS, draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Cell, Chart, Section, Table, make_cell
@@ -71,7 +71,7 @@ class BatchScaling(SweepStudy):
     """Whether all ranks share a batch, or each has its own."""
     ranks: int = 2
     """Ranks of the strategy."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class BatchScaling(SweepStudy):
     def list_rows(self) -> Iterator[Configuration]:
         for batch in self.batches:
             name, label = f"single-b{batch}", f"plain loop, {batch}"
-            yield Configuration(name=name, label=label, strategy="single", num_ranks=1, global_batch=batch)
+            yield Configuration(name=name, label=label, strategy=PLAIN, num_ranks=1, global_batch=batch)
         for batch in sorted({self.spread_batch(batch, reading) for batch in self.batches for reading in self.readings}):
             yield Configuration(
                 name=f"{self.strategy}-{self.ranks}-b{batch}",
@@ -164,7 +164,8 @@ class BatchAnswer:
     @property
     def measured(self) -> list[Arm]:
         """The measured rows of the strategy, by batch."""
-        found = [arm for arm in self.arms.values() if arm.trial.strategy != "single" and arm.is_measured]
+        measured = [arm for arm in self.arms.values() if arm.is_measured]
+        found = [arm for arm in measured if not find_strategy(arm.trial.strategy).is_plain]
         return sorted(found, key=lambda arm: arm.trial.global_batch)
 
     def speedup(self, batch: int, reading: Reading) -> Estimate | None:

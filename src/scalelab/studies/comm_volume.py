@@ -20,7 +20,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
-from scalelab.records.strategies import FSDP, Spread
+from scalelab.records.strategies import DEFAULT, ParallelStrategy, find_strategy
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.columns import draw_columns, keep_charts
@@ -60,7 +60,7 @@ GRADIENTS = FindingKind(
     ("payload_bytes", "bytes_per_parameter", "messages", "wire_bytes"),
 )
 THEORY = FindingKind("theory", "Whether all bytes are those of theory", REASON, ("rows", "differing"))
-SHARDED = FindingKind("wire-ratio", "Bytes on the wire of FSDP over those of DDP", REASON, ("ratio",))
+WIRE_RATIO = FindingKind("wire-ratio", "Bytes on the wire over those of DDP", REASON, ("ratio",))
 BUFFERS = FindingKind("buffers", "What broadcasting buffers adds to DDP", DETAIL, ("payload_bytes", "share", "ratio"))
 SYNC_NORM = FindingKind("sync-batch-norm", "What synchronised batch norm adds", DETAIL, ("messages", "ratio"))
 BARE = FindingKind("no-batch-norm", "What the network sends without batch norm", DETAIL, ("payload_bytes", "ratio"))
@@ -75,7 +75,7 @@ class CommVolume(Study):
     title: ClassVar[str] = "Communication volume"
     question: ClassVar[str] = "How many bytes do DDP and FSDP send in a step, and does theory agree?"
 
-    strategies: tuple[Spread, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")
+    strategies: tuple[ParallelStrategy, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")
     """Strategies to compare; the first is the reference."""
     ranks: int = 2
     """Ranks of every strategy."""
@@ -91,28 +91,29 @@ class CommVolume(Study):
         check_at_least("ranks", self.ranks, 2)
         check_at_least("batch_per_rank", self.batch_per_rank, 1)
         check_strategies(self.strategies)
-        if "dp" in self.strategies:
-            raise UsageError("--strategies dp sends no messages, its replicas share a process: leave it out")
+        for name in self.strategies:
+            if not find_strategy(name).has_processes:
+                raise UsageError(f"--strategies {name} sends no messages, its replicas share a process: leave it out")
 
     def plan(self) -> list[Trial]:
         rows = [
             self._make_row(name_row(s, self.ranks), s, fit_job(self.job, s, self.strategies)) for s in self.strategies
         ]
-        if self.batch_norm and "ddp" in self.strategies and may_have_norms(self.job):
+        if self.batch_norm and DEFAULT in self.strategies and may_have_norms(self.job):
             rows += self._plan_norms()
         return plan_sweep(self.job, self.sampling, rows)
 
     def _plan_norms(self) -> list[Configuration]:
-        job = fit_job(self.job, "ddp", self.strategies)
+        job = fit_job(self.job, DEFAULT, self.strategies)
         unsent = replace(job, spreading=replace(job.spreading, broadcast_buffers=False))
         synced = replace(job, spreading=replace(job.spreading, sync_batch_norm=True))
         rows = [
-            self._make_row(UNSENT, "ddp", unsent, "ddp, buffers not sent"),
-            self._make_row(SYNCED, "ddp", synced, "ddp, synchronised batch norm"),
+            self._make_row(UNSENT, DEFAULT, unsent, "ddp, buffers not sent"),
+            self._make_row(SYNCED, DEFAULT, synced, "ddp, synchronised batch norm"),
         ]
         if job.workload == "resnet18":
             bare = replace(job, options={**job.options, "norm": "none"})
-            rows.append(self._make_row(NO_NORM, "ddp", bare, "ddp, no batch norm"))
+            rows.append(self._make_row(NO_NORM, DEFAULT, bare, "ddp, no batch norm"))
         return rows
 
     def _make_row(self, name: str, strategy: str, job: Job, label: str = "") -> Configuration:
@@ -130,7 +131,7 @@ class CommVolume(Study):
         """Whether the user's own model has buffers is known only when it runs."""
         if trial.configuration not in (UNSENT, SYNCED):
             return None
-        reports = [r.ranks[0] for r in results if r.trial.configuration == name_row("ddp", self.ranks) and r.ranks]
+        reports = [r.ranks[0] for r in results if r.trial.configuration == name_row(DEFAULT, self.ranks) and r.ranks]
         is_bare = any(report.buffer_bytes == 0 for report in reports)
         return "the model has no buffers: this row would repeat ddp" if is_bare else None
 
@@ -155,7 +156,7 @@ class CommVolume(Study):
                 self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"
             ),
             sections=tuple(sections),
-            findings=tuple(summarise_messages(arms, name_row("ddp", self.ranks))),
+            findings=tuple(summarise_messages(arms, name_row(DEFAULT, self.ranks))),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_messages(every)),
         )
 
@@ -271,10 +272,10 @@ def summarise_messages(arms: Mapping[str, Arm], ddp: str) -> Iterator[Finding]:
     if plain is not None and lines:
         base = sum_wire(lines)
         for arm in arms.values():
-            wire = sum_wire(list_lines(arm)) if arm.trial.strategy in FSDP else None
+            wire = sum_wire(list_lines(arm)) if arm.trial.strategy != plain.trial.strategy else None
             if base and wire is not None:
                 text = f"{arm.label} puts {wire / base:.2f} times the bytes of DDP on the wire."
-                yield SHARDED(arm.label, text, ratio=wire / base)
+                yield WIRE_RATIO(arm.label, text, ratio=wire / base)
         yield from _describe_norms(arms, plain)
 
 

@@ -18,7 +18,7 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
-from scalelab.records.strategies import Spread
+from scalelab.records.strategies import ParallelStrategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import draw_lines, keep_charts
@@ -332,7 +332,7 @@ class Delay(Study):
     """World sizes to measure; one rank is always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))

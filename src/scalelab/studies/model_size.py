@@ -23,7 +23,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.step_parts import PARTS, RankBreakdown
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
-from scalelab.records.strategies import Spread
+from scalelab.records.strategies import ParallelStrategy, find_strategy
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import INTERVALS, draw_columns, draw_stacks, keep_charts
@@ -312,7 +312,7 @@ class ModelSize(Study):
     """World sizes to measure; one rank is always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=lambda: Job(workload="mlp"))
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=comm.FEW_STEPS))
@@ -334,6 +334,7 @@ class ModelSize(Study):
         return plan_sweep(self.job, self.sampling, list(self._configure()))
 
     def _configure(self) -> Iterator[Configuration]:
+        has_counters = "counters" in find_strategy(self.strategy).instruments
         for number, text in enumerate(self.sizes, start=1):
             job = replace(self.job, options={**self.job.options, **self._read_size(text)})
             for num_ranks in self.all_ranks:
@@ -344,7 +345,7 @@ class ModelSize(Study):
                     global_batch=self.global_batch,
                     job=job,
                     label=f"{text.replace(',', ' ')} × {num_ranks}",
-                    instruments=("counters",) if self.strategy == "ddp" and num_ranks > 1 else (),
+                    instruments=("counters",) if has_counters and num_ranks > 1 else (),
                 )
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:

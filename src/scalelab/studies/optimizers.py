@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.records.strategies import SHARDED
+from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
@@ -166,7 +166,8 @@ def forecast_state_bytes(arm: Arm) -> int | None:
         return None
     kept = 1 if chosen.optimizer == "sgd" and chosen.momentum else KEPT_TENSORS[chosen.optimizer]
     size = 4 if trial.shape.autocast else KEPT_DTYPE_BYTES[trial.dtype]
-    return math.ceil(kept * parameters * size / (trial.num_ranks if trial.strategy in SHARDED else 1))
+    num_shards = find_strategy(trial.strategy).count_shards("optimizer", trial.num_ranks)
+    return math.ceil(kept * parameters * size / num_shards)
 
 
 def compare_updates(arm: Arm, reference: Arm) -> str:

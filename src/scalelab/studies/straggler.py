@@ -26,7 +26,7 @@ from scalelab.analysis.step_parts import SMALLEST_EXCESS, Excess, LaunchSteps, R
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.settings import Perturbation
-from scalelab.records.strategies import Spread
+from scalelab.records.strategies import DEFAULT, ParallelStrategy, find_strategy
 from scalelab.records.trial import PHASES, Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import draw_columns, keep_charts
@@ -321,7 +321,7 @@ class Straggler(Study):
     """Ranks of the job."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed; only ddp separates forward and backward from waiting."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(
@@ -332,8 +332,10 @@ class Straggler(Study):
         check_at_least("global_batch", self.global_batch, 1)
         check_at_least("ranks", self.ranks, 2)
         check_divisible(self.global_batch, self.ranks)
-        if self.strategy == "dp":
-            raise UsageError("--strategy dp is one process, whose replicas are not timed separately: use ddp")
+        if not find_strategy(self.strategy).has_processes:
+            raise UsageError(
+                f"--strategy {self.strategy} is one process, whose replicas are not timed separately: use {DEFAULT}"
+            )
         if not self.sampling.phase_steps:
             raise UsageError("--phase-steps 0 leaves nothing to compare: use 20")
         told = self.job.perturbation

@@ -37,6 +37,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.agreement import list_checkpoints
 from scalelab.records.files import read_json, write_json
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial, to_builtins
 from scalelab.worker.batches.stream import BatchStream
 from scalelab.worker.randomness import read_random_state, restore_random_state
@@ -142,7 +143,7 @@ def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> 
     """Load a checkpoint into a training run; returns its number of steps."""
     manifest = read_json(path / MANIFEST)
     check_same_job(path, manifest["job"], describe_job(trial))
-    if trial.strategy == "ddp":
+    if find_strategy(trial.strategy).rebuilds_buckets:
         take_step(training, mark_nothing)
     state = read_shared_state(training)
     with quiet_checkpointing():

@@ -34,6 +34,8 @@ import torch.distributed
 import torch.profiler
 
 from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file
+from scalelab.records.strategies import STRATEGIES
+from scalelab.worker.strategies.apply import load_strategy
 from scalelab.worker.worker import run_rank
 
 
@@ -161,6 +163,8 @@ def find_loopback() -> str:
 
 def main(events_fd: str) -> None:
     """Serve over the standard input and the pipe that the parent handed over."""
+    for name in STRATEGIES:
+        load_strategy(name)
     gc.collect()
     gc.freeze()
     ForkServer(0, os.fdopen(int(events_fd), "w")).serve()

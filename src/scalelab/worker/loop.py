@@ -54,7 +54,7 @@ from scalelab.worker.instruments.profiles import let_threads_finish, list_activi
 from scalelab.worker.memory.limit import has_room_for
 from scalelab.worker.randomness import read_random_state, restore_random_state
 from scalelab.worker.step import mark_nothing, take_step
-from scalelab.worker.strategies.synchronization import can_update_without_sync, without_sync
+from scalelab.worker.strategies.apply import can_update_without_sync, without_sync
 from scalelab.worker.training import Training
 
 SCHEDSTAT = "/proc/thread-self/schedstat"

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 
 import torch
 
-from scalelab.worker.strategies.synchronization import without_sync
+from scalelab.worker.strategies.apply import without_sync
 from scalelab.worker.training import Training
 
 Mark = Callable[[str], None]

@@ -1,17 +1,11 @@
 """What the timed loop needs, made from a trial: model, loss, optimizer and an endless stream of batches.
 
-The order in which a model is dressed matters: cast, synchronised batch norm, activation checkpointing, compiled blocks
-(sharded strategies), the strategy, and the whole compiled around it (the others, because only there can torch.compile
-cut its graph at the buckets of DDP).
+The model is cast first, and then prepared by `strategies/apply.py`.
 
 The optimizer of a training: the workload's own, or the one that is asked for.
 
 Numbers that are not given stay what they are: those of the workload's own optimizer, or torch's defaults for the one
 that is asked for. A number that is given without an optimizer is put into every parameter group of the workload's own.
-
-The strategies by name: `apply_x(model, device, trial) -> model`, one file each.
-
-`single`: the plain loop, the reference that has no process group at all.
 """
 
 from __future__ import annotations
@@ -28,17 +22,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.records.settings import Optimization
-from scalelab.records.strategies import FSDP
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.batches.stream import BatchStream, make_mover
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
-from scalelab.worker.strategies.blocks import find_blocks
-from scalelab.worker.strategies.checkpointing import apply_checkpointing
-from scalelab.worker.strategies.ddp import apply_ddp
-from scalelab.worker.strategies.dp import apply_dp
-from scalelab.worker.strategies.fsdp import apply_fsdp, apply_fsdp2
-from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
+from scalelab.worker.strategies.apply import apply_strategy
 from scalelab.workloads.schedule import check_schedule, learning_rate_factor, scale_learning_rate
 from scalelab.workloads.workload import Workload
 
@@ -86,24 +75,6 @@ def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | N
     optimizer.defaults[name] = value
 
 
-def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
-    """The model unchanged."""
-    return model.to(device)
-
-
-Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
-
-APPLY: dict[str, Apply] = {
-    "single": apply_single,
-    "dp": apply_dp,
-    "ddp": apply_ddp,
-    "fsdp-full": apply_fsdp,
-    "fsdp-grad-op": apply_fsdp,
-    "fsdp-none": apply_fsdp,
-    "fsdp2": apply_fsdp2,
-}
-
-
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -149,7 +120,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
         raise UsageError("test_batches can be iterated only once: return a list or a DataLoader from build()")
     num_parameters = sum(parameter.numel() for parameter in workload.model.parameters())
     dtype = find_dtype(trial)
-    model = spread_model(workload.model.to(dtype).train(), trial, device)
+    model = apply_strategy(workload.model.to(dtype).train(), trial, device)
     optimizer = make_optimizer(workload.optimizer, model.parameters(), trial.optimization)
     move = None
     if device.type != "cpu" or dtype is not torch.float32:
@@ -191,23 +162,6 @@ def find_dtype(trial: Trial) -> torch.dtype:
     return found
 
 
-def spread_model(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
-    """The model as the trial wants it trained: recomputed, compiled and spread."""
-    if trial.spreading.sync_batch_norm:
-        model = apply_sync_batch_norm(model, device)
-    apply_checkpointing(model, trial.shape.checkpointing)
-    is_sharded = trial.strategy in FSDP
-    if trial.shape.compile and is_sharded:
-        for block in find_blocks(model) or [model]:
-            block.compile()
-    spread = APPLY[trial.strategy](model, device, trial)
-    if trial.shape.compile and not is_sharded:
-        compiled: Any = torch.compile(spread)
-        whole: nn.Module = compiled
-        return whole
-    return spread
-
-
 def under_autocast(loss: Loss, trial: Trial, device: torch.device) -> Loss:
     """The same loss, with its forward pass computed in the trial's dtype where torch deems that safe."""
     dtype = getattr(torch, trial.dtype)
@@ -223,7 +177,7 @@ def make_scaler(trial: Trial, device: torch.device) -> torch.amp.GradScaler | No
     """A loss scale for float16 under autocast; FSDP1's shards must agree on it, which takes one of its own."""
     if not trial.shape.autocast or trial.dtype != "float16":
         return None
-    if trial.strategy in FSDP:
+    if find_strategy(trial.strategy).wraps_blocks:
         return ShardedGradScaler(device=device.type)
     return torch.amp.GradScaler(device.type)
 

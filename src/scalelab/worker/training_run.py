@@ -49,7 +49,7 @@ from scalelab.records.files import write_atomically, write_json
 from scalelab.records.observations import CurvePoint
 from scalelab.records.samples import read_partial_samples, render_samples
 from scalelab.records.settings import TrainingRun
-from scalelab.records.strategies import FSDP
+from scalelab.records.strategies import DEFAULT, find_strategy
 from scalelab.records.trial import StepKind, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stream import BatchStream, count_samples, list_parts
 from scalelab.worker.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
@@ -169,9 +169,9 @@ class GradientNoise:
                 f"the gradient noise scale needs at least two passes per step, and a step of {trial.batch_per_rank}"
                 " samples has one: set --micro-batch to at most half of that"
             )
-        if trial.strategy in FSDP:
+        if find_strategy(trial.strategy).wraps_blocks:
             raise UsageError(
-                f"the gradient noise scale needs full gradients, and {trial.strategy} shards them: use ddp"
+                f"the gradient noise scale needs full gradients, and {trial.strategy} shards them: use {DEFAULT}"
             )
         self._training = training
         self._num_passes = 0

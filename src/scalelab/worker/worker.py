@@ -52,7 +52,7 @@ from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.schema import read_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantization, Quantize, Read, Train
-from scalelab.records.trial import SINGLE_PROCESS, StepPlan, StepSample, Trial, to_builtins
+from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored import read_from_set
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
@@ -284,7 +284,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
             )
         device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
-    if trial.strategy not in SINGLE_PROCESS and not dist.is_initialized():
+    if trial.joins_group and not dist.is_initialized():
         join_group(trial, assignment)
     return device
 

@@ -230,7 +230,7 @@ def test_more_ranks_than_gpus_are_forecast_only(monkeypatch: pytest.MonkeyPatch)
     ("fields", "words"),
     [
         ({"strategies": ()}, "--strategies needs at least one name"),
-        ({"strategies": ("dp",)}, "--strategies dp runs its replicas in threads"),
+        ({"strategies": ("dp",)}, "--strategies dp has no memory rules"),
         ({"ranks": 0}, "--ranks must be"),
         ({"batches": ()}, "--batches needs at least one number"),
         ({"batches": (4, 4)}, "names a batch twice"),

@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial
 from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.apply import can_update_without_sync, load_strategy, without_sync
 from scalelab.worker.strategies.ddp import find_hook_state
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
-from scalelab.worker.strategies.synchronization import can_update_without_sync, without_sync
-from scalelab.worker.training import APPLY, Training, build_training
+from scalelab.worker.training import Training, build_training
 
 # A rank is forked from a server that knows nothing of the tests.
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -103,7 +103,7 @@ def check_held_gradients(rank: int, num_ranks: int, strategy: str) -> None:
 
     def train_once(is_held: bool) -> list[Tensor]:
         torch.manual_seed(0)
-        model = APPLY[strategy](nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), CPU, trial)
+        model = load_strategy(strategy)(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), CPU, trial)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if is_held:
             for part in x[:2]:
@@ -125,7 +125,9 @@ def check_held_gradients(rank: int, num_ranks: int, strategy: str) -> None:
 def check_exchange_is_held(rank: int, num_ranks: int, strategy: str) -> None:
     """Without the exchange every rank has gradients of its own; a compiled model is looked through."""
     torch.manual_seed(0)
-    model = APPLY[strategy](nn.Sequential(nn.Linear(4, 4)), CPU, make_trial(strategy=strategy, num_ranks=num_ranks))
+    model = load_strategy(strategy)(
+        nn.Sequential(nn.Linear(4, 4)), CPU, make_trial(strategy=strategy, num_ranks=num_ranks)
+    )
     wrapped: Any = torch.compile(model, backend="eager")
     assert can_update_without_sync(wrapped) == (strategy in ("ddp", "fsdp-none"))
     with without_sync(wrapped):

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
+import scalelab
 from scalelab.errors import UsageError
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.strategies import KNOWN_FIELDS, STRATEGIES, check_spreading, check_strategy
-from scalelab.worker.training import APPLY
+from scalelab.records.strategies import STRATEGIES, check_spreading, find_strategy
+from scalelab.records.trial import check_strategy
+from scalelab.worker.strategies.apply import load_strategy
 from tests.worker.trials import make_trial
 
 
 def test_every_strategy_that_is_named_can_be_applied() -> None:
-    assert set(APPLY) == set(STRATEGIES)
-    assert set(KNOWN_FIELDS) <= set(STRATEGIES)
+    for name in STRATEGIES:
+        assert callable(load_strategy(name)), name
+
+
+def test_every_record_names_options_and_strategies_that_exist() -> None:
+    options = {field.name for field in fields(Spreading)}
+    for name, strategy in STRATEGIES.items():
+        assert strategy.name == name
+        assert set(strategy.options) <= options, name
+        assert {send.option for send in strategy.sends} <= {"", *strategy.options}, name
+        assert strategy.on_one_rank in ("", *STRATEGIES), name
+        assert all(hasattr(StepShape(), refusal.field) for refusal in strategy.refuses), name
+
+
+def test_sharded_strategies_on_one_rank_shard_nothing() -> None:
+    assert find_strategy("fsdp-full", 1) is STRATEGIES["fsdp-none"]
+    assert find_strategy("fsdp-full", 2) is STRATEGIES["fsdp-full"]
+    assert find_strategy("ddp", 1) is STRATEGIES["ddp"]
+
+
+def test_no_other_module_compares_the_name_of_a_strategy() -> None:
+    quoted = "|".join(map(re.escape, STRATEGIES))
+    pattern = re.compile(rf"""strateg\w*(\.name)?\s*(==|!=|in|not in)\s*[(\[{{]?["']({quoted})["']""")
+    source = Path(scalelab.__file__).parent
+    found = [
+        f"{file.relative_to(source)}: {match.group()}"
+        for file in source.rglob("*.py")
+        for match in pattern.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert not found
 
 
 @pytest.mark.parametrize(
     ("strategy", "spreading", "takers"),
     [
-        ("single", Spreading(sync_batch_norm=True), "ddp or fsdp2 or"),
+        ("single", Spreading(sync_batch_norm=True), "ddp or fsdp-full or"),
         ("dp", Spreading(gradient_hook="fp16"), "use it with ddp$"),
         ("fsdp-full", Spreading(bucket_mb=5.0), "use it with ddp$"),
         ("ddp", Spreading(reshard_after_forward=False), "use it with fsdp2$"),

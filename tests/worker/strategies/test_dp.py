@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelab.worker.strategies.dp import EmulatedDataParallel, replicate, scatter
-from scalelab.worker.training import APPLY
+from scalelab.worker.strategies.dp import EmulatedDataParallel, apply_dp, replicate, scatter
 from tests.worker.trials import make_trial
 
 Tensor = torch.Tensor
@@ -261,6 +260,6 @@ def test_names_are_those_of_data_parallel() -> None:
 
 
 def test_a_trial_on_cpu_gets_a_replica_per_rank() -> None:
-    spread = APPLY["dp"](make_mlp(), torch.device("cpu"), make_trial(strategy="dp", num_ranks=2))
+    spread = apply_dp(make_mlp(), torch.device("cpu"), make_trial(strategy="dp", num_ranks=2))
     assert isinstance(spread, EmulatedDataParallel)
     assert spread.num_replicas == 2

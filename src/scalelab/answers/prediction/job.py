@@ -29,7 +29,7 @@ from scalelab.predict.scaled_job import (
 )
 from scalelab.predict.what_if import WIDTHS
 from scalelab.records.observations import GradientTimes
-from scalelab.records.settings import SHARDED
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.units import format_count
@@ -152,7 +152,7 @@ def find_gradients(arm: Arm) -> GradientTimes:
     """When gradients are ready on one rank; for sharded models, which record none, evenly over backward."""
     found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
     counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
-    if not found and arm.trial.strategy in SHARDED and counts:
+    if not found and "gradients" in find_strategy(arm.trial.strategy).shards and counts:
         size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
         ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
         return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)

@@ -28,6 +28,7 @@ from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
 from scalelab.records.schema import write_trial
 from scalelab.records.store import RUNS_DIR
+from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult
 from scalelab.studies.shared.cautions import NOISY_BETWEEN, NOISY_WITHIN
@@ -210,7 +211,7 @@ def launch_once(launcher: Launcher, num_ranks: int) -> TrialResult:
         configuration=f"doctor-{num_ranks}",
         workload="mlp",
         options={"dim": 256, "depth": 2},
-        strategy="ddp" if num_ranks > 1 else "single",
+        strategy=choose_strategy(None, num_ranks),
         num_ranks=num_ranks,
         task=Measure(plan=StepPlan(lead_in_steps=8, clean_steps=30, phase_steps=0, comm_free_steps=0)),
         timeout_seconds=60.0,

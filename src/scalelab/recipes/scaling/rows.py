@@ -15,6 +15,7 @@ from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_sp
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Perturbation
+from scalelab.records.strategies import find_strategy
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay import Delay
 from scalelab.studies.model_size import ModelSize
@@ -82,7 +83,7 @@ def quote_row(
 
 def find_speedup(what: str, arms: Iterable[Arm]) -> Main | None:
     """That of the most ranks over one, the plain loop where it was measured."""
-    ordered = sorted(arms, key=lambda arm: (arm.trial.num_ranks, arm.trial.strategy != "single"))
+    ordered = sorted(arms, key=lambda arm: (arm.trial.num_ranks, not find_strategy(arm.trial.strategy).is_plain))
     if len({arm.trial.num_ranks for arm in ordered}) < 2:
         return None
     first, last = ordered[0], ordered[-1]

@@ -30,6 +30,7 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import MEMORY, Access, DataField, Dataset, Measure, Pass, Read, ReadingMode, ReadOrder
 from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
@@ -248,7 +249,7 @@ class IoFormats(Study):
         configurations = [
             Configuration(
                 name=name,
-                strategy="ddp" if num_ranks > 1 else "single",
+                strategy=choose_strategy(None, num_ranks),
                 num_ranks=num_ranks,
                 global_batch=self.batch_per_rank * num_ranks,
                 label=name_reading(dataset)[1],

@@ -18,6 +18,7 @@ from typing import ClassVar
 from scalelab.checks import check_at_least, check_not_negative, flag
 from scalelab.errors import UsageError
 from scalelab.records.settings import Optimization, TrainingRun
+from scalelab.records.strategies import PLAIN, StrategyName, choose_strategy
 from scalelab.records.tasks import Train
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
@@ -36,7 +37,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import name_images, put_on_images
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.sweep import MaybeStrategy, choose_strategy, describe_placement
+from scalelab.studies.shared.sweep import describe_placement
 from scalelab.units import format_count
 
 LENET_LR = 0.01
@@ -67,8 +68,8 @@ class LargeBatch(Study):
     """Training runs of each, with seeds from --seed on."""
     ranks: int = 1
     """Ranks to train on."""
-    strategy: MaybeStrategy = None
-    """single, dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none or fsdp2. None: single on one rank, ddp on more."""
+    strategy: StrategyName | None = None
+    """How training is distributed. None: single on one rank, ddp on more."""
     job: Job = field(default_factory=lambda: Job(workload="lenet", timeout="6h"))
 
     def __post_init__(self) -> None:
@@ -134,7 +135,7 @@ class LargeBatch(Study):
             found.append(
                 Configuration(
                     name=NOISE,
-                    strategy="single",
+                    strategy=PLAIN,
                     num_ranks=1,
                     global_batch=self.small_batch,
                     job=cut,

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from scalelab.analysis.batch_limits import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
 from scalelab.records.observations import MemoryReport
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 from scalelab.workloads.options import NUM_POOLED_BATCHES
@@ -107,7 +108,7 @@ class BatchSearch:
     @property
     def owner(self) -> str:
         """What the limit applies to: the replicas of dp share a process."""
-        return "process" if self.trial is not None and self.trial.strategy == "dp" else "rank"
+        return "process" if self.trial is not None and find_strategy(self.trial.strategy).has_replicas else "rank"
 
     @property
     def is_confirmed(self) -> bool:

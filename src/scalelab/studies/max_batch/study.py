@@ -26,6 +26,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import read_available_memory
 from scalelab.records.settings import MaybeInt
+from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.tasks import Forecast, Measure
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.charts.columns import draw_lines, keep_charts
@@ -37,7 +38,7 @@ from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
-from scalelab.studies.shared.sweep import MaybeStrategy, choose_strategy, describe_placement
+from scalelab.studies.shared.sweep import describe_placement
 from scalelab.units import format_bytes, format_count, format_share
 
 PROBE_PLAN = StepPlan(lead_in_steps=4, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
@@ -78,7 +79,7 @@ class MaxBatch(Study):
 
     ranks: int = 1
     """Ranks to train on."""
-    strategy: MaybeStrategy = None
+    strategy: StrategyName | None = None
     """How training is distributed. None: single on one rank, ddp on more."""
     start: int = 1
     """Samples per rank of the first probe, at least; a memory forecast may begin with more."""
@@ -117,7 +118,9 @@ class MaxBatch(Study):
             share = int(SHARE_OF_MEMORY * read_available_memory()) // trial.num_processes
             trial = replace(trial, memory_limit_bytes=trial.memory_limit_bytes or share, allocator="pages")
         trial = replace(trial, task=Measure(plan=PROBE_PLAN))
-        return [trial] if trial.strategy == "dp" else [make_forecast(trial, batch) for batch in FORECAST_BATCHES]
+        if find_strategy(trial.strategy).memory is None:
+            return [trial]
+        return [make_forecast(trial, batch) for batch in FORECAST_BATCHES]
 
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
         """The next forecast or probe; none when the search is over, or a probe failed for another reason."""

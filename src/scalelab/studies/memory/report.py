@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status
 from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES
@@ -250,7 +251,7 @@ def _answer_fit(rows: Sequence[MemoryRow], device_bytes: int) -> Iterator[Findin
         alike = [row for row in rows if row.trial.strategy == strategy]
         sizes = {row.batch: row.forecast_bytes for row in alike if row.forecast_bytes is not None}
         if sizes:
-            who = strategy if strategy == "single" else f"{strategy} × {alike[0].trial.num_ranks}"
+            who = find_strategy(strategy).name_on(alike[0].trial.num_ranks)
             weight = MAIN if strategy == rows[0].trial.strategy else REASON
             yield replace(_describe_fit(who, sizes, device_bytes), weight=weight)
 

@@ -19,7 +19,7 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
-from scalelab.records.strategies import Strategy
+from scalelab.records.strategies import StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -59,7 +59,7 @@ class Memory(Study):
     question: ClassVar[str] = "How much memory does a step take, what for, and does it fit?"
     forecasts_memory: ClassVar[bool] = True
 
-    strategies: tuple[Strategy, ...] = ("single", "ddp", "fsdp-full")
+    strategies: tuple[StrategyName, ...] = ("single", "ddp", "fsdp-full")
     """Strategies to compare; single runs on one rank."""
     ranks: int = 2
     """Ranks of every strategy but single."""
@@ -73,11 +73,12 @@ class Memory(Study):
     def __post_init__(self) -> None:
         check_at_least("ranks", self.ranks, 1)
         check_strategies(self.strategies)
-        if "dp" in self.strategies:
-            raise UsageError(
-                "--strategies dp runs its replicas in threads, whose memory is not recorded here: leave it out, or use"
-                " scalelab run strategies"
-            )
+        for name in self.strategies:
+            if find_strategy(name).memory is None:
+                raise UsageError(
+                    f"--strategies {name} has no memory rules (records/strategies.py): leave it out, or use scalelab"
+                    " run strategies"
+                )
         if not self.batches:
             raise UsageError("--batches needs at least one number, for example --batches 4 8")
         for batch in self.batches:
@@ -109,11 +110,11 @@ class Memory(Study):
                 num_ranks=num_ranks,
                 global_batch=num_ranks * batch,
                 job=fit_job(self.job, strategy, self.strategies),
-                label=f"{strategy}{f' × {num_ranks}' if strategy != 'single' else ''}, batch {batch}",
+                label=f"{find_strategy(strategy).name_on(num_ranks)}, batch {batch}",
                 instruments=("memory",),
             )
             for strategy in self.strategies
-            for num_ranks in (1 if strategy == "single" else self.ranks,)
+            for num_ranks in (find_strategy(strategy).count_ranks(self.ranks),)
             for batch in sorted(self.batches)
         ]
 

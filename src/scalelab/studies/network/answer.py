@@ -29,6 +29,7 @@ from scalelab.analysis.stats import (
 )
 from scalelab.launch.ranks.links import Link
 from scalelab.records.observations import TracedStep
+from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
@@ -92,9 +93,10 @@ class LinkRow:
         messages = self._find_messages()
         if messages:
             return sum(size * bus_factor(kind, num_ranks) for kind, size in messages)
-        if self.payload_bytes is None or self.arm.trial.strategy != "ddp":
+        kinds = [send.kind for send in find_strategy(self.arm.trial.strategy).sends if send.size == "gradients"]
+        if self.payload_bytes is None or not kinds:
             return None
-        return self.payload_bytes * bus_factor("all_reduce", num_ranks)
+        return self.payload_bytes * bus_factor(kinds[0], num_ranks)
 
     @cached_property
     def trained_bandwidth(self) -> Estimate | None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED, Link, parse_link
+from scalelab.records.strategies import PLAIN, ProcessStrategy
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -65,7 +66,7 @@ class Network(Study):
     """Number of ranks."""
     batch_per_rank: int = 8
     """Samples per step and rank."""
-    strategy: Literal["ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"] = "ddp"
+    strategy: ProcessStrategy = "ddp"
     """Parallel strategy."""
     exchange: bool = True
     """Also time all-reduces alone over every link."""
@@ -97,7 +98,7 @@ class Network(Study):
     def plan(self) -> list[Trial]:
         base = Configuration(
             name=BASE,
-            strategy="single",
+            strategy=PLAIN,
             num_ranks=1,
             global_batch=self.batch_per_rank,
             job=replace(self.job, launcher="local", ranks_per_host=1),

@@ -19,6 +19,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.ranks.affinity import default_threads_per_rank
 from scalelab.records.environment import count_cores
 from scalelab.records.settings import MaybeFloat, MaybeInt, TrainingRun
+from scalelab.records.strategies import PLAIN
 from scalelab.records.tasks import CalibrationMethod, KernelProfile, LabBias, LabRange, Quantization, Quantize
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
@@ -138,12 +139,12 @@ class QuantizeStudy(Study):
         return [
             Trial(
                 configuration="quantize",
-                strategy="single",
+                strategy=PLAIN,
                 num_ranks=1,
                 global_batch=self.global_batch,
                 threads_per_rank=job.threads_per_rank or choose_threads(job),
                 task=Quantize(settings=self.settings, run=run),
-                **describe_trial_fields(job, "single"),
+                **describe_trial_fields(job, PLAIN),
             )
         ]
 

@@ -22,7 +22,7 @@ from scalelab.analysis.speedup import (
 from scalelab.analysis.stats import Rounds, estimate_ratio
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Instrument
-from scalelab.records.strategies import STRATEGIES
+from scalelab.records.strategies import PLAIN, STRATEGIES, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import list_methods
@@ -37,9 +37,7 @@ def plan_scaling(
     if strategy not in STRATEGIES:
         raise UnknownName("strategy", strategy, STRATEGIES)
     names = ["single-1", "control"] if sampling.control else ["single-1"]
-    configurations = [
-        Configuration(name=name, strategy="single", num_ranks=1, global_batch=batch_on(1)) for name in names
-    ]
+    configurations = [Configuration(name=name, strategy=PLAIN, num_ranks=1, global_batch=batch_on(1)) for name in names]
     configurations += [
         Configuration(
             name=f"{strategy}-{n}",
@@ -55,9 +53,8 @@ def plan_scaling(
 
 def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
     """One rank and two show when gradients are ready, what predictions need; more than one what DDP counts."""
-    if strategy != "ddp":
-        return ()
-    return (*(("gradients",) if num_ranks <= 2 else ()), *(("counters",) if num_ranks > 1 else ()))
+    wanted = {"gradients": num_ranks <= 2, "counters": num_ranks > 1}
+    return tuple(name for name in find_strategy(strategy).instruments if wanted.get(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +118,13 @@ class ScalingAnswer:
 
     def exposed(self, arm: Arm) -> ExposedCommunication | None:
         """What a step saves without the gradient all-reduce; there is none without a process group."""
-        if arm.trial.strategy == "single" or not any(len(steps) for steps in arm.comm_free):
+        if find_strategy(arm.trial.strategy).is_plain or not any(len(steps) for steps in arm.comm_free):
             return None
         return communication_by_ablation(arm.clean, arm.comm_free)
 
     def excess(self, arm: Arm) -> Estimate | None:
         """By how much a step is longer than the ideal: T_N − T_1/N, or T_N − T_1 under weak scaling."""
-        if self.one_rank is None or arm.trial.num_ranks == 1 or arm.trial.strategy == "single":
+        if self.one_rank is None or arm.trial.num_ranks == 1 or find_strategy(arm.trial.strategy).is_plain:
             return None
         return communication_by_subtraction(
             self.one_rank.clean, arm.clean, arm.trial.num_ranks, is_weak=not self.is_strong

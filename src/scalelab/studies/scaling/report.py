@@ -8,6 +8,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
@@ -56,7 +57,7 @@ def make_main_table(answer: ScalingAnswer) -> Table:
     base, one_rank = answer.base, answer.one_rank
 
     def over_one_rank(arm: Arm, estimate: Estimate | None) -> Estimate | float | None:
-        return 1.0 if arm is one_rank else None if arm.trial.strategy == "single" else estimate
+        return 1.0 if arm is one_rank else None if find_strategy(arm.trial.strategy).is_plain else estimate
 
     def read_exposed(arm: Arm) -> Estimate | None:
         exposed = answer.exposed(arm)
@@ -311,7 +312,7 @@ def _break_down_largest(answer: ScalingAnswer) -> Iterator[Table]:
         yield make_breakdown_table(arm, title=f"Every rank of {arm.label}")
     if traced is not None:
         yield traced
-    if arm.trial.strategy == "ddp" and (traced is not None or has_phases):
+    if find_strategy(arm.trial.strategy).can_skip_communication and (traced is not None or has_phases):
         yield make_methods_table(answer, arm)
 
 
@@ -324,7 +325,7 @@ def _draw_times(answer: ScalingAnswer) -> tuple[Chart, ...]:
 def _describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:
     arms = list(answer.arms.values())
     device = arms[0].trial.device if arms else job.found_device
-    backend = "threads" if answer.strategy == "dp" else "nccl" if device == "cuda" else "gloo"
+    backend = "threads" if find_strategy(answer.strategy).has_replicas else "nccl" if device == "cuda" else "gloo"
     return describe_measurement(job, sampling, arms, answer.strategy, job.dtype, backend, batch)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalelab.checks import check_at_least
-from scalelab.records.strategies import Spread
+from scalelab.records.strategies import ParallelStrategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
@@ -34,7 +34,7 @@ class StrongScaling(Study):
     """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
@@ -63,7 +63,7 @@ class WeakScaling(Study):
     """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     batch_per_rank: int = 32
     """Samples per step on each rank."""
-    strategy: Spread = "ddp"
+    strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))

@@ -11,6 +11,7 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.analysis.link import group_transfers
 from scalelab.analysis.quality import Warmup, find_warmup
 from scalelab.analysis.stats import Rounds, estimate_median
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.units import format_bytes
 
@@ -93,7 +94,7 @@ def name_configuration(trial: Trial) -> str:
         return trial.label
     if trial.configuration == "control":
         return "control"
-    if trial.strategy == "single":
+    if find_strategy(trial.strategy).is_plain:
         return "plain loop"
     over = f" over {trial.link}" if trial.num_hosts > 1 else ""
     return f"{trial.strategy} × {trial.num_ranks}{' (emulated)' if trial.is_emulated else ''}{over}"

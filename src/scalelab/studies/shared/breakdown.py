@@ -8,7 +8,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.step_parts import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
-from scalelab.records.strategies import SHARDED
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Table
@@ -32,7 +32,8 @@ UNEXPLAINED = CautionKind("unexplained-time", "The parts of a step do not add up
 def waits_for_buffers(result: TrialResult) -> bool:
     """Whether ranks get rank 0's buffers before every forward, and the model has some."""
     trial = result.trial
-    if trial.strategy != "ddp" or trial.num_ranks == 1 or not trial.spreading.broadcast_buffers or spans_hosts(result):
+    is_sent = find_strategy(trial.strategy).does_send("buffers", "forward") and trial.spreading.broadcast_buffers
+    if not is_sent or trial.num_ranks == 1 or spans_hosts(result):
         return False
     return any(report.buffer_bytes for report in result.ranks)
 
@@ -68,10 +69,11 @@ def _read_clean(arm: Arm, result: TrialResult) -> list[list[float]]:
 
 def explain_strategy(trial: Trial) -> str:
     """Why a strategy's steps have no parts; empty: they have."""
-    if trial.strategy in SHARDED:
+    strategy = find_strategy(trial.strategy)
+    if strategy.does_send("parameters", "forward"):
         return f"{trial.strategy} communicates in forward and backward: no moment exists after which a rank only waits"
-    if trial.strategy == "dp":
-        return "dp is one process: its replicas are not timed separately"
+    if strategy.has_replicas:
+        return f"{trial.strategy} is one process: its replicas are not timed separately"
     return ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
 from scalelab.analysis.stats import Rounds
 from scalelab.launch.ranks.placement import Placement, find_mistakes
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.arms import Arm
@@ -85,8 +86,9 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         )
     if not arm.is_measured or is_run:
         return
+    is_plain = find_strategy(arm.trial.strategy).is_plain
     plan = arm.trial.step_plan
-    if plan is not None and plan.comm_free_steps and arm.trial.strategy != "single" and not any(arm.comm_free):
+    if plan is not None and plan.comm_free_steps and not is_plain and not any(arm.comm_free):
         yield NO_ABLATION(
             arm.label,
             f"{arm.label}: no memory was left to copy the training state, so no step ran without communication",

@@ -16,6 +16,7 @@ from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, f
 from scalelab.launch.ranks.links import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Option
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
@@ -176,7 +177,7 @@ def describe_trial_fields(job: Job, strategy: str) -> dict[str, Any]:
         "dtype": job.dtype,
         "shape": job.shape,
         "optimization": job.optimization,
-        "spreading": Spreading() if strategy == "single" else job.spreading,
+        "spreading": Spreading() if find_strategy(strategy).is_plain else job.spreading,
         "perturbation": job.perturbation,
         "allocator": job.allocator,
         "memory_limit_bytes": job.memory_limit_bytes,

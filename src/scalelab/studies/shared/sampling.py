@@ -12,9 +12,9 @@ from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
-from scalelab.records.strategies import check_strategy
+from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Measure
-from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
+from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
 from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
@@ -132,12 +132,12 @@ def describe_bare_trial(job: Job, num_ranks: int, most_ranks: int) -> dict[str, 
 
 
 def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
-    """Only ddp can skip all of its communication: `no_sync` does not cover FSDP's all-gathers, and dp has none.
+    """Communication is skipped only where all of it can be: `no_sync` does not cover FSDP's all-gathers.
 
     Under a memory limit nothing is profiled: the profiler's own memory could make a trial run out of it.
     """
     plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
-    return plan if strategy in ("single", "ddp") else replace(plan, comm_free_steps=0)
+    return plan if find_strategy(strategy).can_skip_communication else replace(plan, comm_free_steps=0)
 
 
 def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:

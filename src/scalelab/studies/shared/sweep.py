@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Any, ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.checks import check_at_least
-from scalelab.records.strategies import Strategy
+from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
 from scalelab.report.charts.columns import CONTROL as CONTROL
@@ -42,7 +40,6 @@ from scalelab.units import UNKNOWN, format_count, format_interval
 PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
-MaybeStrategy = Annotated[Strategy | None, tyro.conf.arg(metavar="NAME")]
 
 FASTEST = FindingKind("fastest", "The fastest row, and its step time over the reference's", MAIN, ("ratio", "verdict"))
 VERDICT = FindingKind(
@@ -169,15 +166,10 @@ def describe_measurement(
     return " · ".join([label or job.label, *words, cores, launches])
 
 
-def choose_strategy(strategy: str | None, num_ranks: int) -> str:
-    """The one that was asked for; otherwise the plain loop on one rank and ddp on more."""
-    return strategy or ("single" if num_ranks == 1 else "ddp")
-
-
 def describe_placement(strategy: str | None, num_ranks: int) -> str:
     """For the line that says what was measured."""
     chosen = choose_strategy(strategy, num_ranks)
-    return "plain loop" if chosen == "single" else f"{chosen} × {num_ranks}"
+    return "plain loop" if find_strategy(chosen).is_plain else f"{chosen} × {num_ranks}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +208,7 @@ class SweepStudy(Study, is_abstract=True):
 
     ranks: int = 1
     """Ranks of every row."""
-    strategy: MaybeStrategy = None
+    strategy: StrategyName | None = None
     """How training is distributed. None: single on one rank, ddp on more."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=Sampling)

@@ -20,6 +20,7 @@ from itertools import takewhile
 from scalelab.analysis.device_usage import Launch, Utilization, describe_utilization
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.studies.shared.arms import Arm
 
@@ -59,7 +60,7 @@ def list_devices(arm: Arm) -> list[Device]:
 def read_memory(result: TrialResult) -> list[float]:
     """What each device held in one round; empty unless that is known of every one."""
     trial = result.trial
-    if trial.strategy == "dp":
+    if "replicas" in find_strategy(trial.strategy).instruments:
         found: list[float] = list(map(float, result.ranks[0].replica_bytes)) if result.ranks else []
     else:
         starts = [0 if trial.device == "cuda" else rank.start_memory_bytes for rank in result.ranks]

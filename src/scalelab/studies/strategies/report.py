@@ -8,6 +8,7 @@ from scalelab.analysis.device_usage import IDLE, NUM_SLICES, describe_utilizatio
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.columns import draw_columns, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES, plot_lines
@@ -245,12 +246,13 @@ def _describe_idling(arm: Arm) -> Iterator[Finding]:
         return
     shares = ", ".join(f"{name} {format_known('share', busy)}" for name, busy in known)
     least, most = min(busy.value for _, busy in known), max(busy.value for _, busy in known)
-    text = f"Busy under {arm.label}: {shares}.{_explain_dp(arm) if arm.trial.strategy == 'dp' else ''}"
+    is_one_process = find_strategy(arm.trial.strategy).has_replicas
+    text = f"Busy under {arm.label}: {shares}.{_explain_replicas(arm) if is_one_process else ''}"
     weight = REASON if most - least > UNEVEN else DETAIL
     yield UTILISATION(arm.label, text, weight=weight, least=least, most=most)
 
 
-def _explain_dp(arm: Arm) -> str:
+def _explain_replicas(arm: Arm) -> str:
     """Taking the batch and updating are done once, on device 0, while the others have nothing to do."""
     phases = {name: arm.phase(name) for name in ("input", "forward", "backward", "optimizer")}
     values = {name: phase.value for name, phase in phases.items() if phase is not None}

@@ -15,9 +15,8 @@ from typing import ClassVar
 
 from scalelab.checks import check_at_least, check_divisible, flag
 from scalelab.errors import UsageError
-from scalelab.records.observations import Instrument
 from scalelab.records.settings import Spreading
-from scalelab.records.strategies import KNOWN_FIELDS, Strategy
+from scalelab.records.strategies import StrategyName, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Chart, Document, Section
 from scalelab.studies.shared.arms import Arm, group_arms
@@ -47,7 +46,7 @@ class Strategies(Study):
     title: ClassVar[str] = "Strategies"
     question: ClassVar[str] = "Which strategy is fastest, and what does each cost in memory, idle time and variance?"
 
-    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp", "fsdp-full")
+    strategies: tuple[StrategyName, ...] = ("single", "dp", "ddp", "fsdp-full")
     """Strategies to compare; the first is the reference. `single` runs on one rank."""
     ranks: int = 2
     """Ranks of every other strategy; replicas of dp."""
@@ -67,7 +66,7 @@ class Strategies(Study):
             Configuration(
                 name=name_row(strategy, self.ranks),
                 strategy=strategy,
-                num_ranks=1 if strategy == "single" else self.ranks,
+                num_ranks=find_strategy(strategy).count_ranks(self.ranks),
                 global_batch=self.global_batch,
                 job=fit_job(self.job, strategy, self.strategies),
             )
@@ -119,15 +118,13 @@ def _look(trial: Trial) -> Trial:
 
     DDP's counters need steps of their own, and are read in one launch.
     """
-    extra: dict[str, Instrument] = {"dp": "replicas"}
-    if trial.round == 1:
-        extra["ddp"] = "counters"
-    found: tuple[Instrument, ...] = ("utilization",)
-    return replace(trial, instruments=(*found, extra[trial.strategy]) if trial.strategy in extra else found)
+    wanted = {"replicas": True, "counters": trial.round == 1}
+    own = (name for name in find_strategy(trial.strategy).instruments if wanted.get(name))
+    return replace(trial, instruments=("utilization", *own))
 
 
 def name_row(strategy: str, num_ranks: int) -> str:
-    return f"{strategy}-{1 if strategy == 'single' else num_ranks}"
+    return f"{strategy}-{find_strategy(strategy).count_ranks(num_ranks)}"
 
 
 def check_strategies(strategies: Sequence[str]) -> None:
@@ -143,7 +140,7 @@ def fit_job(job: Job, strategy: str, strategies: Sequence[str]) -> Job:
     defaults = Spreading()
     given = [f.name for f in fields(Spreading) if getattr(job.spreading, f.name) != getattr(defaults, f.name)]
     for name in given:
-        if not any(name in KNOWN_FIELDS.get(known, ()) for known in strategies):
+        if not any(name in find_strategy(known).options for known in strategies):
             raise UsageError(f"{flag(name)} means nothing to --strategies {' '.join(strategies)}: leave it out")
-    unknown = {name: getattr(defaults, name) for name in given if name not in KNOWN_FIELDS.get(strategy, ())}
+    unknown = {name: getattr(defaults, name) for name in given if name not in find_strategy(strategy).options}
     return replace(job, spreading=replace(job.spreading, **unknown)) if unknown else job

@@ -46,11 +46,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from scalelab.records.observations import DdpCounters, GradientTimes, Instrument, RankReport
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.instruments.messages import watch_messages
 from scalelab.worker.memory.recording import look_at_memory
 from scalelab.worker.step import mark_nothing, take_step
-from scalelab.worker.strategies.synchronization import can_update_without_sync
+from scalelab.worker.strategies.apply import can_update_without_sync
 from scalelab.worker.training import Training
 
 NUM_COUNTED_STEPS = 20
@@ -176,7 +177,7 @@ def make_gradient_times(sizes: list[int], steps: list[tuple[list[float | None], 
 
 def watch_replicas(trial: Trial, training: Training, _: Path, report: RankReport) -> RankReport:
     """The report with what each replica holds; unchanged for a strategy that has none."""
-    if trial.strategy != "dp":
+    if "replicas" not in find_strategy(trial.strategy).instruments:
         return report
     if trial.device == "cuda":
         peaks = tuple(int(torch.cuda.max_memory_allocated(index)) for index in range(trial.num_ranks))

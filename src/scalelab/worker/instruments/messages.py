@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalelab.records.observations import Message, MessageBasis, RankReport
-from scalelab.records.strategies import FSDP
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.step import take_step
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
@@ -135,15 +135,8 @@ def name_purpose(call: Call, phase: str, strategy: str) -> str:
     """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
-    is_sharded = strategy in FSDP
-    sent = {
-        ("broadcast", "forward"): "" if is_sharded else "buffers",
-        ("all_gather", "forward"): "parameters" if is_sharded else "",
-        ("all_gather", "backward"): "parameters" if is_sharded else "gradients",
-        ("reduce_scatter", "backward"): "gradients",
-        ("all_reduce", "backward"): "gradients",
-    }
-    return sent.get((call.kind, phase), "")
+    sends = find_strategy(strategy).sends
+    return next((send.purpose for send in sends if (send.kind, send.phase) == (call.kind, phase)), "")
 
 
 def describe_basis(model: nn.Module) -> MessageBasis:

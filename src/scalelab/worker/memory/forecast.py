@@ -49,12 +49,13 @@ from scalelab.analysis.memory_sharding import (
     Moment,
     Sharding,
     UnitMark,
-    spread_recording,
-    spread_standing,
+    shard_recording,
+    shard_standing,
 )
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation, Spreading
+from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
 from scalelab.worker.models.load import load_workload
@@ -85,8 +86,10 @@ Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
     """The report with the memory that a step of one rank would take."""
-    if trial.strategy == "dp":
-        raise UsageError("memory cannot be estimated for dp, whose replicas are threads: use single or ddp")
+    if find_strategy(trial.strategy).memory is None:
+        raise UsageError(
+            f"memory cannot be estimated for {trial.strategy}, which has no memory rules: use {PLAIN} or {DEFAULT}"
+        )
     device = torch.device(trial.device)
     try:
         with stay_fake() as fake_mode:
@@ -98,9 +101,9 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
             f"memory cannot be estimated for this workload: it reads tensor values ({error}), and an"
             " estimate has shapes only"
         ) from error
-    spread = describe_spread(trial, training)
-    events, marks = spread_recording(recorder.recording, spread)
-    account = account_step(events, marks, spread_standing(recorder.standing, spread))
+    sharding = describe_sharding(trial, training)
+    events, marks = shard_recording(recorder.recording, sharding)
+    account = account_step(events, marks, shard_standing(recorder.standing, sharding))
     return replace(
         report,
         num_parameters=training.num_parameters,
@@ -114,7 +117,7 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
     batch = trial.batch_per_pass * trial.accumulation
     plain = replace(
         trial,
-        strategy="single",
+        strategy=PLAIN,
         num_ranks=1,
         global_batch=batch,
         options={name: 0 if name == "workers" else value for name, value in trial.options.items()},
@@ -128,13 +131,11 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
     return replace(dress_workload(workload, plain, 0, device), scaler=None, synchronize=lambda: None)
 
 
-def describe_spread(trial: Trial, training: Training) -> Sharding:
+def describe_sharding(trial: Trial, training: Training) -> Sharding:
     """What the rules need to know of the model and its strategy."""
     units = list_units(training.model)
-    # On one rank FSDP has nothing to cut, and turns to NO_SHARD.
-    is_whole = trial.num_ranks == 1 and trial.strategy in ("fsdp-full", "fsdp-grad-op")
     return Sharding(
-        strategy="fsdp-none" if is_whole else trial.strategy,
+        strategy=find_strategy(trial.strategy, trial.num_ranks),
         num_ranks=trial.num_ranks,
         unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
         gradient_bytes=sum(p.nbytes for p in training.model.parameters() if p.requires_grad),

@@ -35,22 +35,27 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 from scalelab.records.trial import Trial
 from scalelab.worker.strategies.blocks import find_blocks
 
-SHARDING = {
-    "fsdp-full": ShardingStrategy.FULL_SHARD,
-    "fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP,
-    "fsdp-none": ShardingStrategy.NO_SHARD,
-}
+
+def apply_full_shard(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    return wrap_units(model.to(device), device, ShardingStrategy.FULL_SHARD)
 
 
-def apply_fsdp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
-    """The model with its blocks and the remainder sharded as the strategy specifies."""
-    model = model.to(device)
+def apply_shard_grad_op(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    return wrap_units(model.to(device), device, ShardingStrategy.SHARD_GRAD_OP)
+
+
+def apply_no_shard(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    return wrap_units(model.to(device), device, ShardingStrategy.NO_SHARD)
+
+
+def wrap_units(model: nn.Module, device: torch.device, sharding: ShardingStrategy) -> nn.Module:
+    """The model with its blocks and the remainder sharded."""
     blocks = set(find_blocks(model))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*NO_SHARD.*")
         return FullyShardedDataParallel(
             model,
-            sharding_strategy=SHARDING[trial.strategy],
+            sharding_strategy=sharding,
             auto_wrap_policy=CustomPolicy(lambda module: module in blocks),
             device_id=device,
             use_orig_params=True,

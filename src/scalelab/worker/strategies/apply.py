@@ -1,0 +1,94 @@
+"""A model as its trial wants it trained: recomputed, compiled and distributed by the strategy that its record names.
+
+The order matters: synchronised batch norm, activation checkpointing, compiled blocks (strategies that wrap blocks), the
+strategy, and the whole compiled around it (the others, because only there can torch.compile cut its graph at the
+buckets of DDP).
+
+Backward without gradient all-reduce, for all passes of a step but the last:
+
+    no_sync()     of the model that a strategy returns, as DDP and FSDP have it; entered before forward, where DDP
+                  decides whether backward communicates
+    fsdp2         `set_requires_gradient_sync(False)`, looked at in backward
+    single, dp    nothing is communicated
+
+What stays: sharded strategies still gather parameters. And a sharded rank then holds the gradients of all
+parameters, not of its piece, until the next reduce-scatter adds to them, so that no optimizer step can be made without
+one: `fsdp-full` and `fsdp-grad-op` raise an error in it, and in `fsdp2` it does nothing, and the gradients that were
+held back turn up in a later step. `can_update_without_sync` tells where it can.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+
+from scalelab.records.strategies import STRATEGIES, find_strategy
+from scalelab.records.trial import Trial
+from scalelab.worker.strategies.blocks import find_blocks
+from scalelab.worker.strategies.checkpointing import apply_checkpointing
+from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
+
+Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
+
+
+def load_strategy(name: str) -> Apply:
+    """The function of a strategy, from the module that its record names."""
+    module, _, function = STRATEGIES[name].apply.partition(":")
+    found: Apply = getattr(importlib.import_module(module), function)
+    return found
+
+
+def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
+    """`single`: the plain loop, the reference without a process group."""
+    return model.to(device)
+
+
+def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
+    """The model as the trial wants it trained."""
+    if trial.spreading.sync_batch_norm:
+        model = apply_sync_batch_norm(model, device)
+    apply_checkpointing(model, trial.shape.checkpointing)
+    compiles_blocks = find_strategy(trial.strategy).wraps_blocks
+    if trial.shape.compile and compiles_blocks:
+        for block in find_blocks(model) or [model]:
+            block.compile()
+    distributed = load_strategy(trial.strategy)(model, device, trial)
+    if trial.shape.compile and not compiles_blocks:
+        compiled: Any = torch.compile(distributed)
+        whole: nn.Module = compiled
+        return whole
+    return distributed
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """A context for forward and backward in which gradients are only accumulated. Looks through torch.compile."""
+    plain: Any = getattr(model, "_orig_mod", model)
+    if isinstance(plain, FSDPModule):
+        return _hold_gradients(plain)
+    if hasattr(plain, "no_sync"):
+        context: AbstractContextManager[None] = plain.no_sync()
+        return context
+    return nullcontext()
+
+
+def can_update_without_sync(model: nn.Module) -> bool:
+    """Whether a rank can make an optimizer step without the gradient all-reduce. Looks through torch.compile."""
+    plain = getattr(model, "_orig_mod", model)
+    if isinstance(plain, FullyShardedDataParallel):
+        return plain.sharding_strategy is ShardingStrategy.NO_SHARD
+    return not isinstance(plain, FSDPModule)
+
+
+@contextmanager
+def _hold_gradients(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
