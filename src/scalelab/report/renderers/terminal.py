@@ -178,7 +178,8 @@ def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
     left_out = ", ".join(words for words in (more, brief.left_out) if words)
     yield from (*head, *body, *tail)
     if left_out:
-        yield from (StyledLine(), *_set_text(f"Not shown: {left_out}; --full prints them.", width, style="dim"))
+        them = "it" if left_out.startswith("1 ") and "," not in left_out else "them"
+        yield from (StyledLine(), *_set_text(f"Not shown: {left_out}; --full prints {them}.", width, style="dim"))
 
 
 def _set_list(title: str, lines: list[StyledLine], style: str) -> list[StyledLine]:
