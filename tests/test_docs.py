@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -53,6 +53,7 @@ from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
 from scalelab.data.shards import write_shard
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
+from scalelab.records.tasks import Task
 from scalelab.records.trial import Status, StepKind
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.collectives.study import Collectives
@@ -482,7 +483,8 @@ def test_what_build_may_take_is_listed() -> None:
 def test_every_column_kind_and_status_of_a_run_is_listed() -> None:
     text = (DOCS / "reference" / "runs.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert listed == [*COLUMNS, *map(str, StepKind), *TRANSFER_COLUMNS, *FETCH_COLUMNS, *map(str, Status)]
+    tasks = [task.__struct_config__.tag for task in get_args(Task)]
+    assert listed == [*tasks, *COLUMNS, *map(str, StepKind), *TRANSFER_COLUMNS, *FETCH_COLUMNS, *map(str, Status)]
 
 
 def test_the_constants_of_the_statistics_are_those_of_the_code() -> None:
