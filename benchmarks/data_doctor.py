@@ -25,13 +25,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.data.amplification import ColumnChunks
 from scalelab.data.chunk_cache import CacheSize, count_in_order, count_visits
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import ColumnChunks, describe_chunks
 from scalelab.data.doctor import Epoch, predict_batched, predict_plain
 from scalelab.data.formats.stored import StoredSet
-from scalelab.data.reading_cost import open_plain
-from scalelab.data.reading_model import draw_order, make_batches, make_grid
+from scalelab.data.reading_cost import draw_order, make_batches, make_grid, open_plain
 from scalelab.units import format_quantity, format_seconds
 
 NUM_ROUNDS = 5

@@ -7,9 +7,8 @@ from pathlib import Path
 import h5py  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
-from scalelab.data.amplification import ColumnChunks
 from scalelab.data.chunk_cache import CacheSize
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import ColumnChunks, describe_chunks
 from tests.data.counting import count_chunks_read, make_file
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from scalelab.cli.data.doctor import summarise
-from scalelab.data import reading_model
+from scalelab.data import reading_cost
 from scalelab.data.chunk_cache import count_in_order, count_shuffled
 from scalelab.data.doctor import BY_BLOCKS, FileDiagnosis, choose_cache, examine, find_prime
 from scalelab.data.formats import decoded
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
-from scalelab.data.reading_model import make_grid
+from scalelab.data.reading_cost import make_grid
 from scalelab.data.stored_order import choose_stored_order
 
 NOISE = np.random.default_rng(0).standard_normal((256, 16, 32)).astype(np.float32)
@@ -66,7 +66,7 @@ def test_where_a_reader_cannot_keep_the_set_blocks_of_its_chunks_are_advised(
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=NOISE, chunks=(16, 16, 32), compression="gzip")
         file.create_dataset("names", data=["a"] * len(NOISE))
-    for module in (decoded, reading_model):
+    for module in (decoded, reading_cost):
         monkeypatch.setattr(module, "find_cache_bytes", lambda: 2 * 16 * NOISE[0].nbytes)
     found = examine(path, seconds=0.1)
     assert found.blocks == choose_stored_order(path, kept_bytes=0).order

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.data.encoders import (
+from scalelab.data.tokenize import (
     ByteEncoder,
     PairEncoder,
     Piece,

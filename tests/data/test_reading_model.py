@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelab.data.amplification import ColumnChunks
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import ColumnChunks, describe_chunks
 from scalelab.data.formats import hdf5 as hdf5_sources
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
-from scalelab.data.reading_model import count_batched_epoch, count_plain_epoch, find_rooms, follow_batches, make_batches
+from scalelab.data.reading_cost import count_batched_epoch, count_plain_epoch, find_rooms, follow_batches, make_batches
 
 ARRAY = np.arange(96 * 8, dtype=np.int32).reshape(96, 8)
 

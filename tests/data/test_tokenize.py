@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelab.data.encoders import ByteEncoder
 from scalelab.data.shards import Tokens, find_shards, open_shard, split_shards
-from scalelab.data.tokenize import Tokenized, tokenize_files
+from scalelab.data.tokenize import ByteEncoder, Tokenized, tokenize_files
 from scalelab.errors import UsageError
 
 CONTENT = bytes(range(100)) * 10

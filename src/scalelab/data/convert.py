@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.data.amplification import ColumnChunks
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import ColumnChunks, describe_chunks
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.data.formats.columns import Array, ArrayColumn, Arrays, Settings, check_arrays, refuse_options
 from scalelab.data.formats.stored import StoredSet, reading_errors

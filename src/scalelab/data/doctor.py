@@ -19,18 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
-from scalelab.data.amplification import ColumnChunks, amplify
 from scalelab.data.chunk_cache import CacheSize
-from scalelab.data.chunks import describe_chunks, find_family
+from scalelab.data.chunks import ColumnChunks, amplify, describe_chunks, find_family
 from scalelab.data.convert import name_column
 from scalelab.data.formats.catalogue import find_format
 from scalelab.data.formats.columns import Settings
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle
-from scalelab.data.reading_cost import Item, OrderCosts, TimedRead, TriedReader, measure_costs, open_plain
-from scalelab.data.reading_model import (
+from scalelab.data.reading_cost import (
     EpochBytes,
+    Item,
+    OrderCosts,
+    TimedRead,
+    TriedReader,
     count_batched_epoch,
     count_plain_epoch,
     draw_order,
@@ -38,6 +40,8 @@ from scalelab.data.reading_model import (
     follow_batches,
     follow_plain,
     make_batches,
+    measure_costs,
+    open_plain,
 )
 from scalelab.data.stored_order import choose_stored_order
 from scalelab.records.environment import read_available_memory

@@ -34,8 +34,7 @@ from typing import Literal
 import numpy as np
 
 from scalelab.checks import check_at_least
-from scalelab.data.amplification import ColumnChunks, amplify
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import ColumnChunks, amplify, describe_chunks
 from scalelab.data.formats.catalogue import find_format, load_format
 from scalelab.data.formats.columns import Settings
 from scalelab.data.order import BUFFER_BYTES, BlockShuffle, FullShuffle, Numbers, Order, choose_order

@@ -15,9 +15,8 @@ from scalelab.cli.data import convert as data_convert
 from scalelab.cli.data import doctor as data_doctor
 from scalelab.cli.data.fetch import Fetch, fetch
 from scalelab.cli.flags import parse_flags
-from scalelab.data.encoders import ByteEncoder, Encoder, load_pair_encoder
 from scalelab.data.shards import ShardKind
-from scalelab.data.tokenize import Tokenized, suffix_of, tokenize_files
+from scalelab.data.tokenize import ByteEncoder, Encoder, Tokenized, load_pair_encoder, suffix_of, tokenize_files
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.settings import MaybeInt
 from scalelab.units import format_bytes, format_quantity

@@ -13,7 +13,7 @@ import tyro
 from scalelab.checks import check_at_least, check_positive
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
-from scalelab.data.amplification import TOLERATED, ColumnChunks
+from scalelab.data.chunks import TOLERATED, ColumnChunks
 from scalelab.data.doctor import BY_BATCHES, BY_BLOCKS, FileDiagnosis, WayToRead, examine
 from scalelab.data.formats.catalogue import ENTRIES, find_entry
 from scalelab.report.document import Document, Section, Table

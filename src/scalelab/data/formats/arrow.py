@@ -27,10 +27,11 @@ from scalelab.data.formats.columns import (
     StoredColumn,
     check_arrays,
     check_found,
+    make_little_endian,
+    map_file,
     refuse_options,
 )
 from scalelab.data.formats.decoded import ChunkCache, ChunkedColumn, choose_chunk_samples
-from scalelab.data.formats.mapped import make_little_endian, map_file
 from scalelab.errors import DataUnreadable
 
 METADATA_KEY = b"scalelab"

@@ -43,6 +43,7 @@ from scalelab.data.formats.columns import (
     StorageFormat,
     StoredColumn,
     make_array_column,
+    map_file,
     read_count,
     read_flag,
     refuse_options,
@@ -50,8 +51,7 @@ from scalelab.data.formats.columns import (
 from scalelab.data.formats.decoded import read_cache_bytes
 from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
 from scalelab.data.formats.inflate import inflate
-from scalelab.data.formats.mapped import map_file
-from scalelab.data.formats.remembering import remembering_errors
+from scalelab.data.formats.writing import remembering_errors
 from scalelab.errors import DataUnreadable, UsageError
 
 Box = tuple[slice, ...]

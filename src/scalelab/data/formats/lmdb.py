@@ -39,13 +39,16 @@ from scalelab.data.formats.columns import (
     Indices,
     Opened,
     SampleField,
+    ScatteredColumn,
     Settings,
     StorageFormat,
     check_arrays,
     check_found,
+    gather,
+    make_little_endian,
+    map_file,
     refuse_options,
 )
-from scalelab.data.formats.mapped import ScatteredColumn, gather, make_little_endian, map_file
 from scalelab.errors import DataUnreadable
 
 MAGIC, VERSION = 0xBEEFC0DE, 1

@@ -34,11 +34,11 @@ from scalelab.data.formats.columns import (
     check_found,
     check_memory,
     make_array_column,
+    map_file,
     read_count,
     refuse_options,
 )
 from scalelab.data.formats.inflate import MOST_RATIO, inflate_member
-from scalelab.data.formats.mapped import map_file
 from scalelab.errors import DataUnreadable
 
 LOCAL_HEADER_BYTES = 30

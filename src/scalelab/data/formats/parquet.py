@@ -38,6 +38,7 @@ from scalelab.data.formats.columns import (
     StorageFormat,
     StoredColumn,
     check_arrays,
+    make_little_endian,
     read_flag,
     refuse_options,
 )
@@ -48,7 +49,6 @@ from scalelab.data.formats.decoded import (
     choose_compression,
     make_cache,
 )
-from scalelab.data.formats.mapped import make_little_endian
 from scalelab.errors import DataUnreadable
 
 COMPRESSIONS = ("snappy", "none", "zstd", "lz4", "gzip")

@@ -24,9 +24,10 @@ from scalelab.data.formats.columns import (
     StoredColumn,
     check_found,
     make_array_column,
+    make_little_endian,
+    map_file,
     refuse_options,
 )
-from scalelab.data.formats.mapped import make_little_endian, map_file
 from scalelab.errors import DataUnreadable
 
 DTYPES = {

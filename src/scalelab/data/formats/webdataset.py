@@ -22,14 +22,16 @@ from scalelab.data.formats.columns import (
     Indices,
     Opened,
     SampleField,
+    ScatteredColumn,
     Settings,
     StorageFormat,
     StoredColumn,
     check_arrays,
     check_found,
+    gather,
+    map_file,
     refuse_options,
 )
-from scalelab.data.formats.mapped import ScatteredColumn, gather, map_file
 from scalelab.errors import DataUnreadable, UsageError
 
 BLOCK = 512

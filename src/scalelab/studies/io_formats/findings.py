@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scalelab.analysis.fetches import FetchSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.data.amplification import TOLERATED
+from scalelab.data.chunks import TOLERATED
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.records.tasks import MEMORY, Pass
 from scalelab.records.trial import Cause, Status

@@ -26,7 +26,7 @@ from scalelab.data.formats.columns import (
     make_array_column,
     refuse_options,
 )
-from scalelab.data.formats.remembering import remembering_errors
+from scalelab.data.formats.writing import remembering_errors
 from scalelab.errors import DataUnreadable
 
 

@@ -27,8 +27,7 @@ from typing import Protocol
 import numpy as np
 import torch.distributed as dist
 
-from scalelab.data.amplification import amplify
-from scalelab.data.chunks import describe_chunks
+from scalelab.data.chunks import amplify, describe_chunks
 from scalelab.data.formats.catalogue import find_entry, find_format, load_format
 from scalelab.data.formats.columns import Array, Arrays, SampleField
 from scalelab.data.formats.stored import StoredSet
