@@ -1,18 +1,17 @@
-"""How often chunks are inflated by a reader that keeps some of them: the policy of HDF5's chunk cache, step by step.
+"""Count how often chunks are inflated through HDF5's chunk cache, by simulating its policy.
 
-HDF5 has a table of slots and a list for every dataset. What is done with them is in H5Dchunk.c (`H5D__chunk_lock`,
-`H5D__chunk_cache_prune`, `H5D__chunk_hash_val`; alike in 1.10 to 2.0):
+Each dataset has a table of slots and a list (H5Dchunk.c: `H5D__chunk_lock`, `H5D__chunk_cache_prune`,
+`H5D__chunk_hash_val`; the same in 1.10 to 2.0):
 
-    slot       the coordinates of a chunk in the grid, shifted and combined by exclusive or, modulo the slots. Two
-               chunks of the same slot are never kept together: the new one drives the old one out
-    hit        the chunk moves one step towards the end of the list; in LRU it would move to the end
-    miss       the chunk is inflated and appended. Before that, as long as there is no room, chunks are dropped from
-               the beginning: such as were read completely; once a share w0 of the list was passed in vain, any
-    too large  a chunk that is larger than the whole cache is never kept
+    slot       the chunk's grid coordinates, shifted and XORed, modulo the slots; a new chunk evicts the one in its slot
+    hit        the chunk moves one step towards the end of the list (in LRU it would move to the end)
+    miss       the chunk is inflated and appended. To make room, fully read chunks are evicted from the beginning; after
+               a share w0 of the list, any chunk
+    too large  a chunk larger than the cache is never kept
 
-Read in order, all samples of a row of chunks visit the same ones. As soon as the state of the cache repeats within a
-row, the rest of the row is arithmetic: the count is that of the whole epoch and exact, unless `MOST_VISITS` ends it.
-Shuffled, as many samples of a random order are followed as that allows, and the last half of them stand for the rest.
+In order, all samples of a row of chunks visit the same chunks. Once the cache state repeats within a row, the rest is
+arithmetic, and the count is exact for the whole epoch unless `MOST_VISITS` ends it. Shuffled, as many samples are
+simulated as that allows, and the second half extrapolates to the rest.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST_VISITS = 300_000
-"""Visits of chunks that are followed; each takes about a microsecond."""
+"""Chunk visits to simulate, about a microsecond each."""
 NOTHING = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSize:
-    """What a chunk cache may hold: HDF5's three numbers."""
+    """HDF5's three cache settings."""
 
     num_bytes: int
     num_slots: int
     w0: float = 0.75
-    """How far into the list only chunks that were read completely are dropped."""
+    """The share of the list in which only fully read chunks are evicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +56,13 @@ class ChunkGrid:
 
     @property
     def row_length(self) -> int:
-        """Chunks side by side, in all of which a sample lies."""
+        """Chunks that every sample lies in."""
         return math.prod(self.counts[1:])
 
 
 @dataclass(frozen=True)
 class Inflations:
-    """How many chunks were inflated in an epoch."""
+    """Chunks inflated in an epoch."""
 
     number: float
     is_exact: bool
@@ -71,7 +70,7 @@ class Inflations:
 
 @dataclass
 class _Cache:
-    """The list, linked both ways, and the table of slots."""
+    """The linked list and the slots."""
 
     most: int
     w0: float
@@ -79,16 +78,16 @@ class _Cache:
     after: dict[int, int] = field(default_factory=dict)
     before: dict[int, int] = field(default_factory=dict)
     unread: dict[int, int] = field(default_factory=dict)
-    """Bytes of a chunk that were not read since it was inflated."""
+    """Bytes of each chunk not read since it was inflated."""
     slot_of: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
     head: int = NOTHING
     tail: int = NOTHING
     num_complete: int = 0
-    """Chunks of which nothing is unread."""
+    """Fully read chunks."""
 
     def visit(self, chunk: int, slot: int, num_bytes: int) -> bool:
-        """Read bytes of a chunk; whether it had to be inflated."""
+        """Read bytes of a chunk; returns whether it was inflated."""
         left = self.unread.get(chunk)
         if left is not None:
             if left:
@@ -108,7 +107,7 @@ class _Cache:
         self.num_complete += not left
 
     def list_state(self) -> list[tuple[int, int]]:
-        """The chunks in their order, with what is unread of each."""
+        """The chunks in order, with their unread bytes."""
         state, chunk = [], self.head
         while chunk != NOTHING:
             state.append((chunk, self.unread[chunk]))
@@ -116,7 +115,7 @@ class _Cache:
         return state
 
     def _move_on(self, chunk: int) -> None:
-        """Let a chunk and its successor change places."""
+        """Swap a chunk with its successor."""
         other = self.after[chunk]
         if other == NOTHING:
             return
@@ -146,10 +145,10 @@ class _Cache:
         del self.slots[self.slot_of.pop(chunk)]
 
     def _make_room(self) -> None:
-        """Drop what has to go for one chunk more. A list that is gone through in vain stays as it is, as in HDF5."""
+        """Evict chunks until one more fits. If no pass succeeds, the list stays as it is, as in HDF5."""
         patience = int(len(self.unread) * self.w0)
         if len(self.unread) == self.most and not self.num_complete and patience < self.most:
-            self._drop(self.head)  # what the walk below would come to
+            self._drop(self.head)  # the result of the loop below
             return
         eager, resigned = self.head, NOTHING
         while len(self.unread) >= self.most and (eager != NOTHING or resigned != NOTHING):
@@ -192,18 +191,18 @@ class Walk:
             self._row.append((number, low, num_bytes))
 
     def list_slots(self, row: int) -> list[int]:
-        """Those of a row of chunks."""
+        """Of a row of chunks."""
         return [((row << self._shift) ^ low) % self._num_slots for _, low, _ in self._row]
 
     def read(self, sample: int) -> int:
-        """Read a sample; the chunks that had to be inflated for it."""
+        """Read a sample; returns the number of chunks inflated."""
         row = sample // self._chunk_samples
         first, high, visit = row * self._row_length, row << self._shift, self.cache.visit
         return sum(visit(first + number, (high ^ low) % self._num_slots, size) for number, low, size in self._row)
 
 
 def count_in_order(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
-    """Chunks that are inflated when all samples are read one after the other."""
+    """Chunks inflated when all samples are read in order."""
     certain = _count_at_once(grid, size)
     if certain is not None:
         return certain
@@ -223,7 +222,7 @@ def count_in_order(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VIS
 
 
 def _count_at_once(grid: ChunkGrid, size: CacheSize) -> Inflations | None:
-    """What needs no walk: nothing is kept, or nothing comes again, or all is kept."""
+    """Cases without simulation: nothing is kept, nothing repeats, or everything is kept."""
     every = grid.shape[0] * grid.row_length
     if not size.num_slots or grid.chunk_bytes > size.num_bytes or grid.chunk[0] == 1:
         return Inflations(every, is_exact=True)
@@ -237,11 +236,11 @@ def _count_at_once(grid: ChunkGrid, size: CacheSize) -> Inflations | None:
 
 
 def _count_row(walk: Walk, start: int, num_samples: int, most: int) -> tuple[int, int, bool]:
-    """Inflations of one row of chunks, the samples that were followed, and whether the list is as it would be.
+    """Chunks inflated in one row of chunks, the samples simulated, and whether the final list is known.
 
-    A state that repeats is found as by Brent (An improved Monte Carlo factorization algorithm, 1980): each is compared
-    with one that is kept, and that is replaced after 1, 2, 4 … samples. After a sample that found all of its chunks
-    every other one of the row does so too, and is only followed for the order of the list.
+    A repeating state is found by Brent's method (An improved Monte Carlo factorization algorithm, 1980): each state is
+    compared with a saved one, which is replaced after 1, 2, 4 … samples. After a sample without a miss, the rest of the
+    row has none either and is simulated only for the order of the list.
     """
     kept: list[tuple[int, int]] | None = None
     since: list[int] = []
@@ -267,7 +266,7 @@ def _count_row(walk: Walk, start: int, num_samples: int, most: int) -> tuple[int
 
 
 def count_shuffled(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VISITS) -> Inflations:
-    """Chunks that are inflated when all samples are read once, in a random order."""
+    """Chunks inflated when all samples are read once, in random order."""
     certain = _count_at_once(grid, size)
     if certain is not None:
         return certain
@@ -280,6 +279,6 @@ def count_shuffled(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VIS
 
 
 def count_visits(grid: ChunkGrid, size: CacheSize, samples: Sequence[int]) -> int:
-    """Chunks that are inflated when these samples are read in this order."""
+    """Chunks inflated when these samples are read in this order."""
     walk = Walk(grid, size)
     return sum(map(walk.read, samples))

@@ -1,22 +1,16 @@
-"""Read amplification: how many bytes must be read, or inflated, to deliver a sample, for each byte of it.
+"""The chunks of a data file, in any format, and their read amplification: bytes inflated per byte delivered.
 
-A column of shape (N, s1, s2, …) in chunks of (c0, c1, c2, …) is cut into ⌈s1/c1⌉ · ⌈s2/c2⌉ · … chunks side by side,
-and a sample lies in all of them. Chunks are stored and inflated whole, those at the edges too: their padding counts.
-So one sample costs
+A column of shape (N, s1, s2, …) in chunks of (c0, c1, c2, …) has ⌈s1/c1⌉ · ⌈s2/c2⌉ · … chunks side by side, and a
+sample lies in all of them. Chunks are stored and inflated whole, padding at the edges included. So one sample costs
 
-    inflated bytes   = ⌈s1/c1⌉ · ⌈s2/c2⌉ · … · (c0 · c1 · c2 · … · bytes of an element)
-    amplification    = inflated bytes / (s1 · s2 · … · bytes of an element)
+    inflated bytes   = ⌈s1/c1⌉ · ⌈s2/c2⌉ · … · (c0 · c1 · c2 · … · item bytes)
+    amplification    = inflated bytes / (s1 · s2 · … · item bytes)
 
-and in the usual case, where chunks fit evenly, this is c0: the samples that lie in a chunk. It is what a reader pays
-that keeps nothing; one that keeps chunks pays less, by how much is counted in `chunk_cache.py`. What a file's chunks
-are is read by `chunks.describe_chunks`.
+where chunks fit evenly, that is c0, the samples per chunk. It holds for a reader without a cache; `chunk_cache.py`
+counts what a cache saves.
 
-Chunks without a filter need not be inflated. HDF5 still reads all of one that fits into its cache, and only the bytes
-asked for of one that does not (H5Dchunk.c, `H5D__chunk_cacheable`).
-
-A file that is mapped is read by pages, so a small sample costs those that it lies in, unless they are in memory.
-
-What the chunks of a data file are, whichever format it has; no sample is read for it.
+Unfiltered chunks need no inflating. HDF5 reads all of one that fits its cache, otherwise only the bytes asked for
+(H5Dchunk.c, `H5D__chunk_cacheable`). A memory-mapped file is read by pages.
 """
 
 from __future__ import annotations
@@ -42,30 +36,30 @@ from scalelab.errors import DataUnreadable
 
 PAGE_BYTES = 4096
 TOLERATED = MOST_AMPLIFICATION
-"""Beyond this amplification, an order that goes along with the chunks is worth being less random."""
+"""Above this, a block shuffle is worth its lower randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnChunks:
-    """The layout of one column in a file."""
+    """The layout of one column."""
 
     name: str
     shape: tuple[int, ...]
-    """The number of samples, then the shape of one."""
+    """Number of samples, then the shape of one."""
     item_bytes: int
     """Of one element."""
     chunk: tuple[int, ...] | None = None
-    """What is stored and inflated as one; None: any byte can be read alone."""
+    """The chunk shape; None: any byte can be read alone."""
     groups: tuple[int, ...] = ()
-    """The samples of every chunk, where they are not alike, as in Parquet's row groups."""
+    """Samples of each chunk if they differ, as in Parquet's row groups."""
     filters: tuple[str, ...] = ()
-    """What was done to a chunk, in the order of writing: shuffle, gzip …"""
+    """In writing order: shuffle, gzip …"""
     stored_bytes: int | None = None
     """On disk; None if unknown."""
     cache: CacheSize | None = None
-    """The library's default cache for this column; None: none."""
+    """The library's default cache; None: none."""
     offset: int | None = None
-    """Where the samples begin in the file, if they lie there as they are."""
+    """Where uncompressed, contiguous samples begin in the file."""
 
     @property
     def num_samples(self) -> int:
@@ -77,24 +71,24 @@ class ColumnChunks:
 
     @property
     def chunk_samples(self) -> int:
-        """Samples in a chunk; 1 where any can be read alone."""
+        """1 if any sample can be read alone."""
         return self.chunk[0] if self.chunk else 1
 
     @property
     def chunk_bytes(self) -> int:
-        """Of one chunk, inflated."""
+        """Inflated."""
         return math.prod(self.chunk) * self.item_bytes if self.chunk else self.sample_bytes
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The number of chunks along every axis."""
+        """Number of chunks along every axis."""
         return tuple(
             -(-size // step) for size, step in zip(self.shape, self.chunk or (1, *self.shape[1:]), strict=True)
         )
 
     @property
     def chunks_per_sample(self) -> int:
-        """Those that one sample lies in."""
+        """Chunks that one sample lies in."""
         return math.prod(self.grid[1:]) if self.chunk else 1
 
     @property
@@ -103,14 +97,14 @@ class ColumnChunks:
 
     @property
     def is_read_in_part(self) -> bool:
-        """Whether nothing has to be read but the sample itself."""
+        """Whether a sample can be read without anything else."""
         if self.chunk is None:
             return True
         return not self.filters and self.cache is not None and self.chunk_bytes > self.cache.num_bytes
 
     @property
     def inflated_bytes(self) -> float:
-        """What one sample costs a reader that keeps nothing; the mean over all samples where chunks differ."""
+        """Bytes inflated for one sample without a cache; the mean if chunks differ."""
         if self.is_read_in_part:
             return float(self.sample_bytes)
         if self.groups:
@@ -119,17 +113,17 @@ class ColumnChunks:
 
     @property
     def amplification(self) -> float:
-        """Bytes inflated for every byte that is delivered, nothing kept; 1 is the least."""
+        """Bytes inflated per byte delivered without a cache; at least 1."""
         return self.inflated_bytes / self.sample_bytes if self.sample_bytes else 1.0
 
     @property
     def row_bytes(self) -> int:
-        """Of all chunks that the samples of one chunk lie in: what must be kept to inflate each once in order."""
+        """All chunks side by side: what must be kept to inflate each once in order."""
         return self.chunks_per_sample * self.chunk_bytes
 
     @property
     def page_amplification(self) -> float | None:
-        """Bytes of the pages that a sample lies in for each of its bytes, the mean; None where nothing is mapped."""
+        """Mean bytes of the pages a sample touches per byte of it; None if not mapped."""
         if self.chunk is not None or self.offset is None or not self.sample_bytes:
             return None
         period = PAGE_BYTES // math.gcd(self.sample_bytes, PAGE_BYTES)
@@ -139,7 +133,7 @@ class ColumnChunks:
 
 
 def amplify(columns: Sequence[ColumnChunks]) -> float:
-    """Of a whole sample: a small column in large chunks, such as labels, counts for as little as it costs."""
+    """Of a whole sample, so small columns in large chunks, such as labels, count for little."""
     return sum(column.inflated_bytes for column in columns) / max(1, sum(column.sample_bytes for column in columns))
 
 
@@ -162,12 +156,12 @@ def describe_chunks(path: Path, format: str = "") -> tuple[ColumnChunks, ...]:  
 
 
 def find_family(name: str) -> str:
-    """hdf5 for hdf5-gzip: formats that are read alike."""
+    """hdf5 for hdf5-gzip: formats with one reader."""
     return name.partition("-")[0]
 
 
 def describe_columns(path: Path, name: str) -> tuple[ColumnChunks, ...]:
-    """Those of a format whose samples can each be read alone."""
+    """For formats whose samples can be read alone."""
     with StoredSet(path, format=name) as stored:
         return tuple(
             ColumnChunks(name=field.name, shape=(len(stored), *field.shape), item_bytes=field.dtype.itemsize)
@@ -176,7 +170,7 @@ def describe_columns(path: Path, name: str) -> tuple[ColumnChunks, ...]:
 
 
 def describe_hdf5(path: Path) -> tuple[ColumnChunks, ...]:
-    """The arrays at the top of a file, and those in groups below: the columns that its reader finds."""
+    """All numeric arrays, in groups too."""
     hdf5: Any = importlib.import_module("scalelab.data.formats.hdf5")
     with hdf5.h5py.File(path, "r") as file:
         return tuple(_describe_dataset(name, item) for name, item in hdf5.list_datasets(file).items())
@@ -184,7 +178,7 @@ def describe_hdf5(path: Path) -> tuple[ColumnChunks, ...]:
 
 FILTER_NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset"}
 FILTER_NAMES |= {32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}
-"""By the numbers under which they are registered with the HDF Group."""
+"""By their number in the HDF Group's registry."""
 
 
 def _describe_dataset(name: str, item: Any) -> ColumnChunks:
@@ -204,7 +198,7 @@ def _describe_dataset(name: str, item: Any) -> ColumnChunks:
 
 
 def describe_zarr(path: Path) -> tuple[ColumnChunks, ...]:
-    """The arrays of a zarr group, or the one array that it is, as `zarr.json` tells. The library keeps no chunk."""
+    """The arrays of a zarr group, or a single array. The library has no cache."""
     folders = [path, *sorted(found for found in path.iterdir() if found.is_dir())]
     told = {folder: json.loads((folder / ZARR_METADATA).read_text()) for folder in folders if has_metadata(folder)}
     arrays = {folder: one for folder, one in told.items() if one.get("node_type") == "array"}
@@ -257,7 +251,7 @@ def describe_parquet(path: Path) -> tuple[ColumnChunks, ...]:
 
 
 def describe_npz(path: Path) -> tuple[ColumnChunks, ...]:
-    """Members of a zip: one that is deflated has to be inflated from its beginning, whichever sample is asked for."""
+    """Zip members: a deflated one is inflated from its beginning for any sample."""
     with zipfile.ZipFile(path) as archive:
         return tuple(_describe_member(archive, info) for info in archive.infolist() if info.filename.endswith(".npy"))
 
@@ -283,7 +277,7 @@ def _describe_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ColumnC
 
 
 def _find_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo, num_bytes: int) -> int:
-    """Where the numbers of a stored array begin: behind the header in front of it, whose length only itself tells."""
+    """Where a stored array's values begin: only the local header tells."""
     with Path(str(archive.filename)).open("rb") as file:
         file.seek(info.header_offset + 26)
         lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))
@@ -291,7 +285,7 @@ def _find_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo, num_bytes: int
 
 
 def describe_npy(path: Path) -> tuple[ColumnChunks, ...]:
-    """One file per column, each read by memory map."""
+    """One memory-mapped file per column."""
     files = list_columns(path) if path.is_dir() else [path]
     arrays = {file: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
     return tuple(

@@ -1,13 +1,12 @@
-"""CIFAR-10 from its original files, in either of the two forms in which it is published.
+"""CIFAR-10 from its original files, in either published form.
 
     cifar-10-batches-py/    data_batch_1 … 5, test_batch        pickled dicts of an array and a list of labels
-    cifar-10-batches-bin/   data_batch_1.bin … 5, test_batch    1 label byte + 3072 pixel bytes for every image
+    cifar-10-batches-bin/   data_batch_1.bin … 5, test_batch    1 label byte + 3072 pixel bytes per image
 
-Both hold the same images in the same order, red plane first, so both give the same arrays. A file must have the size
-and the md5 of the published one: half a download trains without complaint, to a wrong accuracy. The md5 is taken of
-the bytes that are then read, and the pickle is read by an unpickler that knows arrays and nothing else, so that no
-file can run code. The md5 of the pickled files are those that torchvision checks. Those of the binary files are the
-ones that several public projects check beside the archive's own (c32a1d4ab5d03f1284b67883e8d87530).
+Both hold the same images in the same order, red plane first. Size and md5 must match the published file: half a
+download would train silently to a wrong accuracy. The unpickler accepts only arrays, so no file can run code. The md5
+of the pickled files are torchvision's; those of the binary files are checked by several public projects beside the
+archive's own (c32a1d4ab5d03f1284b67883e8d87530).
 
 Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
@@ -39,7 +38,7 @@ ADDRESS = "https://www.cs.toronto.edu/~kriz"
 
 @dataclass(frozen=True)
 class Cifar10Layout:
-    """One of the two forms in which the set is published."""
+    """One of the two published forms."""
 
     folder: str
     suffix: str
@@ -71,9 +70,9 @@ PUBLISHED = {
 
 
 def load_cifar10(directory: Path, split: Literal["train", "test"], num_files: int = NUM_TRAIN_FILES) -> ImageSet:
-    """The test images, or those of the first `num_files` of the five training files.
+    """The test images, or those of the first `num_files` training files.
 
-    `directory` is the folder of the files or the one that contains it.
+    `directory`: the folder of the files, or its parent.
     """
     names = list_names(num_files) if split == "train" else ["test_batch"]
     parts = [read_batch(path) for path in find_files(directory, names)]
@@ -86,20 +85,20 @@ def load_cifar10(directory: Path, split: Literal["train", "test"], num_files: in
 
 
 def check_cifar10(directory: Path, num_files: int = NUM_TRAIN_FILES) -> None:
-    """Raise an error for missing files or wrong sizes, without reading the files."""
+    """Raise an error for missing files or wrong sizes, without reading them."""
     for path in [*find_files(directory, list_names(num_files)), *find_files(directory, ["test_batch"])]:
         check_size(path, path.stat().st_size)
 
 
 def list_names(num_files: int) -> list[str]:
-    """The training files, without the suffix of their form."""
+    """Training files, without suffix."""
     if not 1 <= num_files <= NUM_TRAIN_FILES:
         raise UsageError(f"CIFAR-10 has {NUM_TRAIN_FILES} training files, not {num_files}: use 1 to {NUM_TRAIN_FILES}")
     return [f"data_batch_{number}" for number in range(1, num_files + 1)]
 
 
 def find_files(directory: Path, names: Sequence[str]) -> list[Path]:
-    """The paths of the files, all of one form; where none is complete, the error names the first that is missing."""
+    """The paths of the files, all of one form; otherwise the error names the first missing one."""
     places = [(place, layout) for layout in LAYOUTS for place in (directory / layout.folder, directory)]
     for place, layout in places:
         paths = [place / file for file in layout.list_files(names)]
@@ -113,7 +112,6 @@ def find_files(directory: Path, names: Sequence[str]) -> list[Path]:
 
 
 def explain_download(place: Path, layout: Cifar10Layout) -> str:
-    """How to get the files to where they are looked for."""
     target = place.parent if place.name == layout.folder else place
     return (
         f"run 'scalelab data fetch cifar10 --out {target}', or download {ADDRESS}/{layout.archive} and unpack it with"
@@ -122,7 +120,7 @@ def explain_download(place: Path, layout: Cifar10Layout) -> str:
 
 
 def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images and labels of one file that has been found to be the published one."""
+    """Images and labels of one verified file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -144,7 +142,7 @@ def check_size(path: Path, num_bytes: int) -> None:
 
 
 def read_binary(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pixels (samples, 3072) and labels of the binary form."""
+    """Pixels (samples, 3072) and labels."""
     if len(data) % (1 + PIXEL_BYTES):
         raise _damaged(path, f"its {len(data)} bytes are not a whole number of {1 + PIXEL_BYTES}-byte records")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, 1 + PIXEL_BYTES)
@@ -152,7 +150,7 @@ def read_binary(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDA
 
 
 def read_pickle(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pixels (samples, 3072) and labels of the pickled form."""
+    """Pixels (samples, 3072) and labels."""
     try:
         batch = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = batch[b"data"], np.array(batch[b"labels"], dtype=np.int64)
@@ -163,7 +161,7 @@ def read_pickle(path: Path, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDA
     return pixels, labels
 
 
-# NumPy 2 moved the function that every pickled array names; the array itself knows where it is now.
+# NumPy 2 moved the function that pickled arrays name; the array knows where it is.
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
 ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
@@ -174,7 +172,7 @@ ALLOWED = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler for arrays, numbers, texts, lists and dicts: whatever else a file names is refused."""
+    """Unpickles arrays, numbers, strings, lists and dicts; refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:

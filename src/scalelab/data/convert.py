@@ -1,10 +1,8 @@
-"""A set of samples from one format into another, in bounded memory, verified before it takes its place.
+"""Convert samples from one format to another, in bounded memory, verified before the file takes its place.
 
-Writers take arrays. Those of a mapped file are handed over as they are; what has to be inflated first is spooled into
-maps of scratch files beside the result, in parts that end where chunks do, so that each chunk is inflated once and
-memory holds one part and one row of chunks. Only a compressed `.npz` has to be inflated in memory, as it has no parts.
-The new file is then read back and both are hashed, column by column: only if they agree does it take its place, and
-nothing stays after a failure.
+Arrays of a memory-mapped file go to the writer directly; what must be inflated is spooled to scratch files in parts
+that end at chunks, so each chunk is inflated once. Only a compressed `.npz` is inflated in memory. The new file is read
+back and both are hashed column by column; nothing stays after a failure.
 """
 
 from __future__ import annotations
@@ -28,28 +26,26 @@ from scalelab.errors import DataUnreadable, UsageError
 from scalelab.records.files import storage_errors
 
 PART_BYTES = 32 * 2**20
-"""Of samples that are in memory at once."""
+"""Samples in memory at once."""
 
 Progress = Callable[[str, int, int], None]
-"""What is done, how many samples of it so far, and of how many."""
+"""Stage, samples done, samples in total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What a conversion gave."""
-
     num_samples: int
     sample_bytes: int
     source_bytes: int
     result_bytes: int
     digest: str
-    """Of all samples, the same in both."""
+    """Of all samples, equal in both files."""
     left_out: tuple[str, ...] = ()
-    """What the source contains besides columns, in words; it was not written."""
+    """What else the source contains, in words; not written."""
 
 
 def name_format(path: Path) -> str:
-    """The format that the name of a file to be written stands for."""
+    """The format of a file name's suffix."""
     for name, entry in ENTRIES.items():
         if entry.suffix and entry.suffix == path.suffix:
             return name
@@ -67,7 +63,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Converted:
-    """Write the samples of a set in another format."""
+    """Write the samples of a dataset in another format."""
     options = options or {}
     from_format, to_format = source_format or find_format(source), format or name_format(out)
     check_places(source, out, overwrite)
@@ -102,14 +98,14 @@ def check_places(source: Path, out: Path, overwrite: bool) -> None:
 
 
 def choose_part(columns: Sequence[ColumnChunks]) -> int:
-    """Samples that are read at once: whole chunks, about `PART_BYTES`."""
+    """Samples per part: whole chunks, about `PART_BYTES`."""
     longest = max(column.chunk_samples for column in columns)
     wanted = max(1, PART_BYTES // max(1, sum(column.sample_bytes for column in columns)))
     return min(columns[0].num_samples, max(1, wanted // longest) * longest if longest <= wanted else wanted)
 
 
 def limit_cache(name: str, columns: Sequence[ColumnChunks]) -> Settings:
-    """What a reader may keep: a row of chunks of every column. By default it would keep all it has room for."""
+    """A reader cache of one row of chunks per column; the default would fill memory."""
     if "cache_bytes" not in load_format(name).open_options:
         return {}
     row_bytes = max(column.chunk_samples * column.sample_bytes for column in columns)
@@ -117,13 +113,13 @@ def limit_cache(name: str, columns: Sequence[ColumnChunks]) -> Settings:
 
 
 def name_column(name: str) -> str:
-    """A name that every format can store: that of an array in a group of HDF5 has a slash."""
+    """A column name for every format: HDF5 groups have slashes."""
     return name.replace("/", "-")
 
 
 @contextmanager
 def gathering(stored: StoredSet, beside: Path, part: int, progress: Progress) -> Iterator[Arrays]:
-    """All columns as arrays: mapped where they lie so in the file, otherwise in scratch files that are then removed."""
+    """All columns as arrays: mapped if possible, otherwise in scratch files."""
     names = [name_column(field.name) for field in stored.fields]
     if len(set(names)) < len(names):
         raise DataUnreadable(f"{stored.path} has two columns that would get the same name: {', '.join(names)}")
@@ -148,7 +144,7 @@ def gathering(stored: StoredSet, beside: Path, part: int, progress: Progress) ->
 
 
 def spool_columns(stored: StoredSet, spool: Path, part: int, progress: Progress) -> list[Array]:
-    """The columns in files of their own; room for them is asked for first: a map would find none by a signal."""
+    """Columns in scratch files, preallocated: a full disk would otherwise end in SIGBUS."""
     shapes = [(len(stored), *field.shape) for field in stored.fields]
     arrays: list[Array] = []
     for number, (field, shape) in enumerate(zip(stored.fields, shapes, strict=True)):
@@ -166,7 +162,7 @@ def spool_columns(stored: StoredSet, spool: Path, part: int, progress: Progress)
 
 
 def verify(source: StoredSet, written: StoredSet, part: int, progress: Progress) -> str:
-    """The digest of the samples if both datasets have the same; raises an error otherwise."""
+    """The digest of the samples; raises an error if the two differ."""
     if len(written) != len(source):
         raise DataUnreadable(f"{written.path} has {len(written)} samples after writing, not {len(source)}: try again")
     places = match_columns(source, written)
@@ -187,7 +183,7 @@ def verify(source: StoredSet, written: StoredSet, part: int, progress: Progress)
 
 
 def match_columns(source: StoredSet, written: StoredSet) -> Sequence[int]:
-    """Where each column of the source is among those written; formats may sort them, or name a single one anew."""
+    """The index of each source column among those written: formats may sort or rename them."""
     names = [field.name for field in written.fields]
     places = []
     for field in source.fields:

@@ -1,8 +1,7 @@
-"""What is wrong with how a data file is laid out, what it costs in an epoch, and what would be better.
+"""Diagnose the layout of a data file: what an epoch costs, and what would be better.
 
-The bytes that are inflated are counted (`reading_model.py`), what a byte costs is measured for about a second on the
-file itself (`calibration.py`), and the product is the prediction. What a conversion would give is measured on its first
-samples, really converted.
+Inflated bytes are counted, their cost is measured for about a second on the file itself (`reading_cost.py`), and the
+product is the prediction. Conversions are measured on the first samples, really converted.
 """
 
 from __future__ import annotations
@@ -49,21 +48,21 @@ from scalelab.records.environment import read_available_memory
 NUM_PARTS = 3
 NUM_AGAIN = 20
 WINDOW_BATCHES = 8
-"""Of samples that lie together in a part of a shuffled trial, where they are in chunks."""
+"""Batches of a shuffled trial that lie in neighbouring chunks."""
 TRIAL_BYTES = 8 * 2**20
-"""Of samples that are converted to see what a conversion would give."""
+"""Samples to convert for a trial."""
 LEAST_CHUNK_BYTES = 8192
-"""Of a chunk that is advised: what is smaller costs more to find than to inflate."""
+"""Smallest chunk to recommend: smaller ones cost more to find than to inflate."""
 ONE_BY_ONE = "one at a time"
 BY_BATCHES = "scalelab"
 BY_BLOCKS = "scalelab, blocks"
 WORTH_FILTERING = 2.0
-"""A filter that makes data smaller by this is worth keeping."""
+"""Compression ratio from which a filter is worth keeping."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Seconds of a whole epoch."""
+    """Seconds."""
 
     in_order: float
     shuffled: float
@@ -71,34 +70,34 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class WayToRead:
-    """One way to read the samples, with what an epoch takes by it."""
+    """One way to read the samples, and its epoch."""
 
     name: str
     epoch: Epoch
     inflated: EpochBytes
     disk_bytes: float | None = None
-    """Of what the file would be converted to."""
+    """After the conversion."""
     format: str = ""
-    """What the file has to be converted to; empty: it stays as it is."""
+    """The format to convert to; empty: no conversion."""
     options: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDiagnosis:
-    """All that is found out about a file."""
+    """Everything found about a file."""
 
     path: Path
     format: str
     batch: int
     columns: tuple[ColumnChunks, ...]
     ways: tuple[WayToRead, ...]
-    """The first is how the library reads one sample at a time."""
+    """The first is the library, one sample at a time."""
     cache: CacheSize | None
-    """What HDF5's cache would have to be, per column, for each chunk to be inflated once in order."""
+    """The HDF5 cache, per column, that inflates each chunk once in order."""
     blocks: BlockShuffle | None = None
-    """The order in which scalelab's reader inflates each chunk once, where it cannot keep them all."""
+    """The order in which scalelab's reader inflates each chunk once, if it cannot keep them all."""
     left_out: tuple[str, ...] = ()
-    """What the file contains besides columns, in words."""
+    """What else the file contains, in words."""
 
     @property
     def num_samples(self) -> int:
@@ -115,7 +114,7 @@ class FileDiagnosis:
 
     @property
     def advised(self) -> WayToRead | None:
-        """The conversion that is worth it; None if the file is well as it is."""
+        """The recommended conversion; None if the file is fine."""
         converted = [way for way in self.ways if way.format]
         if not converted:
             return None
@@ -125,11 +124,11 @@ class FileDiagnosis:
 
 
 def examine(path: Path, *, format: str = "", batch: int = 32, seconds: float = 1.0) -> FileDiagnosis:  # noqa: A002
-    """Look at a file, try it for about so many seconds, and predict an epoch."""
+    """Examine a file, try it for about so many seconds, and predict an epoch."""
     name = format or find_format(path)
     columns = describe_chunks(path, name)
     with StoredSet(path, format=name) as stored:
-        left_out = stored.left_out  # refuses what cannot be read
+        left_out = stored.left_out  # raises if unreadable
     cache = choose_cache(columns)
     ways = [
         *predict_plain(path, name, columns, cache, seconds * 0.4),
@@ -157,7 +156,7 @@ def choose_blocks(path: Path, name: str) -> BlockShuffle | None:
 def predict_plain(
     path: Path, name: str, columns: Sequence[ColumnChunks], cache: CacheSize | None, seconds: float
 ) -> list[WayToRead]:
-    """By the format's own library, with its own cache and with one that fits."""
+    """The format's own library, with its default cache and with one that fits."""
     num_samples, inflated = columns[0].num_samples, count_plain_epoch(columns)
     costs = calibrate_plain(path, find_family(name), columns, seconds)
     ways = [WayToRead(name=ONE_BY_ONE, epoch=predict(costs, num_samples, inflated), inflated=inflated)]
@@ -173,7 +172,7 @@ def predict_plain(
 def predict_batched(
     path: Path, name: str, columns: Sequence[ColumnChunks], batch: int, seconds: float
 ) -> list[WayToRead]:
-    """By scalelab's reader, fully shuffled and by blocks."""
+    """scalelab's reader, fully shuffled and by blocks."""
     rooms = find_rooms(columns, find_family(name))
     num_batches, inflated = columns[0].num_samples / batch, count_batched_epoch(columns, rooms, batch)
     costs = calibrate_batched(path, name, columns, rooms, batch, seconds)
@@ -192,7 +191,6 @@ def predict(calibration: OrderCosts, num_items: float, inflated: EpochBytes) -> 
 
 
 def calibrate_plain(path: Path, family: str, columns: Sequence[ColumnChunks], seconds: float) -> OrderCosts:
-    """Try the format's own library."""
     names = [column.name for column in columns]
 
     @contextmanager
@@ -214,7 +212,6 @@ def calibrate_batched(
     batch: int,
     seconds: float,
 ) -> OrderCosts:
-    """Try scalelab's own reader."""
 
     @contextmanager
     def open_reader() -> Iterator[TimedRead]:
@@ -228,7 +225,7 @@ def calibrate_batched(
 
 
 def measure_kept(path: Path, family: str, columns: Sequence[ColumnChunks], cache: CacheSize) -> float:
-    """Seconds of a sample of which all chunks are kept: only those of the first row of chunks are read."""
+    """Seconds of a sample whose chunks are all cached: only the first row of chunks is read."""
     seconds, draw = [], random.Random(0)
     length = min(columns[0].num_samples, min(column.chunk_samples for column in columns if column.chunk))
     with open_plain(path, family, [column.name for column in columns], cache) as readers:
@@ -242,7 +239,7 @@ def measure_kept(path: Path, family: str, columns: Sequence[ColumnChunks], cache
 
 
 def measure_plain_shuffled(path: Path, name: str, columns: Sequence[ColumnChunks], seconds: float) -> float:
-    """Seconds that the format's own library takes for a sample, the mean over random ones, as far as time allows."""
+    """Mean seconds per random sample with the format's own library, within the time."""
     order = draw_order(columns[0].num_samples, 2000)
     with open_plain(path, find_family(name), [column.name for column in columns]) as readers:
         end = time.perf_counter() + seconds
@@ -256,17 +253,16 @@ def measure_plain_shuffled(path: Path, name: str, columns: Sequence[ColumnChunks
 
 
 def pick_runs(num_samples: int, batch: int) -> list[range]:
-    """Samples in order, from different places on."""
+    """Runs of samples in order."""
     length = max(batch, num_samples // NUM_PARTS)
     starts = [number * num_samples // NUM_PARTS for number in range(NUM_PARTS)]
     return [range(start, min(start + length, num_samples)) for start in starts]
 
 
 def pick_window(columns: Sequence[ColumnChunks], batch: int, seed: int) -> Item:
-    """Samples in random order that lie in a few chunks, one behind the other; anywhere where there are none.
+    """Shuffled samples from a few neighbouring chunks; from anywhere if there are no chunks.
 
-    What the operating system does once for a place in memory, such as clearing it, is then shared by as many samples
-    as in an epoch.
+    One-off work of the operating system, such as clearing pages, is then shared by as many samples as in an epoch.
     """
     num_samples = columns[0].num_samples
     length = max(column.chunk_samples for column in columns)
@@ -280,9 +276,9 @@ def pick_window(columns: Sequence[ColumnChunks], batch: int, seed: int) -> Item:
 
 
 def choose_cache(columns: Sequence[ColumnChunks]) -> CacheSize | None:
-    """HDF5's cache for a whole epoch, or else for a row of chunks; None where there is nothing to keep.
+    """HDF5's cache for the whole file, or else for a row of chunks; None if there is nothing to keep.
 
-    The slots are a prime, a hundred times as many as chunks, as the HDF Group advises.
+    The slots are a prime, 100 times the number of chunks, as the HDF Group advises.
     """
     kept = [column for column in columns if column.cache and not column.is_read_in_part]
     if not kept:
@@ -295,7 +291,7 @@ def choose_cache(columns: Sequence[ColumnChunks]) -> CacheSize | None:
 
 
 def find_prime(least: int) -> int:
-    """The first prime from a number on."""
+    """The smallest prime not below `least`."""
     number = max(2, least)
     while any(number % divisor == 0 for divisor in range(2, math.isqrt(number) + 1)):
         number += 1
@@ -305,7 +301,7 @@ def find_prime(least: int) -> int:
 def try_conversions(
     path: Path, name: str, columns: Sequence[ColumnChunks], batch: int, seconds: float
 ) -> Iterator[WayToRead]:
-    """Convert the first samples for real, and predict an epoch of what comes out."""
+    """Convert the first samples and predict an epoch of the result."""
     num_samples = columns[0].num_samples
     sample_bytes = sum(column.sample_bytes for column in columns)
     number = min(num_samples, max(2 * batch, TRIAL_BYTES // max(1, sample_bytes)))
@@ -332,7 +328,7 @@ def try_conversions(
 
 
 def list_conversions(name: str, columns: Sequence[ColumnChunks]) -> list[tuple[str, str, Settings]]:
-    """What a file in chunks could be converted to: chunks of few whole samples, and none at all."""
+    """Conversions of a chunked file: chunks of few whole samples, and no chunks."""
     family = find_family(name)
     sample_bytes = max(column.sample_bytes for column in columns)
     chunk_samples = max(1, LEAST_CHUNK_BYTES // max(1, sample_bytes))

@@ -1,9 +1,8 @@
 """Fashion-MNIST from its original files, in CIFAR-10's shape.
 
-70,000 grey images of clothes, 28 × 28, in ten classes, as MNIST is stored: four files of gzip, in each a magic number,
-the sizes of its axes as 32-bit numbers with the highest byte first, and the bytes. Every file must have the published
-size and md5. Images get two black pixels on every side and three equal channels, so that whatever trains on CIFAR-10
-trains on them. Mean and deviation are those of the images without the border.
+70,000 grey images of 28 × 28 in ten classes, stored like MNIST: four gzip files, each a magic number, the axis sizes as
+big-endian 32-bit integers, and bytes. Every file must have the published size and md5. Images get two black pixels on
+every side and three equal channels; mean and deviation are those without the border.
 
 Source: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
 Algorithms, 2017.
@@ -42,7 +41,7 @@ STD = (0.3530,) * NUM_CHANNELS
 
 
 def load_fashion_mnist(directory: Path, split: Literal["train", "test"]) -> ImageSet:
-    """The training or the test images; `directory` is the folder of the files or the one that contains it."""
+    """The training or test images; `directory`: the folder of the files, or its parent."""
     images_path, labels_path = (find_file(directory, name) for name in list_names(split))
     images, labels = read_array(images_path, 3), read_array(labels_path, 1)
     if images.shape != (len(labels), SMALL_SIDE, SMALL_SIDE):
@@ -52,7 +51,7 @@ def load_fashion_mnist(directory: Path, split: Literal["train", "test"]) -> Imag
 
 
 def check_fashion_mnist(directory: Path) -> None:
-    """Refuse, without reading them, files that are absent or have the wrong size."""
+    """Raise an error for missing files or wrong sizes, without reading them."""
     for name, published in PUBLISHED.items():
         path = find_file(directory, name)
         if path.stat().st_size != published.num_bytes:
@@ -60,7 +59,7 @@ def check_fashion_mnist(directory: Path) -> None:
 
 
 def list_names(split: Literal["train", "test"]) -> tuple[str, str]:
-    """The file of images and that of labels."""
+    """Images and labels."""
     return f"{PREFIXES[split]}-images-idx3-ubyte.gz", f"{PREFIXES[split]}-labels-idx1-ubyte.gz"
 
 
@@ -73,7 +72,7 @@ def find_file(directory: Path, name: str) -> Path:
 
 
 def read_array(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
-    """The array of a file that has been found to be the published one."""
+    """The array of a verified file."""
     try:
         check_file(path, PUBLISHED[path.name])
         data = gzip.decompress(path.read_bytes())
@@ -83,7 +82,7 @@ def read_array(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
 
 
 def parse_idx(path: Path, data: bytes, num_axes: int) -> npt.NDArray[np.uint8]:
-    """MNIST's format: two zeros, 8 for bytes, the number of axes, their sizes, the values."""
+    """IDX: two zeros, 8 for bytes, the number of axes, their sizes, the values."""
     first = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < first:
         raise _damaged(path, f"its header is not that of an IDX file of uint8 with {num_axes} axes")

@@ -1,16 +1,11 @@
-"""`ImageSet`: labelled images in memory, as bytes, with what they are normalised by.
+"""`ImageSet`: labelled images in memory, as bytes, a quarter of the size of floats; and scikit-learn's digits.
 
-Bytes and not floats: a quarter of the memory, and the copy that a training batch needs is made anyway when it is
-augmented and normalised.
+The digits need no download: 1797 handwritten digits of 8 × 8 pixels with values from 0 to 16 (part of the UCI set
+Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, 1998), in CIFAR-10's shape: a value v becomes the
+byte 255·v/16, rounded, a pixel a square of 4 × 4, and the three channels are equal.
 
-scikit-learn's bundled digits in the shape of CIFAR-10: real images that need no download.
-
-1797 handwritten digits of 8 × 8 pixels with values from 0 to 16 (a part of the UCI set Optical Recognition of
-Handwritten Digits, E. Alpaydin and C. Kaynak, 1998). Every value v becomes the byte 255·v/16, rounded, every pixel a
-square of 4 × 4, and the three channels are equal, so that whatever trains on CIFAR-10 trains on them.
-
-Every fifth image of each class, counted in the order of the set, is a test image: 1442 to train on, 355 to test.
-There is nothing random in it, so that no version of any library changes the split.
+Every fifth image of each class is a test image: 1442 to train on, 355 to test. The split is not random, so no library
+version changes it.
 """
 
 from __future__ import annotations
@@ -27,12 +22,12 @@ from scalelab.errors import UsageError
 
 NUM_CHANNELS = 3
 SIDE = 32
-"""Pixels of an image in each direction."""
+"""Height and width of an image."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of 3 × 32 × 32 bytes, their classes, and mean and standard deviation of each channel in [0, 1]."""
+    """Images of 3 × 32 × 32 bytes, their classes, and mean and std per channel in [0, 1]."""
 
     images: npt.NDArray[np.uint8]
     """(samples, 3, 32, 32)"""
@@ -61,11 +56,11 @@ ENLARGEMENT = SIDE // 8
 
 MEAN = (0.3052,) * NUM_CHANNELS
 STD = (0.3760,) * NUM_CHANNELS
-"""Of the training images, to four digits."""
+"""Of the training images."""
 
 
 def load_digits(split: Literal["train", "test"]) -> ImageSet:
-    """The training or the test images."""
+    """The training or test images."""
     small, labels = read_small_digits()
     wanted = is_test_image(labels) == (split == "test")
     values = np.rint(small[wanted] * 255 / MOST_VALUE).astype(np.uint8).reshape(-1, 1, 8, 8)
@@ -79,9 +74,9 @@ def load_digits(split: Literal["train", "test"]) -> ImageSet:
 
 
 def read_small_digits() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Images of 64 values each, and their classes, from the file that scikit-learn brings.
+    """Images of 64 values and their classes, from the file that scikit-learn ships.
 
-    The library itself is left alone where that works: loading it takes a second, and every trial is a fresh process.
+    Importing scikit-learn takes a second, and every trial is a fresh process, so it is the fallback.
     """
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
@@ -97,7 +92,7 @@ def read_small_digits() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarr
 
 
 def is_test_image(labels: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """For every image, whether it is among those that are tested on."""
+    """Whether each image is a test image."""
     chosen = np.zeros(len(labels), dtype=np.bool_)
     for label in range(NUM_CLASSES):
         chosen[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True

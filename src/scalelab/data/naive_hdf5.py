@@ -1,8 +1,7 @@
-"""HDF5 as most scripts read it: by `dataset[i]`, sample by sample.
+"""HDF5 as most scripts read it: `dataset[i]`, sample by sample.
 
-It stands beside the readers of `formats/` to show what they avoid. In the chunks that h5py chooses (`chunks="auto"` of
-`formats/hdf5.py`) and with a filter, a sample is delivered by inflating every chunk that it lies in, and h5py keeps a
-megabyte of them (8 since HDF5 2.0): shuffled, hardly ever the one that comes next.
+The baseline that the readers of `formats/` improve on. With h5py's automatic chunks and a filter, every sample inflates
+all chunks it lies in, and h5py caches 1 MB of them (8 since HDF5 2.0): shuffled, hardly ever the next one.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from scalelab.errors import DataUnreadable
 
 
 class NaiveHdf5:
-    """Samples of an HDF5 file, one by one; every process opens the file for itself.
+    """Samples of an HDF5 file, one by one; every process opens it for itself.
 
-    `names`: the columns to be read, in this order; none: all that are arrays of numbers.
+    `names`: the columns to read, in this order; empty: all numeric arrays.
     """
 
     def __init__(self, path: Path, names: Sequence[str] = ()) -> None:
@@ -46,7 +45,7 @@ class NaiveHdf5:
             return tuple(np.asarray(one[int(index)]) for one in self._open().values())
 
     def __getitems__(self, indices: Iterable[int]) -> tuple[Array, ...]:
-        """A batch, as a loader's default makes it of samples."""
+        """A batch as a DataLoader's default collation makes it."""
         samples = [self[index] for index in indices]
         return tuple(np.stack(column) for column in zip(*samples, strict=True))
 
@@ -57,7 +56,7 @@ class NaiveHdf5:
 
     def _open(self) -> dict[str, Any]:
         if self._file is None or self._pid != os.getpid():
-            load_format("hdf5")  # says what to install where h5py is missing
+            load_format("hdf5")  # raises if h5py is missing
             hdf5: Any = importlib.import_module("scalelab.data.formats.hdf5")
             with reading_errors(self.path):
                 file = hdf5.h5py.File(self.path, "r")

@@ -1,17 +1,12 @@
-"""In which order the samples of an epoch are read: as they are stored, shuffled, or shuffled by blocks.
+"""The order of an epoch's samples: as stored, shuffled, or shuffled by blocks.
 
-An order is a function of seed, epoch and the number of samples, and of nothing else. Ranks cut the same order into
-slices (`sample_batches.py`), so that it is disjoint, complete and the same however many they are, and a training goes
-on in the middle of an epoch by arithmetic.
+An order depends only on seed, epoch and number of samples. Ranks take slices of the same order, so they are disjoint
+and complete for any world size, and a training run resumes in the middle of an epoch by arithmetic.
 
-A full shuffle of a file in compressed chunks inflates a chunk for nearly every sample. The block shuffle draws the
-chunks in random order, takes `window_chunks` of them at a time, and shuffles all samples of such a window among each
-other. Whoever reads the order from front to back with room for one window inflates every chunk once in an epoch. A
-reader that sorts the samples of a batch asks for two windows at once where a batch lies across both, and wants room for
-two; where batches are nearly as large as windows, room for four is what always suffices. Every process that reads, rank
-or worker, has a cache of its own and inflates for itself.
-
-What that costs in randomness is measured in `randomness.py`.
+A full shuffle of a chunked, compressed file inflates a chunk for nearly every sample. The block shuffle draws chunks in
+random order, takes `window_chunks` at a time, and shuffles the samples within such a window. A reader with room for one
+window inflates every chunk once per epoch; one that sorts a batch's samples needs two windows where a batch spans both,
+and four always suffice. Every process has its own cache. `stored_order.py` measures what this costs in randomness.
 """
 
 from __future__ import annotations
@@ -28,16 +23,16 @@ from scalelab.checks import check_at_least
 Numbers = npt.NDArray[np.int64]
 
 MOST_AMPLIFICATION = 2.0
-"""Up to here a full shuffle is worth what it costs: bytes inflated for every byte that is used."""
+"""Bytes inflated per byte used up to which a full shuffle is worth it."""
 BUFFER_BYTES = 64 * 2**20
-"""Default size of a process's cache of decompressed chunks."""
+"""Default cache of inflated chunks per process."""
 
 
 class Order(Protocol):
-    """A frozen record, which can be compared, stored and sent to workers."""
+    """A frozen record that can be compared, stored and sent to workers."""
 
     def draw(self, seed: int, epoch: int, num_samples: int) -> Numbers:
-        """The numbers of all samples, in the order of the epoch."""
+        """All sample indices in the epoch's order."""
         ...
 
     def __hash__(self) -> int: ...
@@ -45,7 +40,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Sequential:
-    """As the samples are stored, in every epoch."""
+    """As stored, in every epoch."""
 
     def draw(self, seed: int, epoch: int, num_samples: int) -> Numbers:  # noqa: ARG002
         return np.arange(num_samples, dtype=np.int64)
@@ -53,7 +48,7 @@ class Sequential:
 
 @dataclass(frozen=True)
 class FullShuffle:
-    """Every order is as likely as every other."""
+    """A uniform permutation."""
 
     def draw(self, seed: int, epoch: int, num_samples: int) -> Numbers:
         return make_generator(seed, epoch).permutation(num_samples)
@@ -61,12 +56,12 @@ class FullShuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShuffle:
-    """Windows of chunks that are drawn at random, all samples of a window shuffled among each other."""
+    """Random windows of chunks, shuffled within."""
 
     chunk_samples: int
-    """Samples of a chunk: what is inflated as a whole. The last chunk may have fewer."""
+    """Samples per chunk; the last may have fewer."""
     window_chunks: int
-    """Chunks that are mixed with each other, and that the reader must have room for."""
+    """Chunks shuffled together; the reader needs room for them."""
 
     def __post_init__(self) -> None:
         check_at_least("chunk_samples", self.chunk_samples, 1)
@@ -82,17 +77,16 @@ class BlockShuffle:
         ).cumsum()
         order = order[order < num_samples]
         for window in np.split(order, ends[:-1]):
-            generator.shuffle(window)  # a view: it is shuffled in its place
+            generator.shuffle(window)  # a view, shuffled in place
         return order
 
 
 def choose_order(
     *, amplification: float, chunk_samples: int, chunk_bytes: int, buffer_bytes: int = BUFFER_BYTES
 ) -> Order:
-    """A full shuffle where single samples cost little, and otherwise the widest windows of which two fit the buffer.
+    """A full shuffle where single samples are cheap, otherwise the widest windows of which two fit the buffer.
 
-    `amplification` is what is inflated for a sample that is read alone, as a multiple of its bytes; `chunk_bytes` is
-    what a chunk takes once it is inflated.
+    `amplification`: bytes inflated per byte of a sample read alone; `chunk_bytes`: of an inflated chunk.
     """
     if amplification <= MOST_AMPLIFICATION:
         return FullShuffle()
@@ -102,7 +96,7 @@ def choose_order(
 
 @lru_cache(maxsize=4)
 def draw_order(order: Order, seed: int, epoch: int, num_samples: int) -> Numbers:
-    """The order of an epoch; drawn once for all of its batches, and not to be written to."""
+    """The order of an epoch, read-only, drawn once for all its batches."""
     numbers = order.draw(seed, epoch, num_samples)
     numbers.flags.writeable = False
     return numbers

@@ -1,26 +1,18 @@
-"""How many bytes are inflated in an epoch, by whom and in which order: the count behind every predicted second.
+"""Predict the seconds of an epoch: count the bytes inflated, measure what an item and a byte cost.
 
-Two readers are told apart. One reads a sample at a time by the format's own library: HDF5's chunk cache is followed
-step by step (`chunk_cache.py`), other libraries keep nothing. The other is scalelab's, batch by batch: it inflates a
-row of chunks once for all samples of a batch that lie in it, and keeps the rows used last.
+**Counting.** Two readers. The format's own library, one sample at a time: HDF5's chunk cache is simulated
+(`chunk_cache.py`), other libraries keep nothing. scalelab's, batch by batch: it inflates a row of chunks once for all
+samples of a batch in it, and keeps the most recently used rows.
 
-What reading costs on this machine: so much for every item, so much more for every byte that is inflated for it.
-
-A reader is tried on items (samples, or batches of them) in order and in random order, in a few parts that take turns.
-Every part is gone through twice: first to bring the file into memory and to see how much fits into the time, then
-measured. How many bytes an item made the reader inflate is counted by a model of what it keeps, so that two numbers
-explain all times:
+**Measuring.** Each reader is tried on items (samples or batches) in order and shuffled, in a few interleaved parts. A
+part is read twice: first to warm the page cache and see how much fits the time, then timed.
 
     seconds of an item = item_seconds + byte_seconds · bytes inflated for it
 
-Both are medians. Times are the processor's: what other processes do on the same cores is not part of them, and a file
-that lies in memory is not waited for.
+Both are medians of CPU time, so other processes do not count.
 
-How a format is read one sample at a time by its own library, as its tutorials do: what a doctor's advice is held to.
-
-HDF5 is opened once and indexed with its default cache; zarr likewise, which keeps nothing; a member of a compressed
-`.npz` is inflated anew for every access; Parquet is read by row group. What has no library that indexes samples is read
-one at a time through `StoredSet`.
+**The plain readers** follow the tutorials: HDF5 with its default cache; zarr, without one; a compressed `.npz`,
+inflated for every access; Parquet by row group; anything else through `StoredSet`, one sample at a time.
 """
 
 from __future__ import annotations
@@ -54,17 +46,17 @@ from scalelab.data.formats.stored import StoredSet, reading_errors
 
 Columns = Sequence[ColumnChunks]
 Count = Callable[[Sequence[int]], int]
-"""Bytes that are inflated to read samples, after all that were read before."""
+"""Bytes inflated to read these samples, given all read before."""
 
 
 @dataclass(frozen=True)
 class EpochBytes:
-    """Bytes inflated in an epoch, in order and shuffled."""
+    """Bytes inflated in an epoch."""
 
     in_order: float
     shuffled: float
     is_exact: bool
-    """Whether the number in order is a count and not an extrapolation."""
+    """Whether the in-order number is a count, not an extrapolation."""
 
 
 def make_grid(column: ColumnChunks) -> ChunkGrid:
@@ -72,12 +64,12 @@ def make_grid(column: ColumnChunks) -> ChunkGrid:
 
 
 def list_inflated(columns: Columns) -> list[ColumnChunks]:
-    """Those of which more than the sample itself must be read."""
+    """Columns of which more than the sample must be read."""
     return [column for column in columns if not column.is_read_in_part]
 
 
 def count_plain_epoch(columns: Columns, cache: CacheSize | None = None) -> EpochBytes:
-    """Of a reader of one sample at a time; `cache`: instead of what the library keeps by default."""
+    """One sample at a time; `cache` replaces the library's default."""
     in_order = shuffled = 0.0
     is_exact = True
     for column in list_inflated(columns):
@@ -110,7 +102,7 @@ def follow_plain(columns: Columns) -> Count:
 
 
 def follow_batches(columns: Columns, rooms: Sequence[int]) -> Count:
-    """Of scalelab's reader, which keeps so many rows of each column."""
+    """scalelab's reader, which keeps so many rows of each column."""
     kept: list[OrderedDict[int, None]] = [OrderedDict() for _ in columns]
 
     def count(samples: Sequence[int]) -> int:
@@ -124,7 +116,7 @@ def follow_batches(columns: Columns, rooms: Sequence[int]) -> Count:
 
 
 def visit_rows(rows: set[int], kept: OrderedDict[int, None], room: int) -> int:
-    """Rows that are not kept and have to be inflated; those used longest ago make room."""
+    """Rows to inflate; the least recently used are evicted."""
     number = 0
     for row in sorted(rows):
         if row in kept:
@@ -139,7 +131,7 @@ def visit_rows(rows: set[int], kept: OrderedDict[int, None], room: int) -> int:
 
 
 def find_rooms(columns: Columns, family: str) -> list[int]:
-    """Rows of chunks that scalelab's reader keeps of every column, by default."""
+    """Rows of chunks that scalelab's reader keeps per column by default."""
     if family == "npz":
         return [1 for _ in columns]
     num_bytes = {column.name: column.num_samples * column.sample_bytes for column in columns if column.chunk}
@@ -158,7 +150,7 @@ def _count_room(column: ColumnChunks, share: int) -> int:
 
 
 def count_batched_epoch(columns: Columns, rooms: Sequence[int], batch: int) -> EpochBytes:
-    """Of scalelab's reader; shuffled, as many batches are followed as `MOST_VISITS` allows."""
+    """scalelab's reader; shuffled, `MOST_VISITS` bounds the batches simulated."""
     if not any(column.chunk for column in columns):
         return EpochBytes(0.0, 0.0, is_exact=True)
     num_samples = columns[0].num_samples
@@ -176,13 +168,13 @@ def count_batched_epoch(columns: Columns, rooms: Sequence[int], batch: int) -> E
 
 
 def _count_touched(num_samples: int, chunk_samples: int, batch: int) -> int:
-    """Rows that batches in order lie in, counted anew for every batch."""
+    """Rows touched by batches in order, counted per batch."""
     parts = make_batches(range(num_samples), batch)
     return sum(part[-1] // chunk_samples - part[0] // chunk_samples + 1 for part in parts)
 
 
 def draw_order(num_samples: int, number: int, seed: int = 0) -> list[int]:
-    """So many different samples, at random."""
+    """Distinct random samples."""
     return random.Random(seed).sample(range(num_samples), min(number, num_samples))
 
 
@@ -192,23 +184,21 @@ def make_batches(order: Sequence[int], batch: int) -> Iterator[Sequence[int]]:
 
 
 Item = Sequence[int]
-"""Numbers of samples that are read at once."""
+"""Samples read at once."""
 TimedRead = Callable[[Item], object]
 MOST_ITEMS = 300
-"""Of a part."""
+"""Per part."""
 FEW = 4
-"""Items that are read of a part even if that takes longer: in order, the second shows what is not inflated again."""
+"""Items read even if they take longer: in order, the second shows what is not inflated again."""
 MOST_DELAY = 10
-"""How many times as long it may take where the processor is shared with others, or a disk has to be waited for."""
+"""Allowed wall time, relative to CPU time, on a busy machine or a slow disk."""
 ENOUGH = 10
-"""Items of one order for a median."""
+"""Items of one order needed for a median."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What reading costs."""
-
     item_seconds: float
     byte_seconds: float
 
@@ -218,7 +208,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class ItemTiming:
-    """What one item took, and what was inflated for it."""
+    """Time of one item and the bytes inflated for it."""
 
     seconds: float
     inflated: int
@@ -226,7 +216,7 @@ class ItemTiming:
 
 @dataclass(frozen=True)
 class TriedReader:
-    """A reader that is tried: how it is opened, and the model of what it keeps."""
+    """How to open a reader, and the model of what it keeps."""
 
     open: Callable[[], AbstractContextManager[TimedRead]]
     make_count: Callable[[], Count]
@@ -234,8 +224,6 @@ class TriedReader:
 
 @dataclass(frozen=True)
 class OrderCosts:
-    """What reading costs in order, and shuffled."""
-
     in_order: Costs
     shuffled: Costs
 
@@ -255,7 +243,7 @@ def measure_costs(
 
 
 def _rehearse(trial: TriedReader, items: Sequence[Item], seconds: float) -> int:
-    """How many items can be read in the time; a few more where the time is not exceeded by far."""
+    """Items that fit the time; at least a few."""
     start, begin = time.process_time(), time.perf_counter()
     with trial.open() as read:
         for number, item in enumerate(items, start=1):
@@ -267,7 +255,7 @@ def _rehearse(trial: TriedReader, items: Sequence[Item], seconds: float) -> int:
 
 
 def _measure(trial: TriedReader, items: Sequence[Item]) -> list[ItemTiming]:
-    """Time every item; decompressed bytes are counted afterwards, so counting does not disturb."""
+    """Time every item; inflated bytes are counted afterwards."""
     times, count = [], trial.make_count()
     with trial.open() as read:
         for item in items:
@@ -278,9 +266,9 @@ def _measure(trial: TriedReader, items: Sequence[Item]) -> list[ItemTiming]:
 
 
 def fit_costs(timings: Sequence[ItemTiming], pooled: Sequence[ItemTiming]) -> Costs:
-    """Items that inflate nothing tell the one number, what others take beyond it the other.
+    """Items that inflate nothing give `item_seconds`, the others `byte_seconds`.
 
-    `pooled` are those of all orders: they tell what those of one order are too few for.
+    `pooled`: items of both orders, used where one order has too few.
     """
     free = _choose(
         [one.seconds for one in timings if not one.inflated], [one.seconds for one in pooled if not one.inflated]
@@ -303,9 +291,9 @@ Read = Callable[[int], object]
 
 @contextmanager
 def open_plain(path: Path, family: str, names: Sequence[str], cache: CacheSize | None = None) -> Iterator[list[Read]]:
-    """A reader for each of the columns; for formats without an own way, one for all of them together.
+    """One reader per column, or one for all columns where the format has no such library.
 
-    `cache`: what HDF5 is told to keep instead of its default.
+    `cache`: replaces HDF5's default.
     """
     with ExitStack() as stack, reading_errors(path):
         if family == "hdf5" and cache is not None:

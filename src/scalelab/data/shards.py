@@ -1,13 +1,11 @@
-"""Token shards: files of token numbers, read by memory map.
+"""Token shards: files of tokens, memory-mapped.
 
     v1    256 int32 header (magic 20240520, version 1, number of tokens), then uint16 tokens
     v7    256 int32 header (magic 20240801, version 7, number of tokens), then uint32 tokens
     raw   no header, uint16 tokens
 
-All numbers are little-endian, whatever the machine. The first two are the formats of llm.c; raw is what nanoGPT
-writes. A memory map costs no memory that the kernel cannot take back, ranks of one host share it, and opening a
-shard of any size takes no time. The size of a file must be exactly what its header says: a shard that was cut off
-would otherwise end in the middle of an epoch, or train on what lies behind its tokens.
+Little-endian. v1 and v7 are llm.c's formats, raw is nanoGPT's. Ranks of one host share a memory map, and opening takes
+no time. The file size must match the header: a truncated shard would fail in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ import numpy.typing as npt
 from scalelab.errors import UsageError
 
 Tokens = npt.NDArray[Any]
-"""Token numbers of any integer type."""
+"""Any integer type."""
 ShardKind = Literal["v1", "v7", "raw"]
 
 NUM_HEADER_WORDS = 256
 HEADER_BYTES = 4 * NUM_HEADER_WORDS
 CHUNK_TOKENS = 1 << 20
-"""Tokens that are looked at or written at once."""
+"""Tokens processed at once."""
 
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How a kind of shard is laid out."""
+    """The layout of a kind of shard."""
 
     dtype: np.dtype[Any]
     magic: int | None = None
@@ -73,7 +71,7 @@ class Shard:
 
 
 def find_shards(pattern: str) -> list[Path]:
-    """The files that a path, a directory (its *.bin, or else its *.raw) or a pattern with * stands for, sorted."""
+    """The sorted files of a path, a directory (its *.bin, or else its *.raw) or a pattern with *."""
     path = Path(pattern).expanduser()
     if path.is_dir():
         found = sorted(path.glob("*.bin")) or sorted(path.glob("*.raw"))
@@ -89,7 +87,7 @@ def find_shards(pattern: str) -> list[Path]:
 
 
 def split_shards(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Those to train on and those to test on: the latter end in `_val` or `_test`, perhaps with a number behind."""
+    """Training and test shards: the latter end in `_val` or `_test`, with an optional number."""
     tests = [path for path in paths if re.search(r"_(val|test)(_\d+)?$", path.stem)]
     return [path for path in paths if path not in tests], tests
 
@@ -97,7 +95,7 @@ def split_shards(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def open_shard(path: Path, headerless: bool = False) -> Shard:
     """Memory-map a shard; raises an error if the file does not match its header.
 
-    `headerless`: the file is raw tokens, whatever its name; a name that ends in .raw says so too.
+    `headerless`: raw tokens whatever the name; a .raw suffix implies it.
     """
     try:
         num_bytes = path.stat().st_size
@@ -123,13 +121,13 @@ def open_shard(path: Path, headerless: bool = False) -> Shard:
 
 
 def find_kind(header: bytes) -> ShardKind | None:
-    """The kind whose magic number and version a file begins with."""
+    """The kind with this magic number and version."""
     begins = [int(word) for word in np.frombuffer(header[:8], dtype="<i4")] if len(header) >= 8 else []
     return next((kind for kind, form in FORMATS.items() if [form.magic, form.version] == begins), None)
 
 
 def read_header(path: Path, header: bytes) -> tuple[ShardKind, int]:
-    """Kind and number of tokens of a file that begins with `header`."""
+    """Kind and number of tokens, from the first bytes."""
     if len(header) < HEADER_BYTES:
         raise UsageError(
             f"shard {path} is truncated: {len(header)} bytes where the header alone has {HEADER_BYTES}"
@@ -162,7 +160,7 @@ def check_size(path: Path, kind: ShardKind, num_tokens: int, num_bytes: int) -> 
 
 
 def write_shard(path: Path, tokens: Tokens, kind: ShardKind = "v1") -> None:
-    """Write a shard atomically; raises an error for tokens that do not fit its type."""
+    """Write a shard atomically; tokens must fit its type."""
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise UsageError(
             f"shard {path}: tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}"
@@ -172,7 +170,7 @@ def write_shard(path: Path, tokens: Tokens, kind: ShardKind = "v1") -> None:
 
 
 def write_shard_parts(path: Path, parts: Iterable[Tokens], num_tokens: int, kind: ShardKind = "v1") -> None:
-    """The same from parts that together have so many tokens; one at a time is in memory."""
+    """The same from parts with so many tokens in total, one in memory at a time."""
     form = FORMATS[kind]
     if not 0 < num_tokens < 2**31:
         raise UsageError(f"shard {path}: the number of tokens must be 1 to {2**31 - 1}, got {num_tokens}")
@@ -204,13 +202,12 @@ def _check_fit(path: Path, tokens: Tokens, kind: ShardKind) -> None:
 
 
 def find_largest_token(shard: Shard) -> int:
-    """The largest token of a shard, looked for part by part."""
     starts = range(0, len(shard), CHUNK_TOKENS)
     return max(int(shard.tokens[start : start + CHUNK_TOKENS].max()) for start in starts)
 
 
 def read_largest_token(path: Path) -> int:
-    """The largest token of a file, which is read through once in a process unless it changes."""
+    """The largest token of a file, scanned once per process unless it changes."""
     open_shard(path)
     found = path.stat()
     return _scan(path.absolute(), found.st_size, found.st_mtime_ns)

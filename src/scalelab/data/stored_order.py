@@ -1,28 +1,22 @@
-"""How a stored set is shuffled: fully where a reader can keep it, otherwise by blocks of its chunks.
+"""Choose how a dataset is shuffled: fully if a reader can keep it, otherwise by blocks of chunks.
 
-A set in chunks is read at the speed of memory once all of it is decoded and kept. One that is too large for that
-costs, fully shuffled, a chunk for nearly every sample, and in the order of a `BlockShuffle` (`order.py`) each chunk
-once. Which of the two it is follows from the file and from two constants, never from the memory that happens to be
-free: all ranks must come to the same order, and so must a training that goes on tomorrow on another machine.
+A chunked dataset that is too large to cache costs, fully shuffled, a chunk for nearly every sample; in the order of a
+`BlockShuffle` each chunk once. The choice depends on the file and two constants, never on free memory: all ranks must
+agree, and so must a run resumed on another machine. The reader's cache size follows from it. Small columns are kept
+whole and do not count: labels may lie in a single chunk.
 
-What the reader has to keep for that is told to it, so that it does not depend on the memory either. Small columns are
-kept whole and do not count: the labels of images may lie in one chunk, and blocks of that would be no shuffle at all.
+**Randomness** of an order is 1 for a full shuffle and 0 for stored order. With n samples, p(i) the position of sample
+i, and means over all i:
 
-How random an order is, in numbers that are 1 for a full shuffle and 0 for the order in which samples are stored.
+    displacement    mean |p(i) − i|  /  (n² − 1) / 3n            how far samples move
+    separation      (mean |p(i+1) − p(i)| − 1)  /  (n − 2) / 3    how far stored neighbours move apart
 
-With n samples, p(i) the position of sample i, and means over all i:
+The divisors are the means of a full shuffle. Displacement does not see that blocks move as a whole; separation does:
+chunks mixed w samples at a time give about w / n.
 
-    displacement    mean |p(i) − i|  /  (n² − 1) / 3n            how far samples come from their place
-    separation      (mean |p(i+1) − p(i)| − 1)  /  (n − 2) / 3    how far stored neighbours come apart
-
-Two positions that are drawn at random lie (n² − 1) / 3n apart when they may be equal and (n + 1) / 3 when they may not:
-these are what a full shuffle gives on average. Displacement alone does not see that blocks move as a whole. Separation
-does: chunks that are mixed w samples at a time give about w / n.
-
-What a training feels of it is how alike the samples of a batch are. The share of pairs in a batch that come from one
-chunk is 1 in stored order where a chunk is at least a batch, (c − 1) / (w − 1) inside windows of w samples, and
-(c − 1) / (n − 1) in a full shuffle, for chunks of c. Where chunks differ, because a file is sorted by class or day, the
-mean over a batch of b scatters as if it had 1 + (b − 1)·share times the variance.
+Training feels how alike the samples of a batch are. The share of pairs in a batch from one chunk of c samples is 1 in
+stored order (chunk ≥ batch), (c − 1) / (w − 1) in windows of w samples, and (c − 1) / (n − 1) in a full shuffle. Where
+chunks differ, in a file sorted by class or day, the variance of a batch mean grows by 1 + (b − 1)·share.
 """
 
 from __future__ import annotations
@@ -44,16 +38,16 @@ from scalelab.units import format_quantity, format_share
 
 @dataclass(frozen=True, kw_only=True)
 class Randomness:
-    """What was measured of one order; None where there are too few samples to say."""
+    """Measured on one order; None with too few samples."""
 
     displacement: float | None
     separation: float | None
     correlation: float | None
-    """Of position with number (Spearman): 1 in stored order, about 0 in a full shuffle."""
+    """Spearman correlation of position and index: 1 in stored order, about 0 in a full shuffle."""
     same_chunk_share: float | None
-    """Of all pairs of samples in a batch, those from one chunk."""
+    """The share of pairs in a batch from one chunk."""
     shuffled_same_chunk_share: float | None
-    """The same as a full shuffle gives it on average."""
+    """The same in a full shuffle, on average."""
 
     @property
     def words(self) -> str:
@@ -65,7 +59,7 @@ class Randomness:
 
 
 def measure_randomness(order: Numbers, *, chunk_samples: int, batch_size: int) -> Randomness:
-    """Of the order of one epoch, which holds every number once."""
+    """`order`: every index once."""
     check_at_least("chunk_samples", chunk_samples, 1)
     check_at_least("batch_size", batch_size, 1)
     n = len(order)
@@ -81,14 +75,14 @@ def measure_randomness(order: Numbers, *, chunk_samples: int, batch_size: int) -
 
 
 def correlate(places: Numbers) -> float:
-    """Spearman's, which is 1 − 6·Σd² / n(n² − 1) where every rank comes once."""
+    """Spearman: 1 − 6·Σd² / n(n² − 1)."""
     n = len(places)
     squares = float(np.square(places - np.arange(n), dtype=np.float64).sum())
     return 1 - 6 * squares / (n * (n**2 - 1))
 
 
 def share_same_chunk(order: Numbers, chunk_samples: int, batch_size: int) -> float | None:
-    """Pairs from one chunk among all pairs of samples in a batch, over the whole batches of the epoch."""
+    """The share of pairs from one chunk, over the full batches of the epoch."""
     num_batches = len(order) // batch_size
     if num_batches == 0 or batch_size < 2:
         return None
@@ -100,7 +94,7 @@ def share_same_chunk(order: Numbers, chunk_samples: int, batch_size: int) -> flo
 
 
 def share_of_pairs(num_samples: int, chunk_samples: int) -> float | None:
-    """Pairs from one chunk among all pairs of samples there are; the last chunk may be short."""
+    """The share of pairs from one chunk among all samples; the last chunk may be short."""
     if num_samples < 2:
         return None
     whole, rest = divmod(num_samples, chunk_samples)
@@ -109,25 +103,25 @@ def share_of_pairs(num_samples: int, chunk_samples: int) -> float | None:
 
 
 KEPT_BYTES = 256 * 2**20
-"""Of decoded samples that a process keeps for a full shuffle: what every machine that trains can spare."""
+"""Decoded samples a process may keep for a full shuffle: affordable on any training machine."""
 ShuffleKind = Literal["auto", "full", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOrder:
-    """An order, and the reader settings that go with it."""
+    """An order, and the reader options for it."""
 
     order: Order = field(default_factory=FullShuffle)
     options: Settings = field(default_factory=dict)
     amplification: float = 1.0
-    """Of a sample that is read alone, in the columns that are not kept whole."""
+    """Of a sample read alone, in the columns that are not kept whole."""
 
     @property
     def is_by_blocks(self) -> bool:
         return isinstance(self.order, BlockShuffle)
 
     def describe(self, seed: int, num_samples: int, batch_size: int) -> str:
-        """In words, with the randomness of the first epoch as it was measured; nothing of a full shuffle."""
+        """A sentence with the randomness measured on the first epoch; empty for a full shuffle."""
         if not isinstance(self.order, BlockShuffle):
             return ""
         length, window = self.order.chunk_samples, self.order.window_chunks
@@ -148,10 +142,9 @@ def choose_stored_order(
     kept_bytes: int | None = None,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> StoredOrder:
-    """How to shuffle a dataset without decompressing much more than is read.
+    """How to shuffle a dataset without inflating much more than is read.
 
-    full and blocks leave no choice; what has no chunks cannot be shuffled by them. `kept_bytes` is `KEPT_BYTES` unless
-    it is given.
+    `kind` full or blocks forces the choice; blocks needs chunks. `kept_bytes`: default `KEPT_BYTES`.
     """
     name = format or find_format(path)
     chunked = [column for column in describe_chunks(path, name) if column.chunk]
@@ -168,7 +161,7 @@ def choose_stored_order(
 
 
 def order_by_blocks(chunked: list[ColumnChunks], buffer_bytes: int, *, is_forced: bool) -> StoredOrder:
-    """Blocks along the largest chunks of those columns that are not small enough to be kept whole beside them."""
+    """Blocks of the largest chunks among columns too large to keep whole."""
     small = [column for column in chunked if count_bytes(column) <= buffer_bytes]
     large = [column for column in chunked if column not in small] or [max(chunked, key=count_bytes)]
     longest = max(large, key=lambda column: column.chunk_samples)
@@ -182,7 +175,7 @@ def order_by_blocks(chunked: list[ColumnChunks], buffer_bytes: int, *, is_forced
     )
     if isinstance(order, BlockShuffle):
         order = replace(order, window_chunks=min(order.window_chunks, longest.grid[0]))
-    # Readers may cut what they are told into equal parts, and each column needs room for its two windows.
+    # Readers may split the cache evenly, and each column needs room for two windows.
     room = sum(map(count_bytes, small)) + len(large) * max(buffer_bytes, 2 * chunk_bytes)
     return StoredOrder(order=order, options={"cache_bytes": room}, amplification=amplification)
 

@@ -1,21 +1,16 @@
-"""From text to tokens: bytes as they are, or GPT-2's byte-pair encoding.
+"""Turn text into token shards.
 
     bytes   every byte is a token: 256 of them, any file, nothing to install
-    gpt2    byte-level byte-pair encoding by the `tokenizers` package, from OpenAI's encoder.json and vocab.bpe; every
-            document begins with <|endoftext|>
+    gpt2    byte-level BPE by the `tokenizers` package, from OpenAI's encoder.json and vocab.bpe; every document begins
+            with <|endoftext|>
 
-Texts are read in parts, so that memory does not grow with them. For bytes any part will do. A byte-pair encoding may
-be cut where its result does not change: between a character and the white space after it, since GPT-2 splits a text
-into words, each with the one space before it, before it looks at pairs (A. Radford et al., Language Models are
-Unsupervised Multitask Learners, 2019). Only a text with no white space for a long while is held in memory whole.
+Files are read in parts, in bounded memory. BPE may be cut between a character and the white space after it, because
+GPT-2 splits text into words with their leading space before it merges pairs (A. Radford et al., Language Models are
+Unsupervised Multitask Learners, 2019). Only a long text without white space is held in memory whole.
 
-From texts to shards: encode once, then cut.
-
-How many tokens a text has is known only when all of it is encoded, and the share to test on is counted in tokens. So
-tokens first go to one scratch file in the shards' own type, and the shards are copied from it part by part: no more
-than a part is in memory. The first tokens are those to test on, the rest is spread evenly over as many shards as
-needed: a short last one might be too small for a batch. Shards take their places only when all are written, so that a
-failure leaves none behind.
+The number of tokens is known only after encoding, so tokens are spooled to a scratch file and shards are copied from
+it. The first tokens are the test shard; the rest is spread evenly, because a short last shard might be too small for a
+batch. Shards take their places only when all are written.
 """
 
 from __future__ import annotations
@@ -37,11 +32,11 @@ from scalelab.records.files import storage_errors
 
 END_OF_TEXT = "<|endoftext|>"
 PART_SIZE = 1 << 20
-"""Bytes that are read at once, and characters that are encoded at once."""
+"""Bytes read at once, and characters encoded at once."""
 
 
 class Encoder(Protocol):
-    """Gives the tokens of a file part by part."""
+    """Yields the tokens of a file in parts."""
 
     @property
     def vocabulary(self) -> int:
@@ -102,7 +97,7 @@ class PairEncoder:
 
 
 def load_pair_encoder(vocabulary: Path, merges: Path, separator: str | None = None) -> PairEncoder:
-    """GPT-2's encoding from its two files, encoder.json and vocab.bpe."""
+    """GPT-2's encoding from encoder.json and vocab.bpe."""
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers
     except ImportError:
@@ -114,7 +109,7 @@ def load_pair_encoder(vocabulary: Path, merges: Path, separator: str | None = No
             raise UsageError(f"{flag} {path}: file not found")
     try:
         tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # the package raises nothing more special
+    except Exception as error:  # the package raises nothing more specific
         raise UsageError(
             f"--vocab {vocabulary} and --merges {merges} are not a valid byte-pair encoding: {error}"
         ) from error
@@ -128,15 +123,15 @@ def load_pair_encoder(vocabulary: Path, merges: Path, separator: str | None = No
 
 
 class Piece(NamedTuple):
-    """A part of a text that can be encoded by itself."""
+    """A part of a text that can be encoded alone."""
 
     is_beginning: bool
-    """Whether a document begins with it."""
+    """Whether a document begins here."""
     text: str
 
 
 def split_documents(parts: Iterator[str], separator: str | None, part_size: int) -> Iterator[Piece]:
-    """The documents of a text, each with the separator that ends it; long ones in pieces."""
+    """The documents of a text, each with its closing separator; long ones in pieces."""
     held, is_beginning = "", True
     for part in parts:
         held += part
@@ -153,9 +148,9 @@ def split_documents(parts: Iterator[str], separator: str | None, part_size: int)
 
 
 def find_cut(text: str, most: int) -> int:
-    """The last place up to `most` with a character before and white space after it; 0: there is none.
+    """The last place up to `most` with a character before and white space after it; 0 if there is none.
 
-    A separator of which the beginning has already been read lies behind `most`.
+    A partly read separator lies behind `most`.
     """
     for place in range(min(most, len(text) - 1), 0, -1):
         if text[place].isspace() and not text[place - 1].isspace():
@@ -173,7 +168,7 @@ def read_parts(path: Path, part_size: int) -> Iterator[bytes]:
 
 
 def decode_parts(path: Path, part_size: int) -> Iterator[str]:
-    """A file's text, with its line ends as they are."""
+    """A file's text, line ends unchanged."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     num_decoded = 0
     for part in itertools.chain(read_parts(path, part_size), (b"",)):
@@ -190,8 +185,6 @@ def decode_parts(path: Path, part_size: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """What was written."""
-
     train: list[Path]
     test: list[Path]
     num_train: int
@@ -209,7 +202,7 @@ def tokenize_files(
     test_tokens: int | None = None,
     tokens_per_shard: int = 100_000_000,
 ) -> Tokenized:
-    """Write `name_val_000000` and `name_train_000001` … into the directory; `test_tokens` overrules `test_share`."""
+    """Write `name_val_000000` and `name_train_000001` … ; `test_tokens` overrides `test_share`."""
     check_room(directory, name, kind, encoder.vocabulary)
     with storage_errors(directory, "--out"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -235,7 +228,7 @@ def tokenize_files(
 
 
 def check_room(directory: Path, name: str, kind: ShardKind, vocabulary: int) -> None:
-    """Refuse what would mix new shards with old ones, and a type that the tokens do not fit."""
+    """Refuse to mix new shards with old ones, and a type too small for the vocabulary."""
     if vocabulary - 1 > FORMATS[kind].most_token:
         raise UsageError(
             f"--format {kind} stores tokens up to {FORMATS[kind].most_token}, but the vocabulary has {vocabulary - 1}:"
@@ -249,7 +242,7 @@ def check_room(directory: Path, name: str, kind: ShardKind, vocabulary: int) -> 
 
 
 def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: ShardKind) -> int:
-    """Write all tokens of all files into a scratch file; gives their number."""
+    """Write all tokens to a scratch file; returns their number."""
     num_tokens = 0
     with spool.open("wb") as file:
         for path in files:
@@ -262,7 +255,7 @@ def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: Sha
 
 
 def read_spool(spool: Path, first: int, end: int, kind: ShardKind) -> Iterator[Tokens]:
-    """Tokens `first` to before `end` of the scratch file; a memory map of it would count as memory."""
+    """Tokens `first` to `end` of the scratch file; a memory map would count as memory."""
     dtype = FORMATS[kind].dtype
     with spool.open("rb") as file:
         file.seek(first * dtype.itemsize)
@@ -271,7 +264,7 @@ def read_spool(spool: Path, first: int, end: int, kind: ShardKind) -> Iterator[T
 
 
 def cut_evenly(first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Bounds of as few parts as have at most so many tokens each; their sizes differ by one at most."""
+    """The fewest parts of at most `most` tokens, of nearly equal size."""
     size, num_parts = end - first, -(-(end - first) // most)
     for number in range(num_parts):
         yield first + number * size // num_parts, first + (number + 1) * size // num_parts
@@ -282,7 +275,6 @@ def name_shard(name: str, split: str, number: int, kind: ShardKind) -> str:
 
 
 def suffix_of(kind: ShardKind) -> str:
-    """The suffix of a shard's name, which marks files without a header."""
     return ".raw" if kind == "raw" else ".bin"
 
 

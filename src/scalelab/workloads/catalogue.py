@@ -1,7 +1,7 @@
 """The workloads by name, without torch.
 
-The parent process reads this to make flags, to check values before anything is launched and to estimate how long a
-study takes. The code that builds them stands in one file each, which only ranks import.
+The parent process makes flags of it, checks values before a launch, and estimates how long a study takes. Only ranks
+import the code that builds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILT_IN: dict[str, type[Any]] = {
 
 
 def make_options(name: str, options: Mapping[str, Option]) -> WorkloadOptions:
-    """The options of a built-in workload, each possible by itself; those that are not given have their defaults."""
+    """The options of a built-in workload, each valid by itself; the others have their defaults."""
     kind = BUILT_IN[name]
     known = [field.name for field in fields(kind)]
     for option in options:
@@ -44,9 +44,9 @@ def make_options(name: str, options: Mapping[str, Option]) -> WorkloadOptions:
 
 
 def resolve_options(name: str, options: Mapping[str, Option]) -> dict[str, Option]:
-    """The options as a trial carries them: paths are absolute, so a run can be resumed from any directory.
+    """The options as a trial carries them, with absolute paths, so a run can be resumed from any directory.
 
-    Those of a workload of the user's own stay as they are: nobody knows which of them are paths.
+    Those of a user's workload stay as they are: which of them are paths is unknown.
     """
     if name not in BUILT_IN:
         return dict(options)
@@ -57,7 +57,7 @@ def resolve_options(name: str, options: Mapping[str, Option]) -> dict[str, Optio
 
 
 def find_workload(name: str) -> type[Any] | OwnWorkload:
-    """The options class of a built-in workload, or what the user's own file declares."""
+    """The options class of a built-in workload, or what the user's file declares."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ".py" in name or ":" in name or Path(name).is_file():

@@ -1,4 +1,4 @@
-"""Options of `gpt2`: its sizes and its tokens; without torch."""
+"""Options of `gpt2`, without torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Gpt2Options:
         return replace(self, data_path=make_absolute(self.data_path), test_path=make_absolute(self.test_path))
 
     def find_data(self) -> tuple[list[Path], list[Path]]:
-        """The shards for training and for evaluation; raises `UsageError` if there are none."""
+        """Training and test shards; raises `UsageError` if there are none."""
         if not self.data_path:
             raise UsageError("--data tokens needs shards: set --data-path")
         found = find_shards(self.data_path)
@@ -110,14 +110,14 @@ class Gpt2Options:
                 )
 
     def count_parameters(self) -> int:
-        """Embeddings (the head shares the token table), blocks of 12·d² + 13·d, and the last norm."""
+        """Embeddings (the head shares the token table), 12·d² + 13·d per block, and the last norm."""
         shape, d = self.shape, self.shape.width
         return (shape.vocabulary + shape.context) * d + shape.num_layers * (12 * d * d + 13 * d) + 2 * d
 
     def flops_per_sample(self) -> float:
-        """Per token 12·d² in every block, d·vocabulary in the head, and 2·d per position attended to in every block.
+        """Per token 12·d² per block, d·vocabulary in the head, and 2·d per attended position and block.
 
-        Attention is counted as if it were not causal (Kaplan et al. 2020, table 1; appendix B of PaLM, 2022).
+        Attention is counted as if not causal (Kaplan et al. 2020, table 1; PaLM 2022, appendix B).
         """
         shape, d = self.shape, self.shape.width
         blocks = shape.num_layers * (12 * d * d + 2 * d * self.num_tokens)
@@ -125,5 +125,5 @@ class Gpt2Options:
 
 
 def make_absolute(path: str | None) -> str | None:
-    """The path as seen from anywhere; it may be a pattern."""
+    """The absolute path; it may be a pattern."""
     return str(Path(path).expanduser().absolute()) if path else path

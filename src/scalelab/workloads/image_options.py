@@ -1,4 +1,4 @@
-"""Options of `resnet18` and `lenet` and of their images; without torch."""
+"""Options of `resnet18` and `lenet` and of their images, without torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Resnet18Options(ImageOptions):
         return "resnet18" if self.norm == "batch" else "resnet18 without norm"
 
     def count_parameters(self) -> int:
-        """The weights, a scale and a shift per channel for every norm, and the bias of the last layer."""
+        """Weights, a scale and a shift per channel of every norm, and the last layer's bias."""
         weights = sum(size**2 * source * channels for size, source, channels, _ in list_resnet18_layers())
         norms = sum(2 * channels for _, _, channels, _ in list_resnet18_layers()[:-1])
         return weights + 10 + (norms if self.norm == "batch" else 0)
@@ -100,13 +100,13 @@ class LenetOptions(ImageOptions):
         return 25 * 3 * 6 + 25 * 6 * 16 + 400 * 120 + 120 * 84 + 84 * 10 + biases
 
     def flops_per_sample(self) -> float:
-        """The convolutions give 28 × 28 and, after pooling, 10 × 10 results."""
+        """The convolutions give 28 × 28 and, after pooling, 10 × 10."""
         convolutions = 28**2 * 25 * 3 * 6 + 10**2 * 25 * 6 * 16
         return FLOPS_PER_MULTIPLY_ADD * (convolutions + 400 * 120 + 120 * 84 + 84 * 10)
 
 
 def list_resnet18_layers() -> list[tuple[int, int, int, int]]:
-    """Size of the kernel, channels in, channels out and side of the result of every layer with weights."""
+    """Kernel size, channels in and out, and output side of every weighted layer."""
     source, side = RESNET18_STAGES[0][0], SIDE
     layers = [(3, 3, source, side)]
     for channels, stride in RESNET18_STAGES:

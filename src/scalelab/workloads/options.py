@@ -1,12 +1,11 @@
 """The interface of workload options, and the options of `mlp` and `transformer`.
 
-A workload's options are a frozen dataclass whose fields are its flags. The class knows what can be said without torch:
-how tables call it, its parameters, its operations, and whether the options can work together. Counts are closed
-forms; tests hold them against the modules that torch builds.
+A workload's options are a frozen dataclass whose fields are its flags. It knows its label, parameters and FLOPs without
+torch, and whether the options work together. Counts are closed forms that tests compare with torch's modules.
 
-Operations are those of matrix products and convolutions, each multiply-add as 2 forward and 4 backward: the gradient
-of the weights and that of the input. The very first layer needs no gradient of its input, so a step does a little
-less; norms, activations and the optimizer are not counted.
+FLOPs are those of matrix products and convolutions, per multiply-add 2 forward and 4 backward (gradients of weights and
+input). The first layer needs no input gradient, so a step does slightly less; norms, activations and the optimizer are
+not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scalelab.checks import check_at_least, check_share
 from scalelab.errors import UsageError
 
 NUM_POOLED_BATCHES = 4
-"""Number of random batches drawn in advance and used in turn."""
+"""Random batches drawn in advance and reused in turn."""
 FLOPS_PER_MULTIPLY_ADD = 6.0
 """2 forward, 4 backward."""
 
@@ -149,7 +148,7 @@ class TransformerOptions:
             )
 
     def count_parameters(self) -> int:
-        """Of attention 4·d² + 4·d, of the feed-forward layer 2·d·f + f + d, of a norm 2·d; one norm ends each stack."""
+        """Attention 4·d² + 4·d, feed-forward 2·d·f + f + d, norm 2·d; one norm ends each stack."""
         d, f = self.d_model, self.feedforward
         attention, dense, norm = 4 * d * d + 4 * d, 2 * d * f + f + d, 2 * d
         encoder = attention + dense + 2 * norm
@@ -157,7 +156,7 @@ class TransformerOptions:
         return self.encoder_layers * encoder + self.decoder_layers * decoder + 2 * norm
 
     def flops_per_sample(self) -> float:
-        """Projections of every position, and two products per pair of positions that attend to each other."""
+        """Projections per position, and two products per attending pair of positions."""
         d, s, t = self.d_model, self.src_length, self.tgt_length
         dense = 2 * d * self.feedforward
         encoder = s * (4 * d * d + dense) + 2 * s * s * d
@@ -166,5 +165,5 @@ class TransformerOptions:
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is not above `most`."""
+    """The largest divisor of `number` up to `most`."""
     return next(found for found in range(min(number, most), 0, -1) if number % found == 0)

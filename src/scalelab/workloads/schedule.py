@@ -1,19 +1,18 @@
 """The learning rate of every step.
 
-Linear scaling multiplies the rate by the growth of the global batch, because k small steps in one direction are about
-one step k times as large. Early in training the directions still change too fast for that, so the rate rises
-gradually to its full value (Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 and 2.2). Afterwards it
-is constant or follows half a cosine (Loshchilov and Hutter 2017, SGDR, without restarts).
+Linear scaling multiplies the rate by the growth of the global batch: k small steps in one direction are about one step
+k times as large. Early in training directions change too fast for that, so the rate warms up (Goyal et al. 2017,
+"Accurate, Large Minibatch SGD", sections 2.1 and 2.2). Then it is constant or follows half a cosine (Loshchilov and
+Hutter 2017, SGDR, without restarts).
 
-The update of step k, counted from 0, uses
+Step k, counted from 0, uses
 
     k < W      base · (k + 1) / W
     k ≥ W      base                                                     constant
                lr_min + (base − lr_min) · (1 + cos(π·p)) / 2            cosine, p = (k + 1 − W) / (T − W), at most 1
 
-with W steps of warm-up and T steps of the schedule, warm-up included. So the first step of a warm-up already moves,
-its last uses the full rate, and the last step of a cosine uses `lr_min`. Everything is a factor of the base rate, so
-that an optimizer whose parameter groups have different rates keeps their ratios during warm-up.
+with W warm-up steps and T steps in total, warm-up included. The last warm-up step uses the full rate, the last cosine
+step `lr_min`. Everything is a factor of the base rate, so parameter groups keep their ratios.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def scale_learning_rate(lr: float, optimization: Optimization, num_ranks: int, g
 
 
 def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) -> int:
-    """Steps over which the learning rate rises; `steps_per_epoch` is None where the data have no end."""
+    """Warm-up steps; `steps_per_epoch` is None for endless data."""
     epochs = optimization.lr_warmup_epochs
     if not epochs:
         return optimization.lr_warmup
@@ -44,7 +43,7 @@ def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) 
 
 
 def check_schedule(optimization: Optimization, base_lr: float) -> None:
-    """Refuse a cosine that would end above the base rate (scaled already)."""
+    """Refuse a cosine that ends above the (scaled) base rate."""
     if optimization.schedule == "cosine" and optimization.lr_min > base_lr:
         raise UsageError(f"--lr-min must be at most the learning rate {base_lr:g}, got {optimization.lr_min:g}")
 
@@ -52,7 +51,7 @@ def check_schedule(optimization: Optimization, base_lr: float) -> None:
 def learning_rate_factor(
     step: int, optimization: Optimization, total_steps: int, steps_per_epoch: int | None, base_lr: float
 ) -> float:
-    """What the base rate (scaled already) is multiplied by for the update of a step, counted from 0."""
+    """The factor on the (scaled) base rate at a step, counted from 0."""
     warmup = count_warmup_steps(optimization, steps_per_epoch)
     if step < warmup:
         return (step + 1) / warmup

@@ -1,7 +1,7 @@
-"""The user's own workload, read without running it.
+"""Read a user's workload without running it.
 
-The file is parsed, not imported: importing it would import torch, and a mistake in it would be reported before any
-run exists. What `build` takes becomes flags, with the defaults that stand in the file.
+The file is parsed, not imported: importing would import torch, and an error in it would surface before any run exists.
+Parameters of `build` become flags, with the file's defaults.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class OwnOption:
 
     name: str
     default: Option | None
-    """The literal in the file; None: it has none, so the flag must be given."""
+    """The literal in the file; None: no default, the flag is required."""
     is_required: bool
     kind: type
-    """bool, int, float or str, from the annotation or the default; str without either."""
+    """bool, int, float or str, from the annotation or the default; otherwise str."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWorkload:
-    """`file.py:function`, and the options that the function takes."""
+    """`file.py:function` and its options."""
 
     path: Path
     function: str
@@ -40,7 +40,7 @@ class OwnWorkload:
 
     @property
     def spec(self) -> str:
-        """The absolute form, so a run can be resumed from any directory."""
+        """With an absolute path, so a run can be resumed from any directory."""
         return f"{self.path}:{self.function}"
 
     @property
@@ -55,7 +55,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def read_own_workload(name: str) -> OwnWorkload:
-    """What the file declares; raises `UsageError` when it is absent, no Python, or has no such function."""
+    """What the file declares; raises `UsageError` if it is missing, invalid, or has no such function."""
     file, function = split_name(name)
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -89,7 +89,7 @@ def _function_names(tree: ast.Module) -> list[str]:
 
 
 def _assigned_names(tree: ast.Module) -> set[str]:
-    """Names that the module binds by assignment or import: `build` may come from elsewhere."""
+    """Names bound by assignment or import: `build` may come from elsewhere."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -128,7 +128,7 @@ def _read_option(argument: ast.arg, default: ast.expr | None) -> OwnOption:
 
 
 def _read_kind(annotation: ast.expr | None) -> type | None:
-    """The kind that an annotation names, also as `int | None` or `Optional[int]`; None: it names no kind."""
+    """The type an annotation names, also as `int | None` or `Optional[int]`; None: another one."""
     match annotation:
         case ast.Name(id=name):
             kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}

@@ -17,21 +17,21 @@ class Workload:
 
     model: nn.Module
     batches: Iterable[Any]
-    """One rank's batches; started again from the beginning when they end."""
+    """One rank's batches; restarted when they end."""
     loss: Callable[[nn.Module, Any], torch.Tensor]
     """The scalar loss of the model on one batch, or an `nn.Module` such as `nn.CrossEntropyLoss()` that is given
     the model's output for the first element of the batch, and the second element."""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     """Makes the optimizer from the parameters; None: Adam with its defaults."""
     shuffle: str = ""
-    """How its samples are shuffled, in words, where that is not fully: reports warn of it."""
+    """How samples are shuffled, if not fully, in words; reports warn about it."""
     test_batches: Iterable[Any] | None = None
-    """One rank's share of the test data, iterated once per evaluation; the same number on every rank."""
+    """One rank's test data, iterated once per evaluation; as many batches on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a rank passes to `build` besides the workload's options."""
+    """What `build` receives besides the workload's options."""
 
     batch_size: int
     """Samples of one forward pass on this rank."""
@@ -40,4 +40,4 @@ class BuildContext:
     seed: int
     device: str
     accumulation: int = 1
-    """Forward passes of one step: so many batches make a step."""
+    """Batches per optimizer step."""

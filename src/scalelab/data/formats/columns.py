@@ -1,15 +1,11 @@
-"""What a stored set is made of: columns with the same number of samples, each an array cut along its first axis.
+"""What formats share: columns of samples, their checks, options and mapped bytes.
 
-A format gives two functions: `write(path, arrays, options)`, and `open(path, options)` for an `Opened` set whose
-columns fetch any samples by their numbers. What formats share is in `stored.py` (opening late, forks, changed
-files, wrong numbers) and `writing.py` (whole files or none).
+A format has two functions: `write(path, arrays, options)`, and `open(path, options)`, which returns an `Opened` dataset
+whose columns fetch samples by index. `stored.py` opens lazily and handles forks, changed files and wrong indices;
+`writing.py` makes writing atomic.
 
-Options of formats, read and refused with their names.
-
-Bytes of files: as they are written, mapped, and gathered from anywhere.
-
-Bytes are gathered from any places by a view in which every position of the file begins a row: NumPy then copies whole
-rows, without a loop over samples.
+Bytes at any offsets are gathered through a view in which every byte of the file starts a row, so NumPy copies whole
+rows without a loop over samples.
 """
 
 from __future__ import annotations
@@ -29,16 +25,16 @@ from scalelab.units import format_bytes
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
-"""Columns by name, the sample as their first axis."""
+"""Columns by name; the first axis is the sample."""
 Indices = npt.NDArray[np.intp]
 Setting = bool | int | float | str | tuple[int, ...]
 Settings = Mapping[str, Setting]
-"""Options of a format by name; every format says which it knows."""
+"""A format's options by name."""
 
 
 @dataclass(frozen=True)
 class SampleField:
-    """What one column holds of every sample."""
+    """One column of a sample."""
 
     name: str
     dtype: np.dtype[Any]
@@ -55,45 +51,45 @@ class SampleField:
 
 
 class StoredColumn(Protocol):
-    """One column of an open set."""
+    """One column of an open dataset."""
 
     @property
     def field(self) -> SampleField: ...
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         ...
 
     def take(self, indices: Indices) -> Array:
-        """A new array of the samples with these numbers, in this order. They lie in the range, and may repeat."""
+        """A new array of these samples, in this order. Indices are in range and may repeat."""
         ...
 
     def load(self) -> Array:
-        """All samples in memory, read the fastest way there is."""
+        """All samples in memory, the fastest way."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A set that is open in this process."""
+    """A dataset open in this process."""
 
     columns: tuple[StoredColumn, ...]
     watched: tuple[Path, ...] = ()
-    """Files that may not change while they are read; few, since each costs a system call per batch."""
+    """Files that must not change while read; few, since each costs a system call per batch."""
     survives_fork: bool = False
-    """Whether a forked process may go on with what its parent has opened."""
+    """Whether a forked process can keep using it."""
     left_out: tuple[str, ...] = ()
-    """What the file contains besides columns, in words."""
+    """What else the file contains, in words."""
     close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageFormat:
-    """How a set is written and opened."""
+    """How a dataset is written and opened."""
 
     name: str
     write: Callable[[Path, Arrays, Settings], None]
-    """Write to a path that does not exist yet; the caller moves it into place."""
+    """Write to a new path; the caller moves it into place."""
     open: Callable[[Path, Settings], Opened]
     write_options: tuple[str, ...] = ()
     open_options: tuple[str, ...] = ()
@@ -101,7 +97,7 @@ class StorageFormat:
 
 @dataclass(frozen=True)
 class ArrayColumn:
-    """A column that is an array, in memory or mapped."""
+    """An array in memory or mapped."""
 
     field: SampleField
     array: Array
@@ -118,8 +114,8 @@ class ArrayColumn:
 
 @dataclass(frozen=True)
 class OddColumn:
-    """A column that NumPy's own `take` would copy as a whole for every batch: not aligned, not in one piece, or with
-    the bytes of its numbers in another order than this machine's. It is told, and given, in this machine's order."""
+    """An array that NumPy's `take` would copy whole for every batch: unaligned, not contiguous, or in foreign byte
+    order. Samples are returned in native byte order."""
 
     field: SampleField
     array: Array
@@ -140,7 +136,7 @@ class OddColumn:
 
 
 def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
-    """The column of an array; a memory map is seen as a plain array, whose indexing is far quicker."""
+    """The column of an array; a memmap is viewed as a plain array, which indexes far faster."""
     plain = array.view(np.ndarray)
     field = SampleField(name, plain.dtype.newbyteorder("="), plain.shape[1:])
     if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype.isnative:
@@ -149,7 +145,7 @@ def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
 
 
 def check_arrays(arrays: Arrays) -> int:
-    """Refuse what cannot be stored as columns; gives the number of samples."""
+    """Refuse what cannot be stored as columns; returns the number of samples."""
     if not arrays:
         raise UsageError("nothing to store: pass at least one array")
     for name, array in arrays.items():
@@ -172,7 +168,7 @@ def check_name(name: str) -> None:
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    """Numbers of a fixed size only: what else an array may hold has to be unpickled."""
+    """Fixed-size numbers only: anything else would have to be unpickled."""
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are supported")
 
@@ -188,7 +184,7 @@ def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int
 
 
 def check_columns(path: Path, columns: Iterable[StoredColumn]) -> int:
-    """Refuse a set whose columns do not fit together; gives the number of samples."""
+    """Refuse columns that do not fit together; returns the number of samples."""
     lengths = {column.field.name: len(column) for column in columns}
     if not lengths:
         raise DataUnreadable(f"{path} contains no arrays: use `scalelab data convert` to write a file that does")
@@ -202,7 +198,7 @@ def check_columns(path: Path, columns: Iterable[StoredColumn]) -> int:
 
 
 def check_memory(path: Path, num_bytes: int) -> None:
-    """Refuse to load more than there is room for, before the machine runs out of memory."""
+    """Refuse to load more than fits in memory."""
     available = read_available_memory()
     if num_bytes > available:
         raise DataUnreadable(
@@ -212,7 +208,7 @@ def check_memory(path: Path, num_bytes: int) -> None:
 
 
 def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:
-    """A misspelt option would be silently the default."""
+    """A misspelt option would silently be the default."""
     for option in options:
         if option not in known:
             listed = ", ".join(known) or "none"
@@ -220,7 +216,7 @@ def refuse_options(name: str, options: Settings, known: Sequence[str]) -> None:
 
 
 def read_count(options: Settings, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
-    """A whole number."""
+    """An integer option."""
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
@@ -236,17 +232,17 @@ def read_flag(options: Settings, name: str, default: bool) -> bool:
 
 
 def map_file(path: Path) -> Array:
-    """The bytes of a file, read-only; no file stays open."""
+    """The bytes of a file, read-only; the file is closed."""
     return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
 
 
 def make_little_endian(array: Array) -> Array:
-    """The same numbers in one piece, in the order of bytes that files have."""
+    """The same values, contiguous and little-endian, as files have them."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 def gather(data: Array, offsets: Indices, num_bytes: int) -> Array:
-    """A row of so many bytes from each place; all of them must lie within the data."""
+    """`num_bytes` bytes from each offset; all must lie within the data."""
     return _see_rows(data, num_bytes)[offsets]
 
 
@@ -255,7 +251,7 @@ def _see_rows(data: Array, num_bytes: int) -> Array:
 
 
 class ScatteredColumn:
-    """A column whose samples begin at any bytes of a file; they are given in this machine's order of bytes."""
+    """Samples at arbitrary offsets of a file, returned in native byte order."""
 
     def __init__(self, field: SampleField, data: Array, offsets: Indices) -> None:
         self.field = replace(field, dtype=field.dtype.newbyteorder("="))

@@ -1,8 +1,7 @@
-"""Columns in chunks of whole samples that are decoded as a whole, and the cache of those that were.
+"""Columns in chunks of whole samples, and the cache of decoded chunks.
 
-A batch decodes every chunk that it touches once, however many of its samples lie there. What was decoded stays until
-newer chunks need its room, so that samples in order decode each chunk once per epoch, and shuffled ones too while the
-set fits into the cache.
+A batch decodes every chunk it touches once. Decoded chunks stay until newer ones need the room: in order each chunk is
+decoded once per epoch, and shuffled too while the dataset fits the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class ChunkCache:
-    """Decoded chunks, the least recently used first; the last is kept however large it is."""
+    """An LRU cache of decoded chunks; the newest is kept however large it is."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -30,7 +29,7 @@ class ChunkCache:
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
 
     def find(self, name: str, number: int, decode: Callable[[int], Array]) -> Array:
-        """A chunk of a column, decoded if it is not here."""
+        """A chunk of a column, decoded if not cached."""
         key = (name, number)
         if key in self._chunks:
             self._chunks.move_to_end(key)
@@ -44,7 +43,7 @@ class ChunkCache:
 
 
 class ChunkedColumn:
-    """A column in chunks; `starts` is the first sample of each, and behind them the number of samples."""
+    """A column in chunks; `starts`: the first sample of each, then the number of samples."""
 
     def __init__(
         self, field: SampleField, starts: Sequence[int], decode: Callable[[int], Array], cache: ChunkCache
@@ -74,7 +73,7 @@ class ChunkedColumn:
 
 
 def choose_chunk_samples(arrays: Arrays, options: Settings) -> int:
-    """Samples per chunk: what the options say, or about a megabyte of the largest column."""
+    """Samples per chunk: from the options, or about a megabyte of the largest column."""
     sample_bytes = max(math.prod(array.shape[1:]) * array.dtype.itemsize for array in arrays.values())
     return read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(sample_bytes, 1)), least=1)
 
@@ -84,17 +83,17 @@ def make_cache(options: Settings) -> ChunkCache:
 
 
 def read_cache_bytes(options: Settings) -> int:
-    """Decoded samples that a process keeps, over all columns: what the options say, or `find_cache_bytes`."""
+    """Bytes of decoded samples a process keeps: from the options, or `find_cache_bytes`."""
     return read_count(options, "cache_bytes", find_cache_bytes())
 
 
 def find_cache_bytes() -> int:
-    """A quarter of the memory that is available, over the number of cores: as many processes may read at once."""
+    """A quarter of the available memory divided by the cores: as many processes may read at once."""
     return read_available_memory() // (4 * count_cores())
 
 
 def choose_compression(options: Settings, known: Sequence[str]) -> str:
-    """One of those that a format knows; the first if nothing is said."""
+    """The compression in the options; by default the first known one."""
     asked = options.get("compression", known[0])
     if asked not in known:
         raise UsageError(f"compression must be one of {', '.join(known)}, got {asked}")

@@ -1,10 +1,9 @@
-"""A file for every sample: what sets of images look like on disk, and what file systems like least.
+"""One file per sample, as image datasets often are: the worst case for file systems.
 
     samples.json          columns with their types and shapes, and the number of samples
-    000/000000.bin …      the bytes of all columns of a sample, one behind the other; a thousand files to a directory
+    000/000000.bin …      the bytes of all columns of a sample, a thousand files per directory
 
-A batch is one opening, one reading into the places of the batch, and one closing per sample; there is nothing to keep
-open. All numbers are little-endian. A file that does not have exactly the bytes of a sample is refused when it is read.
+A batch opens, reads and closes one file per sample. Little-endian. A file of the wrong size is refused when read.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def open_set(path: Path, options: Settings) -> Opened:
     ends = np.cumsum([field.num_bytes for field in fields]).tolist()
     record_bytes = ends[-1] if ends else 0
     first = name_sample(path, 0)
-    if num_samples and fields and first.stat().st_size != record_bytes:  # before a batch is given room for it
+    if num_samples and fields and first.stat().st_size != record_bytes:  # before a batch allocates room for it
         raise DataUnreadable(f"{first} has {first.stat().st_size} bytes, but {MARKER} lists {record_bytes}")
     records = Records(path, record_bytes, len(fields))
     columns = tuple(
@@ -73,7 +72,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_marker(marker: Path) -> tuple[list[SampleField], int]:
-    """The contents of the top-level file, validated."""
+    """The validated marker file."""
     if marker.stat().st_size > MOST_MARKER_BYTES:
         raise DataUnreadable(f"{marker} is damaged: it has {marker.stat().st_size} bytes")
     told: Any = json.loads(marker.read_text(encoding="utf-8"))
@@ -107,7 +106,7 @@ class Records:
         self._num_users = 0
 
     def read(self, indices: Indices) -> Array:
-        """A row of bytes for every sample; kept until every column has asked for it once."""
+        """A row of bytes per sample; kept until every column has used it."""
         key = indices.tobytes()
         if key != self._key or not 0 < self._num_users < self._num_columns:
             rows = np.empty((len(indices), self._record_bytes), np.uint8)

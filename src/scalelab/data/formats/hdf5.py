@@ -1,25 +1,17 @@
-"""HDF5: every array of numbers in a file is a column, those in groups under their path; all else is left out and named.
+"""HDF5: every numeric array in a file is a column, in groups under its path; everything else is left out and named.
 
-Columns are in the order in which they were written where the file tells it, as ours do, otherwise in that of their
-names.
+Columns are in creation order if the file tracks it, as ours do, otherwise by name. Contiguous arrays are memory-mapped
+at the offset that the library reports. Chunks (`hdf5_chunks.py`) are decoded from a map of the file where the filters
+are deflate, shuffle or none: no copy, no lock, and nothing to reopen after a fork. Everything else (LZF, Blosc2,
+checksums, type conversion) goes through the library. An array with missing chunks would read as zeros and is refused.
 
-Contiguous arrays are read by a map of the file at the place where they begin; the library is only asked for it. Chunks
-are decoded as `hdf5_chunks.py` tells. An array of which some chunks were never written would be read as zeros and is
-refused.
-
-    writing   chunk_samples   samples per chunk, whole; 64 KB of them where nothing is said
-              chunks          a chunk's whole shape instead, or "auto" for what h5py would choose
-              level           of gzip and of Blosc2
-              shuffle         first all first bytes of the numbers, then all second ones, …
-    reading   cache_bytes     decoded samples that a process keeps. By default a quarter of the memory that is
-                              available, over the number of cores: as many processes may read at once
+    writing   chunk_samples   samples per chunk; default: 64 KB of them
+              chunks          the whole chunk shape instead, or "auto" for h5py's choice
+              level           of gzip and Blosc2
+              shuffle         group the first bytes of all numbers, then the second ones, …
+    reading   cache_bytes     decoded samples that a process keeps; default: a quarter of the available memory divided
+                              by the cores
               cache_slots     of the library's own cache, where not even one row of chunks fits
-
-Two ways to decode chunks of HDF5: from a map of the file, or by the library.
-
-Where all filters are ours to undo (deflate, shuffle, or none at all) the library is asked only where chunks lie. Their
-bytes are then inflated straight from the map: no copy, no lock, and nothing that a forked process would have to open
-again. Everything else (LZF, Blosc2, checksums, numbers that must be converted) goes through the library.
 """
 
 from __future__ import annotations
@@ -58,7 +50,7 @@ Box = tuple[slice, ...]
 """Samples, and a part of each."""
 
 DEFLATE, SHUFFLE = 1, 2
-"""Numbers of filters, as HDF5 registers them."""
+"""HDF5's filter numbers."""
 
 
 def list_filters(dataset: Any) -> list[int]:
@@ -67,7 +59,7 @@ def list_filters(dataset: Any) -> list[int]:
 
 
 def is_stored_as_is(dataset: Any) -> bool:
-    """Whether its numbers lie in the file just as NumPy has them."""
+    """Whether values are stored as NumPy has them."""
     return bool(h5py.h5t.py_create(dataset.dtype, logical=True).equal(dataset.id.get_type()))
 
 
@@ -84,7 +76,7 @@ class MappedChunks:
         self._begins, self._sizes, self._masks = self._list_chunks(dataset)
 
     def _list_chunks(self, dataset: Any) -> tuple[Indices, Indices, Indices]:
-        """Where every chunk lies, how many bytes it has and which filters were left out, along the grid."""
+        """Offset, size and skipped filters of every chunk, in grid order."""
         found: list[tuple[int, int, int, int]] = []
         strides = [math.prod(self._grid[axis + 1 :]) for axis in range(len(self._grid))]
 
@@ -117,7 +109,7 @@ class MappedChunks:
         return found
 
     def _list_boxes(self) -> list[tuple[Box, Box]]:
-        """For every chunk of a row of the grid: its place in samples, and the part of it that lies inside of them."""
+        """For every chunk of a row: its place in samples, and the part of it inside them."""
         starts = (range(0, size, length) for size, length in zip(self._shape[1:], self._chunk[1:], strict=True))
         boxes: list[tuple[Box, Box]] = []
         for begins in itertools.product(*starts):
@@ -145,7 +137,7 @@ class MappedChunks:
 
 
 def unshuffle(data: Any, item_bytes: int) -> Any:
-    """Undo HDF5's shuffle: all first bytes of the numbers, then all second ones, and what is no whole number as is."""
+    """Undo HDF5's shuffle; bytes beyond the last whole number are stored as they are."""
     rows = np.frombuffer(data, np.uint8)
     num_items = len(rows) // item_bytes
     whole = rows[: num_items * item_bytes].reshape(item_bytes, num_items).T.tobytes()
@@ -153,7 +145,7 @@ def unshuffle(data: Any, item_bytes: int) -> Any:
 
 
 class LibraryChunks:
-    """Chunks decoded by the library, each once for every block that is read."""
+    """Chunks decoded by the library, each once per block."""
 
     def __init__(self, dataset: Any, field: SampleField, block_samples: int) -> None:
         self._dataset, self._field, self._block_samples = dataset, field, block_samples
@@ -172,11 +164,11 @@ class LibraryChunks:
 
 
 CHUNK_BYTES = 1 << 16
-"""Default chunk size when writing, approximately: little is decoded in vain, at a small overhead."""
+"""Default chunk size when writing, approximately: little wasted decoding at a small overhead."""
 BLOCK_BYTES = 1 << 20
-"""Of what is read at once where there are no chunks and no map."""
+"""Read at once where there are no chunks and no map."""
 ALIGNMENT = 64
-"""Bytes at a multiple of which contiguous arrays begin: a map of what lies anywhere is gathered more slowly."""
+"""Alignment of contiguous arrays: unaligned maps are gathered more slowly."""
 OPEN_OPTIONS = ("cache_bytes", "cache_slots")
 DEFAULT_SLOTS = 8191
 
@@ -220,7 +212,7 @@ def _write(
 
 
 def _choose_chunk(array: Array, options: Settings) -> tuple[int, ...] | bool:
-    """A chunk's shape; True leaves it to h5py."""
+    """A chunk's shape; True: h5py's choice."""
     asked = options.get("chunks")
     if asked is None:
         sample_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
@@ -268,12 +260,12 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def list_datasets(file: Any) -> dict[str, Any]:
-    """The arrays of numbers in a file by their path."""
+    """Numeric arrays by path."""
     return {name: item for name, item in walk_datasets(file) if is_column(item)}
 
 
 def list_left_out(file: Any) -> tuple[str, ...]:
-    """What is stored besides, in words: no array, or none of numbers."""
+    """What else is stored, in words."""
     others = ((name, item) for name, item in walk_datasets(file) if not is_column(item))
     return tuple(f"{name} ({name_kind(item)})" for name, item in others)
 
@@ -289,7 +281,7 @@ def is_column(item: Any) -> bool:
 
 
 def walk_datasets(group: Any, path: str = "", seen: set[Any] | None = None) -> Iterator[tuple[str, Any]]:
-    """All that is stored below a group, each once and by its path; links to other places and files are not followed."""
+    """Everything below a group, once and by path; soft and external links are not followed."""
     seen = {h5py.h5o.get_info(group.id).addr} if seen is None else seen
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -306,7 +298,7 @@ def walk_datasets(group: Any, path: str = "", seen: set[Any] | None = None) -> I
 
 
 def is_mapped(dataset: Any) -> bool:
-    """Whether its samples lie one behind the other in this very file, as NumPy would have them."""
+    """Whether its samples lie contiguously in this file, as NumPy has them."""
     return dataset.id.get_offset() is not None and not dataset.external and is_stored_as_is(dataset)
 
 
@@ -335,7 +327,7 @@ def _open_blocks(path: Path, name: str, dataset: Any, data: Array, budget: int, 
 
 
 def check_readable(path: Path, name: str, dataset: Any) -> None:
-    """Refuse what the library would read as zeros, or cannot undo."""
+    """Refuse what the library would read as zeros, or cannot decode."""
     if dataset.external or dataset.is_virtual:
         raise DataUnreadable(f"{path} stores {name} in external files, which are not supported")
     for number in list_filters(dataset):

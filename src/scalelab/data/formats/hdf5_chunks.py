@@ -1,17 +1,16 @@
-"""Columns of HDF5 that lie in chunks: every chunk that a batch touches is decoded once, and kept while there is room.
+"""Chunked HDF5 columns: every chunk a batch touches is decoded once, and kept while there is room.
 
-A chunk may cover only a part of a sample. All chunks that a sample needs form a row of the chunks' grid, so a row is
-what is decoded and kept: `block_samples` samples, whole. The budget decides how:
+A chunk may cover only part of a sample. All chunks of a sample form a row of the chunk grid, so a row is decoded and
+kept: `block_samples` whole samples. The budget decides how much:
 
-    all        the column fits: one array, filled row by row as samples are asked for. An epoch decodes each chunk once,
-               in any order, and later ones read at the speed of memory
-    some       the least recently used rows make room for new ones. Shuffled, nearly every sample decodes a row; in
-               the order of a block shuffle each row is decoded once
+    all        the column fits: one array, filled row by row. An epoch decodes each chunk once in any order, later ones
+               run at memory speed
+    some       the least recently used rows are evicted. Shuffled, nearly every sample decodes a row; in a block
+               shuffle's order each row is decoded once
     none       not even one row fits: only the wanted samples of each chunk are kept
 
-HDF5's own cache of chunks keeps 1 MB (8 MB since HDF5 2.0) and hashes chunks to slots. A row of automatic chunks is
-larger, and then each sample decodes all chunks of its row again: that is the factor by which compressed HDF5 is known
-to be slow.
+HDF5's own cache holds 1 MB (8 MB since HDF5 2.0). A row of automatic chunks is larger, so each sample decodes all
+chunks of its row again: that is why compressed HDF5 is known to be slow.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from scalelab.data.formats.columns import Array, Indices, SampleField
 
 
 class ChunkSource(Protocol):
-    """What decodes chunks."""
+    """Decodes chunks."""
 
     def read_block(self, first: int, into: Array) -> None:
-        """Samples from `first` on, which begin a row of chunks and do not go beyond it, into where they belong."""
+        """Read samples from `first`, the start of a row of chunks, up to at most its end."""
         ...
 
     def pick(self, first: int, numbers: Indices) -> Array:
-        """Samples of the row of chunks that begins with `first`, by their numbers from there on."""
+        """Samples of the row of chunks that starts at `first`, by their offset."""
         ...
 
 
 class BlockColumn:
-    """A column whose samples are decoded in blocks; `budget` is how many bytes of them may be kept."""
+    """A column decoded in blocks; `budget`: bytes to keep."""
 
     def __init__(
         self, field: SampleField, num_samples: int, block_samples: int, source: ChunkSource, budget: int
@@ -76,7 +75,7 @@ class BlockColumn:
         return found
 
     def _fill(self, indices: Indices) -> Array:
-        """The array of all samples, in which at least these have been decoded."""
+        """The array of all samples, with at least these decoded."""
         if self._all is None:
             self._all = np.empty((self._num_samples, *self.field.shape), self.field.dtype)
         if self._num_here < self._num_blocks:
@@ -92,14 +91,14 @@ class BlockColumn:
         self._source.read_block(first, samples[first : first + self._block_samples])
 
     def _group(self, indices: Indices) -> Iterator[tuple[int, Indices]]:
-        """The blocks that samples lie in, each with the places of its samples among the indices."""
+        """The blocks of these samples, with the positions of their samples."""
         blocks = indices // self._block_samples
         order = blocks.argsort(kind="stable")
         numbers, begins = np.unique(blocks[order], return_index=True)
         yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
 
     def _find_block(self, block: int) -> Array:
-        """A block, decoded if it is not kept; the one that was used longest ago makes room for it."""
+        """A block, decoded if not cached; the least recently used is evicted."""
         if block in self._kept:
             self._kept.move_to_end(block)
             return self._kept[block]
@@ -114,7 +113,7 @@ class BlockColumn:
 
 
 def share_budget(budget: int, sizes: dict[str, int]) -> dict[str, int]:
-    """How many bytes each column may keep: the small ones all of theirs, the others an equal part of what is left."""
+    """Bytes each column may keep: small ones all of theirs, the others equal parts of the rest."""
     shares: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: sizes[name]):
         shares[name] = min(sizes[name], budget // (len(sizes) - len(shares)))

@@ -1,9 +1,7 @@
-"""Deflated bytes inflated: exactly as many as are expected.
+"""Inflate deflated bytes to exactly the expected size.
 
-ISA-L does it in about half of zlib's time and is used where it is installed (`scalelab[data]`). Both give the same
-bytes, and both check the sum that a zlib stream ends with. What inflates to more or to less than it should is refused
-as soon as that is known: a few bytes that stand for gigabytes do not become them. Errors do not name the file, which
-whoever opened it does.
+Uses ISA-L where installed (`scalelab[data]`), about twice as fast as zlib, with the same bytes and checksums. Output of
+another size is refused as soon as it is known, so a few bytes cannot expand to gigabytes. The caller names the file.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ else:
     CODEC = isal_zlib
 
 MOST_RATIO = 1032
-"""Bytes that one deflated byte can stand for, at most (zlib's technical notes)."""
+"""Most bytes that one deflated byte can expand to (zlib's technical notes)."""
 MOST_OVERHEAD = 64
-"""Bytes that a stream may have more than what it stands for, besides a thousandth."""
+"""Allowed expansion by compression, besides a thousandth."""
 PIECE_BYTES = 1 << 18
 SMALL_BYTES = 1 << 18
-"""What is inflated at once, which saves a copy."""
+"""Inflated in one call, which saves a copy."""
 RAW_STREAM = -15
-"""zlib's number for a stream without header and sum, as zip files have it."""
+"""zlib's code for a stream without header and checksum, as in zip files."""
 
 
 def inflate(data: memoryview, num_bytes: int) -> bytes:
-    """A zlib stream that is known to stand for so many bytes."""
+    """Inflate a zlib stream of known size."""
     if len(data) > num_bytes + num_bytes // 1000 + MOST_OVERHEAD:
         raise ValueError(f"its compressed data are damaged: {len(data)} bytes are too many for {num_bytes}")
     try:
@@ -43,7 +41,7 @@ def inflate(data: memoryview, num_bytes: int) -> bytes:
 
 
 def _inflate_at_once(data: memoryview, num_bytes: int) -> tuple[bytes, bool]:
-    """Into room that is made once; if there is more than that, at most `MOST_RATIO` times the little that is read."""
+    """Into one buffer; a longer stream expands to at most `MOST_RATIO` times its few bytes."""
     return CODEC.decompress(data, bufsize=max(1, num_bytes)), True
 
 
@@ -54,7 +52,7 @@ def _inflate(data: memoryview, num_bytes: int) -> tuple[bytes, bool]:
 
 
 def inflate_member(data: memoryview, into: memoryview, checksum: int) -> None:
-    """Inflate a member of a zip file in place, piece by piece, and check its CRC-32."""
+    """Inflate a zip member in place, in pieces, and check its CRC-32."""
     stream = CODEC.decompressobj(wbits=RAW_STREAM)
     begin, found_sum = 0, 0
     for first in range(0, len(data), PIECE_BYTES):

@@ -1,21 +1,18 @@
-"""LMDB: a record for every sample, with all its columns in a row, read by memory map.
+"""LMDB: one record per sample with all its columns, memory-mapped.
 
-Keys are the samples' numbers in eight bytes; one more record, `columns`, tells what a sample is made of. LMDB writes
-the file. When it is opened, the tree is gone through once (`lmdb_pages.py`); what remains is the place of every record,
-from which batches are gathered without asking LMDB, and which a forked process may go on using.
+Keys are 8-byte sample numbers; the record `columns` describes a sample. LMDB writes the file. On opening, its tree is
+walked once for the offset of every record; batches are then gathered without LMDB, also in forked processes.
 
-The tree of an LMDB file, gone through page by page, with nothing believed before it is checked.
-
-LMDB believes every number in its pages, so that a damaged file ends the process that reads it. Here whatever points
-outside is a `DataUnreadable`. All numbers are little-endian:
+LMDB trusts every number in its pages, so a damaged file crashes the process. This walk checks each one and raises
+`DataUnreadable`. Little-endian:
 
     page     number u64, pad u16, flags u16, lower u16, upper u16, then the places of its nodes u16
-    node     low u16, high u16, flags u16, key's size u16, key, then data, or the page u64 on which they lie
+    node     low u16, high u16, flags u16, key size u16, key, then data, or the page u64 that holds them
     meta     page header, magic u32, version u32, address u64, map size u64, two trees, last page u64, transaction u64
-    tree     pad u32 (the first's is the page size), flags u16, depth u16, counts of pages 3 u64, entries u64, root u64
+    tree     pad u32 (the first's is the page size), flags u16, depth u16, page counts 3 u64, entries u64, root u64
 
-The data of a leaf's node have `low + 2¹⁶ high` bytes; a branch's node leads to page `low + 2¹⁶ high + 2³² flags`. Of
-the two meta pages, the one of the later transaction holds.
+A leaf node has `low + 2¹⁶ high` data bytes; a branch node leads to page `low + 2¹⁶ high + 2³² flags`. Of the two meta
+pages, the one of the later transaction is valid.
 """
 
 from __future__ import annotations
@@ -58,13 +55,13 @@ BRANCH, LEAF, OVERFLOW = 1, 2, 4
 PAGE_HEADER = 16
 NODE_HEADER = 8
 ON_OTHER_PAGES = 1
-"""Flag of a node whose data are too large for its page."""
+"""Flag of a node whose data lie on other pages."""
 MOST_PAGE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """The nodes of one leaf: where their keys and data begin in the file, and how large they are."""
+    """The nodes of one leaf: offsets and sizes of their keys and data."""
 
     key_offsets: Indices
     key_sizes: Indices
@@ -83,7 +80,7 @@ class Tree:
     num_entries: int
 
     def walk(self) -> Iterator[Leaf]:
-        """Its leaves in the order of their keys."""
+        """Its leaves in key order."""
         waiting, seen = [self.root], set[int]()
         while waiting:
             number = waiting.pop()
@@ -98,7 +95,7 @@ class Tree:
                 yield self._read_leaf(number, places, low + (high << 16), upper, key_sizes)
 
     def _read_page(self, number: int) -> tuple[int, Indices, Indices]:
-        """Its flags, the places of its nodes, and what stands at the beginning of each."""
+        """Its flags, the places of its nodes, and their headers."""
         begin = number * self.page_bytes
         page = self.data[begin : begin + self.page_bytes]
         if len(page) < self.page_bytes:
@@ -118,7 +115,7 @@ class Tree:
         keys = places + NODE_HEADER
         found = keys + key_sizes
         elsewhere = flags == ON_OTHER_PAGES
-        stored = np.where(elsewhere, NODE_HEADER, sizes)  # there, only the number of the page lies in the leaf
+        stored = np.where(elsewhere, NODE_HEADER, sizes)  # only the page number is in the leaf
         if (flags & ~ON_OTHER_PAGES).any() or (found + stored > self.page_bytes).any():
             raise self._damaged(number)
         offsets = begin + found
@@ -136,7 +133,7 @@ class Tree:
 
 
 def read_tree(path: Path, data: Array) -> Tree:
-    """The main tree by the meta page of the later transaction."""
+    """The main tree, from the meta page of the later transaction."""
     if len(data) < META.size:
         raise DataUnreadable(f"{path} is truncated or not an LMDB file: it has {len(data)} bytes")
     first = META.unpack(data[: META.size].tobytes())
@@ -155,12 +152,12 @@ def read_tree(path: Path, data: Array) -> Tree:
 COLUMNS_KEY = b"columns"
 KEY_BYTES = 8
 DATA_FILE = "data.mdb"
-"""In a directory, which is LMDB's other form."""
+"""The file in LMDB's directory form."""
 PAGE_BYTES = 4096
 SPARE_BYTES = 64 << 20
-"""That a map is larger than its samples may need; the file takes only what is used."""
+"""Slack of the map size; the file takes only what is used."""
 COMMIT_BYTES = 64 << 20
-"""Written between two commits: pages that were not, stay in memory."""
+"""Written per commit: uncommitted pages stay in memory."""
 CAUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 
 
@@ -190,7 +187,7 @@ def _write_records(environment: Any, rows: list[Array], commit_samples: int) -> 
 
 
 def _find_cause(path: Path, error: Exception) -> OSError:
-    """What the operating system said, which LMDB repeats in an error of its own; a half-written page it does not."""
+    """The OS error that LMDB wraps in its own; a half-written page has none."""
     if shutil.disk_usage(path.parent).free < PAGE_BYTES:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for code in CAUSES:
@@ -218,7 +215,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_fields(path: Path, data: Array, records: Leaf) -> list[SampleField]:
-    """The fields of a sample, from the record that describes them."""
+    """The fields of a sample, from the describing record."""
     for place in np.flatnonzero(records.key_sizes == len(COLUMNS_KEY)).tolist():
         begin, size = int(records.data_offsets[place]), int(records.data_sizes[place])
         key = int(records.key_offsets[place])
@@ -237,7 +234,7 @@ def _read_field(path: Path, told: dict[str, Any]) -> SampleField:
 
 
 def _find_samples(path: Path, data: Array, records: Leaf, sample_bytes: int) -> Indices:
-    """Where every sample begins; each number must be there once, of the size of a sample, and none in another."""
+    """The offset of every sample: numbered without gaps, of the right size, not overlapping."""
     is_sample = records.key_sizes == KEY_BYTES
     keys = gather(data, records.key_offsets[is_sample], KEY_BYTES).view(">u8").ravel()
     offsets: Indices = records.data_offsets[is_sample]

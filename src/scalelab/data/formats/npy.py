@@ -1,8 +1,7 @@
-"""`.npy`: NumPy's own format, one array per file, read by memory map.
+"""`.npy`: NumPy's own format, one array per file, memory-mapped.
 
-A set of one column is a file, named after it; one of several is a directory of such files, and of `columns.json`, which
-tells their order. Without it they are in the order of their names. Pickled objects are refused by NumPy itself, and a
-file that is shorter than its header says by us: a map of it would end in a signal.
+A dataset of one column is a file; of several, a directory of files with their order in `columns.json` (otherwise by
+name). NumPy refuses pickled objects; we refuse a truncated file, whose map would end in SIGBUS.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def write(path: Path, arrays: Arrays, _: Settings) -> None:
 
 
 def _write_one(path: Path, array: Array) -> None:
-    with path.open("wb") as file:  # np.save would add a suffix to a path, and not tell why writing failed
+    with path.open("wb") as file:  # np.save would add a suffix and hide why writing failed
         whole = np.ascontiguousarray(array)
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(whole))
         file.write(whole.data)
@@ -52,7 +51,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def list_columns(folder: Path) -> list[Path]:
-    """The files of a directory in the order of the columns."""
+    """The files of a directory in column order."""
     files = {file.stem: file for file in sorted(folder.glob("*.npy"))}
     order_file = folder / ORDER_FILE
     if not order_file.exists():

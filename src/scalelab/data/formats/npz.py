@@ -1,13 +1,11 @@
-"""`.npz`: arrays in NumPy's own format, one beside the other in a zip file.
+"""`.npz`: `.npy` arrays in a zip file.
 
-Stored members are plain bytes of the file, so they are read by a map of it: a member's data begin where the header in
-front of it ends, which the directory at the end of the file does not tell. We write them aligned; NumPy's own `savez`
-does not, and such columns are gathered as bytes.
+Stored members are memory-mapped: their data begin after the local header, whose length the central directory does not
+tell. We write them aligned; NumPy's `savez` does not, and such columns are gathered as bytes.
 
-Deflated members have no random access: a sample costs all that lies in front of it. So a column is inflated once in
-every process, when it is first asked for, and then is in memory: lazy means later here, not less. `scalelab data
-convert` makes a file of it that can be read by sample. Eager readers check a member's CRC-32; of a stored one the lazy
-reader cannot, without reading all of it.
+Deflated members have no random access, so a column is inflated once per process on first use and stays in memory.
+`scalelab data convert` makes a file that can be read by sample. Eager readers check a member's CRC-32; lazy readers of
+stored members cannot.
 """
 
 from __future__ import annotations
@@ -44,12 +42,12 @@ from scalelab.errors import DataUnreadable
 LOCAL_HEADER_BYTES = 30
 LOCAL_MAGIC = b"PK\x03\x04"
 ZIP64_BYTES = 20
-"""Of the field that `force_zip64` adds to the header in front of a member."""
+"""The field that `force_zip64` adds to the local header."""
 PADDING_ID = 0xD935
-"""The number of a header's field that only pads, as Android's zipalign has it."""
+"""A header field that only pads, as in Android's zipalign."""
 ALIGNMENT = 64
 MOST_HEADER_BYTES = 10_000
-"""Of an array; the most that NumPy reads too."""
+"""Of an array; NumPy's own limit."""
 ENCRYPTED = 0x1
 
 
@@ -72,7 +70,7 @@ def _write(path: Path, arrays: Arrays, method: int, level: int | None) -> None:
 
 
 def _make_padding(begin: int, name_bytes: int) -> bytes:
-    """A field of the header that makes the member's data begin at a multiple of 64 bytes."""
+    """A header field that aligns the member's data to 64 bytes."""
     used = begin + LOCAL_HEADER_BYTES + name_bytes + ZIP64_BYTES + 4
     missing = -used % ALIGNMENT
     return PADDING_ID.to_bytes(2, "little") + missing.to_bytes(2, "little") + bytes(missing)
@@ -109,7 +107,7 @@ def _open_member(path: Path, data: Array, info: zipfile.ZipInfo) -> StoredColumn
 
 
 def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
-    """The bytes of a member as they lie in the file."""
+    """The raw bytes of a member."""
     header = data[info.header_offset : info.header_offset + LOCAL_HEADER_BYTES].tobytes()
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     begin = info.header_offset + LOCAL_HEADER_BYTES + lengths
@@ -120,22 +118,22 @@ def _find_data(path: Path, data: Array, info: zipfile.ZipInfo) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberLayout:
-    """The contents of an array's header."""
+    """An array's header."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_fortran: bool
     begin: int
-    """Where its numbers begin in a member."""
+    """Where its values begin in the member."""
 
     def see(self, member: Array) -> Array:
-        """The array that the bytes of a member are."""
+        """The member's bytes as an array."""
         order: Any = "F" if self.is_fortran else "C"
         return np.ndarray(self.shape, self.dtype, buffer=member.data, offset=self.begin, order=order)
 
 
 def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> MemberLayout:
-    """Read from the first bytes of a member; raises an error if it is not an array of samples of its stated length."""
+    """Read a member's first bytes; raises unless it is an array of samples of its stated size."""
     name, stream = info.filename.removesuffix(".npy"), io.BytesIO(start)
     version = np.lib.format.read_magic(stream)
     readers = {
@@ -156,7 +154,7 @@ def _read_layout(path: Path, info: zipfile.ZipInfo, start: bytes) -> MemberLayou
 
 @dataclass(frozen=True)
 class CheckedColumn:
-    """A column that is mapped; what is read as a whole is checked by its sum."""
+    """A mapped column; a full load checks its CRC-32."""
 
     path: Path
     column: StoredColumn
@@ -180,7 +178,7 @@ class CheckedColumn:
 
 
 class InflatedColumn:
-    """A column that is decompressed on first access and then stays in memory."""
+    """A column that is inflated on first access and stays in memory."""
 
     def __init__(self, path: Path, field: SampleField, layout: MemberLayout, raw: Array, info: zipfile.ZipInfo) -> None:
         self.field = field

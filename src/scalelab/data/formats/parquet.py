@@ -1,11 +1,10 @@
-"""Parquet: samples as binary values of a fixed size, in row groups that are read as a whole.
+"""Parquet: samples as fixed-size binary values, in row groups that are read whole.
 
-Lists would be stored with a level for every number in them; binary values of a fixed size are copied as they are. A
-single number per sample is a plain value. Only the row groups and columns that a batch needs are read.
+Lists would store a level per number; fixed-size binary values are copied as they are. A single number per sample is a
+plain value. Only the row groups and columns of a batch are read.
 
-Parquet's own checksums of pages leave out their headers, and reading them takes longer than decoding does. So the file
-also tells the CRC-32 of every row group of a column, decoded, by which it is checked; files without it, by Parquet's.
-`verify=False` leaves both out.
+Parquet's page checksums omit the headers, and verifying them takes longer than decoding. So the file also stores the
+CRC-32 of every decoded row group of a column; files without it use Parquet's. `verify=False` skips both.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def write(path: Path, arrays: Arrays, options: Settings) -> None:
     compression = choose_compression(options, COMPRESSIONS)
     schema = pa.schema([_make_field(name, array) for name, array in arrays.items()])
     settings = {"compression": compression, "use_dictionary": False, "write_page_checksum": True}
-    settings["write_statistics"] = False  # the least and the largest image, whole, for every row group
+    settings["write_statistics"] = False  # it would store whole images as minimum and maximum of every row group
     sums: dict[str, list[int]] = {name: [] for name in arrays}
     with path.open("wb") as file, pq.ParquetWriter(file, schema, **settings) as writer:
         for begin in range(0, num_samples, length):
@@ -104,7 +103,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_sums(path: Path) -> dict[str, list[int]]:
-    """The checksums of every column's row groups, if the file has them."""
+    """Checksums of every column's row groups, if present."""
     told = (pq.read_metadata(path).metadata or {}).get(METADATA_KEY)
     return {} if told is None else dict(json.loads(told)["crc32"])
 
@@ -132,11 +131,11 @@ class RowGroups:
     sums: list[int] | None
 
     def decode(self, number: int) -> Array:
-        """Its samples of one row group."""
+        """The samples of one row group."""
         try:
             table = self.file.read_row_group(number, columns=[self.field.name], use_threads=False)
             table.validate(full=True)
-        except MemoryError as error:  # of a header that lies
+        except MemoryError as error:  # from a corrupt header
             raise DataUnreadable(f"{self.path} is damaged: {error}") from error
         pieces = [extract_samples(self.path, self.field, piece) for piece in table.column(self.field.name).chunks]
         samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -1,9 +1,8 @@
-"""safetensors: a header in JSON, then the bytes of every tensor, read by memory map.
+"""safetensors: a JSON header, then the bytes of every tensor, memory-mapped.
 
-The file is eight bytes with the header's length, the header, and the tensors without gaps between them. Columns keep
-the order in which the header names them; their bytes lie by the size of their numbers, largest first, so that all are
-aligned. Nothing in a file is believed before it has been checked: the format has no checksums, but tensors must cover
-exactly what there is.
+Eight bytes of header length, the header, and the tensors without gaps. Columns keep the header's order; their bytes are
+sorted by item size, largest first, so all are aligned. The format has no checksums, but tensors must cover the file
+exactly.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ DTYPES = {
 NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
-"""That safetensors' own reader takes."""
+"""The limit of safetensors' own reader."""
 
 
 def write(path: Path, arrays: Arrays, _: Settings) -> None:
@@ -80,7 +79,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def _read_header(path: Path, data: Array) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The offset of the tensors, and the validated header entry of each."""
+    """The offset of the tensors, and their validated header entries."""
     num_bytes = int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")
     begin = LENGTH_BYTES + num_bytes
     if len(data) < LENGTH_BYTES or begin > len(data) or num_bytes > MOST_HEADER_BYTES:
@@ -108,7 +107,7 @@ def _is_sizes(value: Any, length: int | None = None) -> bool:
 
 
 def _check_cover(path: Path, header: dict[str, dict[str, Any]], num_bytes: int) -> None:
-    """Tensors follow each other without gaps and end with the file."""
+    """Tensors have no gaps and end with the file."""
     end = 0
     for first, last in sorted(told["data_offsets"] for told in header.values()):
         if first != end or last < first:

@@ -1,11 +1,10 @@
-"""`StoredSet`: samples on disk, by number, whichever format they are in.
+"""`StoredSet`: samples on disk by index, in any format.
 
-A set is opened by the process that first asks it for something. It is pickled without what is open, and a process
-that was forked opens it anew unless the format says that it need not: so workers of a loader, forked or spawned, each
-have their own. Eager loads every column once and then answers from memory.
+A dataset is opened by the process that first uses it. It is pickled closed, and a forked process reopens it unless the
+format can do without, so every data loader worker has its own. Eager loads every column once.
 
-Before each batch the files are looked at again: one whose size, time or identity has changed since it was opened is
-refused. A map of a file that was cut short would otherwise end the process with a signal.
+Before each batch the files are checked: a changed size, time or inode is refused. A map of a truncated file would end
+in SIGBUS.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from scalelab.errors import DataUnreadable, ScalelabError
 
 INDEX_DTYPE = np.dtype(np.intp)
 Signature = tuple[int, int, int]
-"""Inode, size and time of the last change."""
+"""Inode, size and modification time."""
 
 
 class StoredSet:
-    """Samples of one set; `set[i]` is a sample, `set.__getitems__(numbers)` a whole batch, one array per column."""
+    """`set[i]` is a sample, `set.__getitems__(indices)` a batch, one array per column."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class StoredSet:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the file contains besides columns, in words."""
+        """What else the file contains, in words."""
         return self._open().left_out
 
     def __len__(self) -> int:
@@ -84,7 +83,7 @@ class StoredSet:
         opened = self._open()
         if not len(numbers):
             return tuple(np.empty((0, *field.shape), field.dtype) for field in self.fields)
-        # As numbers without a sign, negative ones are too large as well: one look instead of two.
+        # Viewed as unsigned, negative indices are too large as well: one check instead of two.
         places = numbers.view(np.uintp)
         most = places.item(places.argmax())
         if most >= self._num_samples:
@@ -93,7 +92,7 @@ class StoredSet:
         return self._take(opened, numbers)
 
     def close(self) -> None:
-        """Give back what is open; the next question opens it again."""
+        """Close the files; the next access reopens them."""
         if self._opened is not None and self._pid == os.getpid():
             self._opened.close()
         self._opened = None
@@ -142,7 +141,7 @@ class StoredSet:
         return Opened(columns=tuple(columns), survives_fork=True, left_out=opened.left_out)
 
     def _check_expected(self, opened: Opened) -> None:
-        """Raise an error for columns whose type or shape is not the expected one."""
+        """Raise an error for columns of another type or shape than expected."""
         found = {column.field.name: column.field for column in opened.columns}
         for field in self._expected:
             if field.name not in found:
@@ -157,7 +156,7 @@ class StoredSet:
 
 
 def make_numbers(indices: Iterable[int]) -> Indices:
-    """Numbers of samples as an array; a fraction would silently become another sample."""
+    """Indices as an array; a fraction would silently become another sample."""
     if type(indices) is np.ndarray and indices.dtype is INDEX_DTYPE and indices.ndim == 1:
         return indices
     numbers = np.asarray(indices)
@@ -175,7 +174,7 @@ def read_signature(path: Path | str) -> Signature:
 
 
 class reading_errors:  # noqa: N801 - it is used as a statement
-    """Whatever a library raises about a file becomes one sentence that names it; ours pass."""
+    """Turn a library's error about a file into one sentence that names it; ours pass."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -188,7 +187,7 @@ class reading_errors:  # noqa: N801 - it is used as a statement
 
 
 def refuse_error(path: Path, error: Exception) -> None:
-    """Raise what a library said about a file as an error of ours; nothing happens if it is one already."""
+    """Raise a library's error as ours; ours pass."""
     if isinstance(error, (ScalelabError, IndexError, MemoryError)):
         return
     words = str(error).strip().splitlines()

@@ -1,8 +1,7 @@
-"""A shard of tokens, as models of language are trained on (`data/shards.py`), as a set of samples.
+"""A token shard (`data/shards.py`) as a dataset.
 
-A sample is a row of `sequence` tokens, one token where nothing is said; what is left over at the end is not read. All
-samples lie one behind the other in a map of the file. Tokens are written as uint16, or as uint32 (version 7) where one
-does not fit; a name that ends in .raw has no header.
+A sample is a row of `sequence` tokens, by default one; the remainder is not read. Memory-mapped. Tokens are written as
+uint16, or as uint32 (version 7) if one does not fit; a .raw file has no header.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""WebDataset: a tar with a member `KEY.COLUMN.npy` for every column of every sample, read by memory map.
+"""WebDataset: a tar with a member `KEY.COLUMN.npy` per sample and column, memory-mapped.
 
-The tar is gone through once when it is opened, from header to header: what remains is the place of every array, from
-which any samples can be gathered. Samples are in the order of their keys. All arrays of a column must have the same
-header as the first. Nothing is ever extracted, so that no name in a tar can lead anywhere, and members that would have
-to be unpickled are refused like all others that are no `.npy`.
+On opening, the headers are read once for the offset of every array. Samples are in key order. All arrays of a column
+must have the same header. Nothing is extracted, so no name in a tar leads anywhere, and anything but `.npy` is refused.
 """
 
 from __future__ import annotations
@@ -35,21 +33,21 @@ from scalelab.data.formats.columns import (
 from scalelab.errors import DataUnreadable, UsageError
 
 BLOCK = 512
-"""Everything in a tar begins at a multiple of it."""
+"""Everything in a tar starts at a multiple."""
 RECORD = 20 * BLOCK
-"""The size of a tar is a multiple of this."""
+"""The size of a tar is a multiple."""
 SUFFIX = ".npy"
 MOST_NAME_BYTES = 100
 MOST_HEADER_BYTES = 4096
-"""Of a .npy; its own is 128 bytes."""
+"""Of a .npy; ours is 128 bytes."""
 REGULAR, PAX, PAX_GLOBAL, DIRECTORY = b"0\0", b"x", b"g", b"5"
 BLOCKS_AT_ONCE = 4096
-"""Headers that are gathered to be compared."""
+"""Headers compared at once."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One file in a tar: where its bytes are."""
+    """A file in a tar."""
 
     name: str
     offset: int
@@ -74,7 +72,7 @@ def write(path: Path, arrays: Arrays, _: Settings) -> None:
 
 
 def make_npy_header(array: Array) -> bytes:
-    """What precedes the numbers of one sample."""
+    """The bytes before the values of a sample."""
     header = io.BytesIO()
     told = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape[1:]}
     np.lib.format.write_array_header_1_0(header, told)
@@ -106,7 +104,7 @@ def open_set(path: Path, options: Settings) -> Opened:
 
 
 def split_name(path: Path, name: str) -> tuple[str, str]:
-    """Key and column: the file's name is cut at its first dot, as WebDataset does."""
+    """Key and column: split at the first dot, as WebDataset does."""
     folder, slash, file = name.rpartition("/")
     key, dot, column = file.partition(".")
     if not (dot and file.endswith(SUFFIX)):
@@ -115,7 +113,7 @@ def split_name(path: Path, name: str) -> tuple[str, str]:
 
 
 def read_members(path: Path, data: Array) -> Iterator[Member]:
-    """The files in a tar in their order; it must be whole up to the empty block at its end."""
+    """The files in a tar, which must be complete up to its closing empty block."""
     view, position, told = data.data, 0, dict[str, str]()
     headers = []
     while True:
@@ -158,7 +156,7 @@ def _read_number(path: Path, text: bytes) -> int:
 
 
 def _read_pax(path: Path, records: bytes) -> dict[str, str]:
-    """What an extended header says of the member behind it: records `LENGTH KEY=VALUE`, a line each."""
+    """A pax header's records, `LENGTH KEY=VALUE` per line."""
     told = {}
     while records:
         length = records.split(b" ", 1)[0]
@@ -171,7 +169,7 @@ def _read_pax(path: Path, records: bytes) -> dict[str, str]:
 
 
 def _check_sums(path: Path, data: Array, positions: Indices) -> None:
-    """Compare every header with its checksum: the sum of its bytes, those of the checksum taken as spaces."""
+    """Check every header: the sum of its bytes, with the checksum as spaces."""
     for begin in range(0, len(positions), BLOCKS_AT_ONCE):
         some = positions[begin : begin + BLOCKS_AT_ONCE]
         headers = gather(data, some, BLOCK)
@@ -200,7 +198,7 @@ def _open_column(path: Path, data: Array, name: str, members: list[Member]) -> S
 
 
 def _read_npy_header(path: Path, name: str, content: Array) -> tuple[Array, SampleField]:
-    """The bytes before the numbers of a sample, and what they tell of it."""
+    """The header bytes of a sample, and its field."""
     file = io.BytesIO(content[:MOST_HEADER_BYTES].tobytes())
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,13 +1,11 @@
-"""Writing a set: whole or not at all.
+"""Write a dataset atomically.
 
-A format writes beside the place, into a name that begins with a dot. What is there is then forced to the disk and takes
-its place in one rename. A full disk, a signal or a refused array leaves nothing behind.
+A format writes to a hidden name beside the target, which is synced and renamed into place. A full disk, a signal or a
+refused array leaves nothing behind.
 
-A file for libraries that cannot bear a full disk.
-
-HDF5 keeps what it could not write, tries again when the file is closed and at last when the process ends, and ends it
-with a signal; torch.save hides the cause behind an error of its own. So they write to a file that takes everything:
-the first error is remembered, what comes after it is dropped, and the error is raised once the library has closed.
+Some libraries cannot handle a full disk: HDF5 retries when the file is closed and at exit, and then crashes; torch.save
+hides the cause. They write to a `RememberingFile`, whose writes never fail: the first error is kept, later writes are
+dropped, and the error is raised once the library has closed it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from scalelab.errors import UsageError
 from scalelab.records.files import storage_errors
 
 MOST_FILES = 100
-"""That are forced to the disk one by one; of more, everything at once takes less time."""
+"""Files synced one by one; for more, one sync of everything is faster."""
 
 
 def write_set(
@@ -37,7 +35,7 @@ def write_set(
     options: Settings | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Write columns in a format; gives the bytes on disk."""
+    """Write columns in a format; returns the bytes on disk."""
     check_arrays(arrays)
     form = load_format(format)
     refuse_options(format, options or {}, form.write_options)
@@ -49,13 +47,13 @@ def write_set(
 
 
 def make_native(array: Array) -> Array:
-    """The same numbers with their bytes in this machine's order: not every format knows another."""
+    """The same values in native byte order: some formats have no other."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 @contextmanager
 def taking_place(path: Path) -> Iterator[Path]:
-    """A path to write to; what is there in the end becomes `path`, and nothing stays after a failure."""
+    """A scratch path that becomes `path` at the end, and is removed after a failure."""
     scratch = path.with_name(f".{path.stem[:100]}.{os.getpid()}{path.suffix}")
     with storage_errors(path, "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +68,7 @@ def taking_place(path: Path) -> Iterator[Path]:
 
 
 def put_into_place(scratch: Path, path: Path) -> None:
-    """In one rename; a directory, or a file that becomes one, is moved aside first and back if that fails."""
+    """Rename; a directory in the way is moved aside first, and back if that fails."""
     if not path.exists() or not (path.is_dir() or scratch.is_dir()):
         scratch.replace(path)
         return
@@ -93,7 +91,7 @@ def remove(path: Path) -> None:
 
 
 def force_to_disk(path: Path) -> None:
-    """What is not on the disk may be lost after the rename, or be reported as full only later."""
+    """Unsynced data may be lost after the rename, or fail only later."""
     files = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
     if len(files) > MOST_FILES:
         os.sync()
@@ -107,7 +105,7 @@ def force_to_disk(path: Path) -> None:
 
 
 def count_bytes(path: Path) -> int:
-    """Of a file, or of all files in a directory."""
+    """Of a file, or all files in a directory."""
     if path.is_file():
         return path.stat().st_size
     return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
@@ -122,7 +120,7 @@ class RememberingFile(io.RawIOBase):
         self._file = path.open("w+b", buffering=0)
 
     def write(self, data: Any) -> int:
-        """All of it, or nothing from the first error on."""
+        """Write all of it, or nothing after the first error."""
         left = memoryview(data).cast("B")
         num_bytes = len(left)
         try:
@@ -161,7 +159,7 @@ class RememberingFile(io.RawIOBase):
 
 @contextmanager
 def remembering_errors(path: Path) -> Iterator[RememberingFile]:
-    """A new file; what went wrong with it is raised at the end, whatever else was."""
+    """A new file whose first error is raised at the end."""
     file = RememberingFile(path)
     try:
         yield file

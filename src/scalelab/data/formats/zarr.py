@@ -1,14 +1,11 @@
-"""zarr, version 3: a directory with an array for every column, in chunks of whole samples, a file each.
+"""zarr version 3: a directory with one array per column, in chunks of whole samples, one file each.
 
-The files are plain: `zarr.json` tells an array, `c.0.0` is a chunk. Here they are written and read without the zarr
-library, whose answer to a question goes through an event loop and a pool of threads that cost more than a chunk and
-do not survive a fork. What is written here always carries a checksum (zstd's own, gzip's, or crc32c) and stores every
-chunk, so that a lost one is refused; elsewhere a chunk that is not there means the fill value.
+`zarr.json` describes an array, `c.0.0` is a chunk. Read and written without the zarr library, whose event loop and
+thread pool cost more than a chunk and do not survive a fork. Our files always have a checksum (zstd's, gzip's or
+crc32c) and every chunk, so a lost one is refused; in other files a missing chunk means the fill value.
 
-The chunks of a zarr array: how they are called, encoded and decoded.
-
-Codecs are those of the specification: `bytes`, then `zstd` or `gzip` or neither, with `crc32c` around or inside. A
-chunk decodes to exactly the bytes that its shape has, so that a damaged one cannot ask for more.
+Codecs: `bytes`, then `zstd` or `gzip` or neither, with `crc32c` around or inside. A chunk must decode to exactly the
+bytes of its shape.
 """
 
 from __future__ import annotations
@@ -43,11 +40,11 @@ Codec = dict[str, Any]
 Bytes = bytes | bytearray
 CRC_BYTES = 4
 GZIP = 31
-"""zlib's number for a stream with gzip's header."""
+"""zlib's code for a gzip stream."""
 MOST_CHUNKS = 1 << 24
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_HEADER_BYTES = 9
-"""That every frame has, with its first block's own."""
+"""Frame header and first block header."""
 
 LITTLE_ENDIAN: Codec = {"name": "bytes", "configuration": {"endian": "little"}}
 CODECS: dict[str, list[Codec]] = {
@@ -55,7 +52,7 @@ CODECS: dict[str, list[Codec]] = {
     "gzip": [{"name": "gzip", "configuration": {"level": 5}}],
     "none": [{"name": "crc32c"}],
 }
-"""What follows `bytes`, by the name of the compression."""
+"""What follows `bytes`, by compression."""
 
 
 def name_chunk(place: tuple[int, ...], separator: str) -> str:
@@ -89,7 +86,7 @@ def _decode_zstd(data: Bytes, num_bytes: int) -> Bytes:
 
 
 def _read_zstd_size(data: Bytes) -> int | None:
-    """What a frame says it holds (RFC 8878, section 3.1.1.1); the codec would leave the rest of its room as it was."""
+    """The content size in a frame header (RFC 8878, section 3.1.1.1); a short frame would leave garbage."""
     if len(data) < ZSTD_HEADER_BYTES or data[:4] != ZSTD_MAGIC:
         raise ValueError("it is not a zstd frame")
     flags = data[4]
@@ -120,12 +117,12 @@ DECODERS: dict[str, Callable[[Bytes, int], Bytes]] = {
     "gzip": _decode_gzip,
     "crc32c": _check_sum,
 }
-"""From the bytes of a chunk, and how many they are to become."""
+"""From a chunk's bytes and the expected size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkStore:
-    """The chunks of one array, and what is in them."""
+    """The chunks of one array."""
 
     field: SampleField
     stored_dtype: np.dtype[Any]
@@ -139,11 +136,11 @@ class ChunkStore:
     """Whether every chunk has a file."""
 
     def find_starts(self) -> list[int]:
-        """The first sample of every row of chunks, and the number of samples."""
+        """The first sample of every row of chunks, then the number of samples."""
         return [*range(0, self.num_samples, self.chunk_shape[0]), self.num_samples]
 
     def check_number_of_chunks(self) -> None:
-        """A shape that lies would ask for more chunks than there can be."""
+        """A corrupt shape would ask for absurdly many chunks."""
         shape = (self.num_samples, *self.field.shape)
         expected = math.prod(-(-size // cut) for size, cut in zip(shape, self.chunk_shape, strict=True))
         most = MOST_CHUNKS
@@ -153,7 +150,7 @@ class ChunkStore:
             raise DataUnreadable(f"{self.folder} is damaged: expected {expected} chunks, found {most}")
 
     def decode(self, number: int) -> Array:
-        """The samples of one row of chunks, from as many files as they are cut into."""
+        """The samples of one row of chunks."""
         length = min(self.chunk_shape[0], self.num_samples - number * self.chunk_shape[0])
         counts = [-(-size // cut) for size, cut in zip(self.field.shape, self.chunk_shape[1:], strict=True)]
         if self.chunk_shape[1:] == self.field.shape:
@@ -184,7 +181,7 @@ class ChunkStore:
 
 METADATA = "zarr.json"
 MARK = "scalelab"
-"""Of the attributes of a group that was written here."""
+"""The attribute of groups written here."""
 OPEN_OPTIONS = ("cache_bytes",)
 
 
@@ -203,7 +200,7 @@ def _write_array(folder: Path, array: Array, length: int, codecs: list[Codec]) -
     dtype = array.dtype.newbyteorder("<")
     length = min(length, len(array))
     for number, begin in enumerate(range(0, len(array), length)):
-        chunk = np.zeros((length, *array.shape[1:]), dtype)  # the last one is as large as all
+        chunk = np.zeros((length, *array.shape[1:]), dtype)  # the last one is padded
         chunk[: len(array) - begin] = array[begin : begin + length]
         place = (number, *(0 for _ in array.shape[1:]))
         (folder / name_chunk(place, ".")).write_bytes(encode(chunk, codecs))
@@ -273,7 +270,7 @@ def _read_store(name: str, folder: Path, is_complete: bool) -> ChunkStore:
 
 
 def _check_kinds(folder: Path, told: dict[str, Any]) -> None:
-    """Refuse what the specification knows and this reader does not."""
+    """Refuse parts of the specification that this reader does not support."""
     first, *others = [codec["name"] for codec in told["codecs"]]
     unknown = [name for name in others if name not in DECODERS]
     if first != "bytes" or unknown or len([name for name in others if name != "crc32c"]) > 1:
