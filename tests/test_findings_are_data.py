@@ -72,3 +72,15 @@ def test_what_would_be_an_offence_is_found(offence: str) -> None:
 
 def test_a_name_or_a_value_may_be_asked() -> None:
     assert not list(list_offences(ast.parse("finding.kind in KINDS and caution.values['share'] > 1")))
+
+
+def test_a_kind_is_declared_once() -> None:
+    places: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FindingKind", "CautionKind"):
+                name = node.args[0]
+                assert isinstance(name, ast.Constant), f"{file.name}:{node.lineno}: not a literal name"
+                places.setdefault(str(name.value), []).append(f"{file.relative_to(PACKAGE)}:{node.lineno}")
+    assert len(places) > 200
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

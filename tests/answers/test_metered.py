@@ -92,7 +92,7 @@ def test_every_rank_has_a_row_and_all_have_one_together() -> None:
         == "my-run · train.py · 2 ranks · global batch 64 · 40 steps, first 0 dropped as warm-up (auto)"
     )
     found = {finding.kind: finding.values for finding in document.findings}
-    assert found["straggler"]["rank"] is None
+    assert found["rank-lag"]["rank"] is None
     assert found["loader-wait"]["share"] == pytest.approx(0.1, rel=0.01)
     assert found["loss"] == {"first": 1.0, "last": 0.025}
 
@@ -108,7 +108,7 @@ def test_one_rank_is_one_row_and_an_unknown_batch_has_no_rate() -> None:
 
 def test_the_slowest_rank_is_named() -> None:
     slow = make_result(lambda rank, step: (0.1 + 0.02 * rank) * wobble(step))
-    (finding,) = select(make_metered().conclude([slow]).findings, "straggler")
+    (finding,) = select(make_metered().conclude([slow]).findings, "rank-lag")
     assert finding.subject == "rank 1"
     assert finding.values["lag"] == pytest.approx(0.2, rel=0.01)
 
@@ -116,7 +116,7 @@ def test_the_slowest_rank_is_named() -> None:
 def test_a_rank_is_not_called_slowest_within_the_noise() -> None:
     draws = random.Random(5)
     noisy = make_result(lambda rank, step: draws.uniform(0.1, 0.3))
-    (finding,) = select(make_metered().conclude([noisy]).findings, "straggler")
+    (finding,) = select(make_metered().conclude([noisy]).findings, "rank-lag")
     assert finding.values["rank"] is None
 
 

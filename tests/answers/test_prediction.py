@@ -158,7 +158,7 @@ def test_best_begins_to_send_early(typed, tmp_path):
     """It was measured with one bucket for all: smaller ones overlap."""
     measure(tmp_path / "runs", (1, 2), rate=1e8)
     flags = ("--ranks", "2", "--link", "100MB/s", "--best", "--batch", "64", "--top", "1", "--json", "-")
-    (finding,) = (one for one in json.loads(typed("last", *flags))["findings"] if one["kind"] == "fastest")
+    (finding,) = (one for one in json.loads(typed("last", *flags))["findings"] if one["kind"] == "fastest-setting")
     assert "1 MiB buckets" in finding["subject"].split(", ")
     assert finding["values"]["exposed_share"]["value"] < 1
 

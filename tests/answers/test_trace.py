@@ -59,10 +59,10 @@ def test_parts_add_up_and_every_share_names_what_it_is_of(tmp_path: Path) -> Non
 
 def test_the_rank_that_is_waited_for_is_named_with_numbers(tmp_path: Path) -> None:
     document = describe_traces(view_traces(tmp_path, build_rank(0), build_rank(1, late_us=200)))
-    (straggler,) = select(document.findings, "straggler", "rank 1")
-    assert straggler.values["num_last"] == straggler.values["num_matched"] == 2
-    assert straggler.values["late_seconds"] == pytest.approx(200e-6, rel=0.01)
-    (exposed,) = select(document.findings, "exposed-communication")
+    (latest,) = select(document.findings, "last-rank", "rank 1")
+    assert latest.values["num_last"] == latest.values["num_matched"] == 2
+    assert latest.values["late_seconds"] == pytest.approx(200e-6, rel=0.01)
+    (exposed,) = select(document.findings, "exposed-share")
     assert exposed.values["share"] == pytest.approx(0.42, abs=0.01)
     assert (exposed.values["rank"], exposed.values["most_share"]) == (0, pytest.approx(960 / 1800))
     waiting, last = read_table(find_table(document, "Arrivals"))
@@ -119,8 +119,8 @@ def test_steps_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> Non
     assert kinds["num_collectives"] == 2
     assert [row["num_collectives"] for row in read_table(find_table(document, "Arrivals"))] == [1, 1]
     assert [row["num_collectives"] for row in read_table(find_table(document, "Collectives matched"))] == [1]
-    (straggler,) = select(document.findings, "straggler", "rank 1")
-    assert (straggler.values["num_last"], straggler.values["num_matched"]) == (1, 1)
+    (latest,) = select(document.findings, "last-rank", "rank 1")
+    assert (latest.values["num_last"], latest.values["num_matched"]) == (1, 1)
     with pytest.raises(UsageError, match=r"--step 7 is in no trace; the traces have steps 1, 2"):
         view_traces(tmp_path, *builders, steps=frozenset({2, 7})).check()
 

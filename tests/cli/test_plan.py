@@ -64,7 +64,7 @@ def test_a_sweep_has_a_row_for_every_size_and_a_chart(capsys):
     assert [point["ranks"] for point in drawn["point"]] == [1, 8, 64]
     days = find_values(section["tables"][0], "days")
     assert [point["days"] for point in drawn["point"]] == pytest.approx(days, rel=1e-5)
-    (finding,) = (one for one in document["findings"] if one["kind"] == "saturation")
+    (finding,) = (one for one in document["findings"] if one["kind"] == "diminishing-returns")
     assert finding["values"]["num_devices"] in (1, 8, 64)
 
 

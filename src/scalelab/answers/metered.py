@@ -24,7 +24,7 @@ from scalelab.launch.meter_result import rescue_result
 from scalelab.records.store import RunStore
 from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
-from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, Finding, FindingKind
+from scalelab.report.findings import DETAIL, REASON, Caution, Finding, FindingKind
 from scalelab.report.tables import bytes_column, make_table, rate_column, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import (
@@ -40,14 +40,14 @@ from scalelab.studies.shared.cautions import (
     STOLEN_TIME,
     find_cautions,
 )
+from scalelab.studies.shared.input_split import LOADER_WAIT
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
 from scalelab.studies.shared.study import Study
+from scalelab.studies.throughput import THROUGHPUT
 from scalelab.units import format_count, format_known, format_quantity, format_share
 
-STEP = FindingKind("throughput", "Step time and samples per second", MAIN, ("step_seconds", "samples_per_second"))
-STRAGGLER = FindingKind("straggler", "How much the slowest rank lags behind the fastest", REASON, ("rank", "lag"))
-LOADER_WAIT = FindingKind("loader-wait", "Share of the step time spent waiting for input", REASON, ("share", "rank"))
+RANK_LAG = FindingKind("rank-lag", "How much the slowest rank lags behind the fastest", REASON, ("rank", "lag"))
 LOSS = FindingKind("loss", "The loss at the first and the last step", DETAIL, ("first", "last"))
 
 MOST_JUDGED = 2000
@@ -208,9 +208,9 @@ def summarise(recording: Recording) -> Iterator[Finding]:
     if arm.is_measured:
         speed = "" if rate is None else f", {format_quantity('rate', rate.value)} samples/s"
         text = f"A step takes {format_known('seconds', arm.step)}{speed}."
-        yield STEP(arm.label, text, step_seconds=arm.step, samples_per_second=rate)
+        yield THROUGHPUT(arm.label, text, step_seconds=arm.step, samples_per_second=rate)
     else:
-        yield STEP(arm.label, "No step was completed by all ranks.")
+        yield THROUGHPUT(arm.label, "No step was completed by all ranks.")
     yield from _name_slowest(recording)
     shares = [(find_input_share(recording.kept(rank)), rank) for rank in range(recording.result.trial.num_ranks)]
     known = [(share, rank) for share, rank in shares if share is not None]
@@ -246,7 +246,7 @@ def _name_slowest(recording: Recording) -> Iterator[Finding]:
     else:
         text = f"No rank is clearly the slowest: median steps differ by {format_share(lag)}, within their intervals."
     is_named = is_clear and lag >= NOTABLE_LAG
-    yield STRAGGLER(f"rank {rank}" if is_named else "", text, rank=rank if is_named else None, lag=lag)
+    yield RANK_LAG(f"rank {rank}" if is_named else "", text, rank=rank if is_named else None, lag=lag)
 
 
 def find_doubts(recording: Recording) -> Iterator[Caution]:

@@ -48,7 +48,9 @@ STEP_PARTS = FindingKind(
     REASON,
     ("products_share", "part", "part_share"),
 )
-SATURATION = FindingKind("saturation", "Beyond this, more brings less than half of its cost", REASON, ("num_devices",))
+SATURATION = FindingKind(
+    "diminishing-returns", "Beyond this, more brings less than half of its cost", REASON, ("num_devices",)
+)
 LINEAR_RULE = FindingKind(
     "linear-rule", "The plan beside a linear extrapolation from a small model", DETAIL, ("days", "ratio", "speed")
 )

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import tyro
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.metered import LOSS, STEP
+from scalelab.answers.metered import LOSS
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.outcome import read_unfinished
@@ -41,6 +41,7 @@ from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.learning_charts import plot_learning
 from scalelab.studies.shared.study import Study
+from scalelab.studies.throughput import THROUGHPUT
 from scalelab.units import (
     format_count,
     format_duration,
@@ -212,7 +213,7 @@ def summarise(arm: Arm) -> Iterator[Finding]:
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
         text = f"A step took {format_known('seconds', arm.step)}; the whole launch took {format_duration(wall)}."
-        yield STEP(arm.label, text, weight=REASON, step_seconds=arm.step, samples_per_second=find_rate(arm))
+        yield THROUGHPUT(arm.label, text, weight=REASON, step_seconds=arm.step, samples_per_second=find_rate(arm))
 
 
 def _warn_of_end(results: Sequence[TrialResult]) -> Iterator[Caution]:

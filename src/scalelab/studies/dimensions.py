@@ -70,7 +70,7 @@ MOST_GRIDS = 4
 MOST_TICKS = 9
 
 GROWTH = FindingKind(
-    "growth",
+    "cost-exponent",
     "Exponent of the step time (and of FLOPs) over the size of one dimension",
     MAIN,
     ("exponent", "flops_exponent", "smallest", "largest"),

@@ -56,7 +56,7 @@ SMALLEST_SAVING = 0.05
 """A smaller relative change of peak memory is not reported."""
 
 PEAK_MEMORY = FindingKind(
-    "memory", "Peak memory of a row, and its change from the reference", DETAIL, ("peak_bytes", "change")
+    "memory-change", "Peak memory of a row, and its change from the reference", DETAIL, ("peak_bytes", "change")
 )
 EXPLANATION = FindingKind("explanation", "What usually causes such a result; not measured here", ASIDE)
 

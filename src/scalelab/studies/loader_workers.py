@@ -28,11 +28,12 @@ from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial
 from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
 from scalelab.report.document import Chart, Section, Table
-from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.findings import MAIN, Caution, CautionKind, Finding
 from scalelab.report.tables import Field, seconds_column, share_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.input_split import (
+    LOADER_WAIT,
     estimate_first_step,
     estimate_mean_part,
     estimate_mean_step,
@@ -58,9 +59,6 @@ from scalelab.units import format_count, format_interval, format_known, format_q
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
-LOADER_WAIT = FindingKind(
-    "loader-wait", "How long a step waits for its batch, and its share of the step", REASON, ("wait_seconds", "share")
-)
 CROWDED = CautionKind("crowded-workers", "More loader workers than free cores", "noise", ("free_cores",))
 
 

@@ -125,7 +125,7 @@ def test_passes_have_a_table_for_the_disk_and_one_for_memory(tmp_path: Path) -> 
 
 def test_the_summary_names_the_cause_and_the_cure(tmp_path: Path) -> None:
     _, document = measure(tmp_path)
-    fastest = find_finding(document, "fastest", "npy lazy")
+    fastest = find_finding(document, "fastest-format", "npy lazy")
     assert (fastest.weight, fastest.values["slowest"]) == (MAIN, "hdf5-gzip naive")
     assert fastest.values["ratio"] == pytest.approx(3.001e-2 / 2.1e-4)
     cause = find_finding(document, "chunks", "hdf5-gzip naive")

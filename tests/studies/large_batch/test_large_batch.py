@@ -101,7 +101,7 @@ def test_what_was_lost_and_won_back_is_said_with_numbers(tmp_path: Path) -> None
     assert row["accuracy"].low != row["accuracy"].high
     assert row["over_large"].value is None
     assert find_row(main, "+ warm-up")["over_large"].value == pytest.approx(0.35)
-    first = find_finding(document, "accuracy", "large batch")
+    first = find_finding(document, "batch-accuracy", "large batch")
     assert (first.weight, first.values["verdict"]) == (MAIN, "lost accuracy")
     assert "the large batch lost 35.00" in first.text
     assert "batch 32, 96 updates" in first.text
@@ -133,7 +133,7 @@ def test_a_known_noise_scale_recovery_in_every_epoch(tmp_path: Path) -> None:
     assert "The gradient noise scale is 80 (80 to 80) samples" in words
     assert "batch 32 is below it" in words
     assert "batch 512 is above it" in words
-    samples = find_finding(document, "prediction", "batch 512").values["samples_ratio"]
+    samples = find_finding(document, "noise-scale-prediction", "batch 512").values["samples_ratio"]
     assert isinstance(samples, Estimate)
     assert samples.value == pytest.approx((80 + 512) / (80 + 32))
 
@@ -170,19 +170,19 @@ def test_luck_is_not_called_a_loss(tmp_path: Path) -> None:
         return 0.9 + 0.03 * (trial.seed % 2 if trial.global_batch > 32 else trial.seed // 2)
 
     document = answer(make_study(), tmp_path, LearningLauncher(guess))
-    assert find_finding(document, "accuracy").values["verdict"] == "unresolved"
+    assert find_finding(document, "batch-accuracy").values["verdict"] == "unresolved"
 
 
 def test_equal_trainings_do_not_differ(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path, LearningLauncher(lambda *_: 0.9))
-    assert find_finding(document, "accuracy").values["verdict"] == "no difference"
+    assert find_finding(document, "batch-accuracy").values["verdict"] == "no difference"
     assert not [one for one in document.findings if one.values.get("recovery")]
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
     document = answer(make_study(seeds=1), tmp_path)
     assert find_row(document.tables[0], "large batch")["over_small"].low is None
-    assert find_finding(document, "accuracy").values["verdict"] == "unresolved"
+    assert find_finding(document, "batch-accuracy").values["verdict"] == "unresolved"
     assert find_caution(document, "few-seeds").values == {"seeds": 1}
 
 

@@ -104,7 +104,7 @@ def test_the_findings_say_peak_share_growth_and_error(tmp_path: Path, monkeypatc
     assert found["memory-strategies"].subject == "ddp × 2, batch 8"
     assert found["memory-strategies"].values["change_bytes"] == 100
     assert "100 B more per rank than single, batch 8 (9.1 %)" in found["memory-strategies"].text
-    assert found["growth"].values == {"bytes_per_sample": 100}
+    assert found["memory-per-sample"].values == {"bytes_per_sample": 100}
     assert found["process-memory"].values == {"process_bytes": 10_000, "start_bytes": 9000}
     assert [one.kind for one in document.findings if one.weight == MAIN] == ["memory"]
 

@@ -87,7 +87,7 @@ def test_accuracy_is_told_with_what_was_won_and_lost() -> None:
     assert row["agreement"] == pytest.approx(1996 / 2000)
     assert find_row(document, "", "float")["change"] is None
     first = document.findings[0]
-    assert (first.kind, first.subject, first.weight) == ("accuracy", "int8", MAIN)
+    assert (first.kind, first.subject, first.weight) == ("int8-accuracy", "int8", MAIN)
     assert (first.values["lost"], first.values["won"]) == (4, 0)
     assert first.text.startswith("int8 loses 0.20 points of accuracy (")
     assert "of 2000 samples, 4 lost and 0 won, consistent with chance" in first.text
@@ -96,7 +96,7 @@ def test_accuracy_is_told_with_what_was_won_and_lost() -> None:
 
 def test_many_lost_and_none_won_is_more_than_chance() -> None:
     stages = (*make_record().stages[:1], Stage(name="int8", title="int8", predictions=spoil(LABELS, 220)))
-    found = find_finding(conclude(make_record(stages=stages)), "accuracy")
+    found = find_finding(conclude(make_record(stages=stages)), "int8-accuracy")
     assert isinstance(found.values["chance"], float)
     assert found.values["chance"] < 0.001
     assert "20 lost and 0 won, more than chance" in found.text
@@ -200,7 +200,7 @@ def test_layers_kept_in_float_are_named_with_what_that_brought() -> None:
     record = make_record(kept_float=("fc1",))
     mixed = Stage(name="mixed", title="int8, mixed", predictions=spoil(LABELS, 200))
     document = conclude(replace(record, stages=(*record.stages, mixed)))
-    assert find_finding(document, "accuracy").text.startswith("int8, mixed keeps the accuracy")
+    assert find_finding(document, "int8-accuracy").text.startswith("int8, mixed keeps the accuracy")
     kept = find_finding(document, "mixed-precision", "fc1")
     assert kept.text.startswith("Kept in float: fc1. All in int8 loses 0.20 points")
 

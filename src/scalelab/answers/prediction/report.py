@@ -26,6 +26,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
+from scalelab.studies.shared.cautions import EXTRAPOLATED
 from scalelab.units import format_count, format_quantity, format_seconds, format_share, is_known
 
 PREDICTION = FindingKind(
@@ -38,13 +39,12 @@ UNCERTAINTY = FindingKind(
     "main-uncertainty", "The input that contributes most to a prediction's variance", REASON, ("input", "share")
 )
 SCALING_LIMIT = FindingKind("scaling-limit", "Beyond this many ranks the step gets longer", REASON, ("num_ranks",))
-FASTEST = FindingKind("fastest", "The fastest of what was compared", MAIN, ("throughput", "exposed_share"))
+FASTEST = FindingKind("fastest-setting", "The fastest of what was compared", MAIN, ("throughput", "exposed_share"))
 TIES = FindingKind("ties", "How many others are as fast, within the tolerance", DETAIL, ("num_others", "tolerance"))
 LEFT_OUT = FindingKind("left-out", "Settings that do not fit in memory, or may not", DETAIL, ("num_left_out",))
 CONFIRMED = FindingKind(
     "confirmation", "A predicted setting as measured here", REASON, ("throughput", "error", "is_inside")
 )
-EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 OWN_LINKS = CautionKind("assumed-resources", "Every added rank is assumed to have its own cores and link")
 HOOK_COST = CautionKind("uncounted-work", "The work of compressing gradients is not part of the prediction")
 RESIDUAL = CautionKind("model-residual", "Two ranks took longer than the model explains", "noise", ("seconds",))

@@ -27,20 +27,20 @@ from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operator
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.studies.shared.breakdown import WAITING
 from scalelab.trace.job_trace import find_match_doubts
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.waiting import summarise_kinds, summarise_transfers
 from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 
 EXPOSED = FindingKind(
-    "exposed-communication",
+    "exposed-share",
     "Communication that compute does not hide, as a share of the time",
     MAIN,
     ("share", "overlapped_share", "most_share", "rank"),
 )
-WAITING = FindingKind("waiting", "Time that ranks wait for a later rank", REASON, ("share",))
-STRAGGLER = FindingKind(
-    "straggler", "The rank that arrives last", REASON, ("rank", "num_last", "num_matched", "late_seconds")
+LAST_RANK = FindingKind(
+    "last-rank", "The rank that arrives last", REASON, ("rank", "num_last", "num_matched", "late_seconds")
 )
 COLLECTIVE = FindingKind(
     "collective", "The collective with the most time", DETAIL, ("share", "count", "mean_seconds", "bus_bandwidth")
@@ -120,6 +120,7 @@ def _summarise_waiting(view: TraceView) -> Iterator[Finding]:
             "",
             f"Of the time in {'' if is_all else 'matched '}collectives, {format_share(share)} is waiting for other"
             f" ranks and {format_share(1 - share)} is transfer.",
+            weight=REASON,
             share=share,
         )
 
@@ -132,13 +133,13 @@ def _summarise_last(view: TraceView) -> Iterator[Finding]:
     error = format_seconds(matching.uncertainty_ns * NS)
     if last is None or last.median_late_ns is None:
         text = f"No rank is certainly last: arrivals are closer together than the clock error, {error}."
-        yield STRAGGLER("", text, num_matched=matched)
+        yield LAST_RANK("", text, num_matched=matched)
         return
     late = last.median_late_ns * NS
     is_usual = 2 * last.num_last > matched
     who = f"Rank {last.rank} arrives last" if is_usual else f"Rank {last.rank} is last most often,"
     unclear = f"; {arrivals.num_unclear} undecided (clock error {error})" if arrivals.num_unclear else ""
-    yield STRAGGLER(
+    yield LAST_RANK(
         f"rank {last.rank}",
         f"{who} in {last.num_last} of {format_count(matched, 'collective')}, by {format_seconds(late)} (median); others"
         f" wait {format_seconds(last.waited_for_ns * NS)} for it in total{unclear}.",

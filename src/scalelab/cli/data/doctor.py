@@ -27,7 +27,9 @@ AMPLIFICATION = FindingKind(
 )
 CONVERSION = FindingKind("conversion", "Time of a shuffled epoch after converting the file", MAIN, ("seconds", "gain"))
 OWN_READER = FindingKind("own-reader", "Time of a shuffled epoch with scalelab's reader", DETAIL, ("seconds", "gain"))
-BLOCK_SHUFFLE = FindingKind("block-shuffle", "Time of an epoch shuffled by blocks of chunks", DETAIL, ("seconds",))
+BLOCK_SHUFFLE = FindingKind(
+    "block-shuffled-epoch", "Time of an epoch shuffled by blocks of chunks", DETAIL, ("seconds",)
+)
 CHUNK_CACHE = FindingKind(
     "chunk-cache", "Time of an epoch with a larger chunk cache", DETAIL, ("seconds", "cache_bytes")
 )

@@ -28,7 +28,7 @@ from scalelab.studies.shared.cautions import (
     name_noise,
     warn_of_load,
 )
-from scalelab.studies.shared.input_split import estimate_part, read_load
+from scalelab.studies.shared.input_split import LOADER_WAIT, estimate_part, read_load
 from scalelab.studies.shared.losses import read_losses
 from scalelab.units import format_bytes, format_known, format_quantity, format_seconds, format_share, is_known
 
@@ -39,7 +39,7 @@ NEARLY = 0.05
 MOST_NAMED = 4
 
 FASTEST = FindingKind(
-    "fastest", "Epoch of the fastest format, and of the slowest", MAIN, ("epoch_seconds", "slowest", "ratio")
+    "fastest-format", "Epoch of the fastest format, and of the slowest", MAIN, ("epoch_seconds", "slowest", "ratio")
 )
 CHUNKS = FindingKind(
     "chunks", "Chunks that hold many samples, read sample by sample", REASON, ("epoch_seconds", "amplification")
@@ -48,9 +48,6 @@ BY_BATCHES = FindingKind("batched-reads", "The same file read by batches", REASO
 BLOCKS = FindingKind("block-shuffle", "Shuffling by blocks against a full shuffle", DETAIL, ("ratio",))
 COLD = FindingKind("cold-reads", "What reading from disk adds", DETAIL, ("epoch_seconds", "ratio"))
 WORKERS = FindingKind("workers", "Throughput with the best number of workers over none", DETAIL, ("ratio", "workers"))
-WAITING = FindingKind(
-    "loader-wait", "Time that training waits for its batch", REASON, ("wait_seconds", "share", "utilisation")
-)
 NO_WAITING = FindingKind("no-loader-wait", "Formats that training hardly waits for", ASIDE)
 
 WARM = CautionKind("not-cold", "Passes from disk were served from the page cache", "wrong-work", ("share",))
@@ -203,7 +200,7 @@ def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
         return
     worst, arm = max(shares, key=lambda pair: pair[0].value)
     wait, utilisation = estimate_part(arm, read_load), estimate_utilisation(arm, reference)
-    yield WAITING(
+    yield LOADER_WAIT(
         arm.label,
         f"In training {arm.label} waits longest for its batches: {format_quantity('seconds', wait)} per step,"
         f" {format_quantity('share', worst)} of it; accelerator utilisation {format_quantity('share', utilisation)}.",

@@ -33,7 +33,7 @@ from scalelab.studies.large_batch.answer import (
     find_tests,
 )
 from scalelab.studies.shared.arms import describe_failures, join_words
-from scalelab.studies.shared.cautions import name_failure
+from scalelab.studies.shared.cautions import UNTRAINED, name_failure
 from scalelab.studies.shared.learning_charts import ACCURACY as ACCURACY_AXIS
 from scalelab.studies.shared.learning_charts import LOSS as LOSS_AXIS
 from scalelab.units import (
@@ -57,7 +57,7 @@ STILL_RISING = 0.02
 LITTLE_LEARNT = 0.5
 
 LOSS = FindingKind(
-    "accuracy", "Accuracy of the large batch against the small one", MAIN, ("small", "large", "change", "verdict")
+    "batch-accuracy", "Accuracy of the large batch against the small one", MAIN, ("small", "large", "change", "verdict")
 )
 REMEDY = FindingKind(
     "remedy",
@@ -68,13 +68,15 @@ REMEDY = FindingKind(
 DIVERGED = FindingKind("diverged", "Training runs whose loss diverged", REASON, ("diverged", "runs"))
 NOISE_SCALE = FindingKind("noise-scale", "Gradient noise scale, in samples", REASON, ("noise_batch",))
 PREDICTION = FindingKind(
-    "prediction", "What the noise scale predicts for the large batch", DETAIL, ("samples_ratio", "updates_ratio")
+    "noise-scale-prediction",
+    "What the noise scale predicts for the large batch",
+    DETAIL,
+    ("samples_ratio", "updates_ratio"),
 )
 
 NO_SCALE = CautionKind("no-noise-scale", "The gradient cannot be separated from its noise", "noise")
 FEW_SEEDS = CautionKind("few-seeds", "Intervals rest on few seeds", "noise", ("seeds",))
 NOT_CONVERGED = CautionKind("not-converged", "Accuracy still rose in the last epoch", "note", ("rise",))
-UNTRAINED = CautionKind("not-trained", "The small batch itself learned little", "wrong-work", ("accuracy",))
 
 
 def make_sections(arms: Arms, scales: Scales, num_epochs: int) -> Iterator[Section]:

@@ -39,7 +39,9 @@ FORECAST_ERROR = FindingKind("forecast-error", "How far the memory forecast is o
 STRATEGIES = FindingKind(
     "memory-strategies", "Peak of a strategy against the first one", REASON, ("change_bytes", "share", "bucket_bytes")
 )
-GROWTH = FindingKind("growth", "What one more sample per rank adds to the peak", REASON, ("bytes_per_sample",))
+GROWTH = FindingKind(
+    "memory-per-sample", "What one more sample per rank adds to the peak", REASON, ("bytes_per_sample",)
+)
 PROCESS = FindingKind("process-memory", "Resident memory of the whole process", ASIDE, ("process_bytes", "start_bytes"))
 FITS = FindingKind("fits", "The largest batch that fits into a device, by forecast", MAIN, ("batch", "margin_bytes"))
 NOTHING = FindingKind("not-measured", "No trial completed", MAIN)

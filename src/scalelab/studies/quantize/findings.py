@@ -27,7 +27,7 @@ from scalelab.studies.quantize.answer import (
     rank_layers,
 )
 from scalelab.studies.quantize.report import RUNTIME_TITLES, name_reference
-from scalelab.studies.shared.cautions import name_failure, warn_of_load
+from scalelab.studies.shared.cautions import UNTRAINED, name_failure, warn_of_load
 from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 
 STANDS_OUT = 0.5
@@ -39,7 +39,7 @@ FEW_CALIBRATED = 100
 NO_CHANCE = 0.05
 
 ACCURACY = FindingKind(
-    "accuracy", "What int8 does to accuracy", MAIN, ("difference", "lost", "won", "chance", "agreement")
+    "int8-accuracy", "What int8 does to accuracy", MAIN, ("difference", "lost", "won", "chance", "agreement")
 )
 AGREEMENT = FindingKind("runtime-agreement", "Whether a runtime gives what was simulated", DETAIL, ("differing",))
 SIZE = FindingKind("stored-size", "Size of the stored int8 model", REASON, ("int8_bytes", "float_bytes", "ratio"))
@@ -53,7 +53,6 @@ KEPT_FLOAT = FindingKind("mixed-precision", "What keeping layers in float brough
 FALLBACK = CautionKind("float-fallback", "A layer runs in float: no int8 kernel took it", "wrong-work")
 NO_LABELS = CautionKind("no-labels", "There are no labelled test samples", "note")
 SMALL_TEST = CautionKind("few-samples", "Few test samples", "noise", ("samples",))
-UNTRAINED = CautionKind("not-trained", "The float model itself is often wrong", "wrong-work", ("accuracy",))
 FEW_RANGES = CautionKind("few-calibrated", "Ranges come from few samples", "noise", ("samples",))
 
 

@@ -52,7 +52,7 @@ USL = FindingKind(
     "usl", "Universal scalability law: contention and coherency", DETAIL, ("contention", "coherency", "peak_ranks")
 )
 OVERHEAD = FindingKind("ddp-overhead", "One rank of the strategy over the plain loop", DETAIL, ("ratio", "verdict"))
-OVERSUBSCRIBED = FindingKind("oversubscribed", "Rows whose ranks share cores", DETAIL)
+OVERSUBSCRIBED = FindingKind("oversubscribed-rows", "Rows whose ranks share cores", DETAIL)
 CONTROL = FindingKind("control", "The reference measured twice, over itself", ASIDE, ("ratio", "verdict"))
 
 

@@ -12,7 +12,7 @@ from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.findings import Caution
 from scalelab.report.tables import (
     INTERVAL_NOTE,
     Field,
@@ -27,7 +27,7 @@ from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.findings import find_findings
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
-from scalelab.studies.shared.cautions import find_cautions
+from scalelab.studies.shared.cautions import EXTRAPOLATED, find_cautions
 from scalelab.studies.shared.communication import METHOD_NAMES, find_traced_step, make_traced_table
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -41,7 +41,6 @@ from scalelab.studies.shared.sweep import (
     warn_of_control,
 )
 
-EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 COUNTED = {
     "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
     "phases": "from the last rank's last gradient on",

@@ -25,7 +25,7 @@ BREAKDOWN_NOTES = (
     "waiting: for the last rank's gradients; exposed comm: the all-reduce after that, with nothing left to compute",
     "stalled: other programs had its core; rest: the part of clean steps that phase-timed steps do not explain",
 )
-WAITING = FindingKind("waiting", "A rank waits for slower ranks in every step", DETAIL, ("seconds", "share"))
+WAITING = FindingKind("waiting", "Ranks wait for a slower rank", DETAIL, ("seconds", "share"))
 UNEXPLAINED = CautionKind("unexplained-time", "The parts of a step do not add up to it", "noise", ("share", "rank"))
 
 

@@ -51,6 +51,8 @@ DRIFT = CautionKind("drift", "Step times drift within a launch or from round to 
 OUTLIERS = CautionKind("outliers", "Over 2 % of steps took over 1.5 times the median", "noise", ("outliers", "steps"))
 HEAVY_TAILS = CautionKind("heavy-tail", "The mean step is far above the median", "noise", ("mean_over_median",))
 NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch", "noise", ("step", "steps"))
+EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
+UNTRAINED = CautionKind("not-trained", "The reference itself is often wrong", "wrong-work", ("accuracy",))
 NO_ABLATION = CautionKind("no-ablation", "No memory was left for steps without communication", "note")
 
 VERBS = {

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location, estimate_median
 from scalelab.records.trial import StepKind, StepSample, TrialResult
+from scalelab.report.findings import REASON, FindingKind
 from scalelab.studies.shared.arms import Arm
 
+LOADER_WAIT = FindingKind(
+    "loader-wait", "How long a step waits for its batch", REASON, ("wait_seconds", "share", "utilisation", "rank")
+)
 Read = Callable[[StepSample], float | None]
 
 
