@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.cli.flags import parse_flags
 
 MOST_MODULES = 79
 HEAVY = ("torch", "numpy", "scipy", "psij", "typeguard")
@@ -42,3 +43,23 @@ def test_looking_loads_little_of_ours_and_nothing_heavy(words: str, place: Path)
     assert heavy == []
     assert int(number) <= MOST_MODULES
     assert len(done.stdout.splitlines()) <= 40
+
+
+def test_the_help_of_no_study_loads_scipy_or_psij() -> None:
+    program = """
+import sys
+import scalelab.cli.study_flags
+from scalelab.studies.catalogue import STUDIES, load_study
+studies = [load_study(name) for name in STUDIES]
+assert len(studies) > 20
+print(*(name for name in ("torch", "scipy", "psij", "typeguard") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_without_tyros_private_hook_a_mistyped_flag_is_still_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tyro._errors", None)
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Sampling, ["--rounds", "x"], "run")
+    assert ended.value.code == 2

@@ -22,8 +22,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import bdtr, ndtri
-
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import TAIL
 
@@ -76,6 +74,8 @@ def measure_agreement(candidate: Sequence[int], reference: Sequence[int]) -> Est
 
 def estimate_share(count: int, num_samples: int) -> Estimate:
     """A share with its score interval (Wilson, JASA 22, 209, 1927)."""
+    from scipy.special import ndtri  # here, because loading it takes longer than --help
+
     share, square = count / num_samples, float(ndtri(1 - TAIL)) ** 2
     centre = (count + square / 2) / (num_samples + square)
     arm = math.sqrt(square * share * (1 - share) * num_samples + square**2 / 4) / (num_samples + square)
@@ -117,4 +117,6 @@ def _correlate(counts: PairedCounts) -> float:
 def find_chance(counts: PairedCounts) -> float:
     """How likely so uneven a split of what was won and lost is by chance: McNemar's exact test, both sides."""
     discordant = counts.won + counts.lost
+    from scipy.special import bdtr
+
     return min(1.0, 2 * float(bdtr(min(counts.won, counts.lost), discordant, 0.5))) if discordant else 1.0

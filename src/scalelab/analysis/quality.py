@@ -31,7 +31,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import chdtri
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import (
@@ -230,6 +229,8 @@ def estimate_spread(values: Sequence[float]) -> Estimate | None:
     logs = np.log(values)
     freedom = max(1.0, MAD_EFFICIENCY * (len(values) - 1))
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
+    from scipy.special import chdtri  # here, because loading it takes longer than --help
+
     low, high = (deviation * math.sqrt(freedom / float(chdtri(freedom, tail))) for tail in (TAIL, 1 - TAIL))
     return Estimate(value=deviation, low=low, high=high)
 

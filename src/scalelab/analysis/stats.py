@@ -37,7 +37,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from scalelab.analysis.estimate import Estimate, Prediction
 
@@ -96,6 +95,8 @@ def estimate_location(values: Sequence[float] | Floats) -> Estimate:
 
 def find_t_quantile(degrees_of_freedom: float) -> float:
     """Student's t at 97.5 %: how many standard errors an arm of the interval has."""
+    from scipy.special import stdtrit  # here, because loading it takes longer than --help
+
     return float(stdtrit(degrees_of_freedom, 1 - TAIL))
 
 

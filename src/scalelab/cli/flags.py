@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -37,13 +38,8 @@ def parse_known_flags(
 
         print_help(kind, verb, description or inspect.getdoc(kind) or "", shows_all="--help-all" in args)
         raise SystemExit(0)
-    from tyro._errors import on_parse_error  # events instead of text; see ParseErrorEvent there
-
-    def refuse(event: Any) -> None:
-        raise UsageError(f"{describe_error(event, args)}: see scalelab {verb} --help")
-
     parse: Any = tyro.cli
-    with on_parse_error(refuse):
+    with raising_errors(args, verb):
         parsed, unknown = parse(
             kind,
             args=list(rename_flags(args)),
@@ -53,6 +49,26 @@ def parse_known_flags(
             add_help=False,
         )
     return parsed, unknown
+
+
+@contextlib.contextmanager
+def raising_errors(args: Sequence[str], verb: str) -> Iterator[None]:
+    """Raise what tyro rejects as a `UsageError` of one line.
+
+    tyro has no public hook for this (1.0.16): its own is private and may change in any release. This is the only place
+    that knows it, with `describe_error` below; without it tyro prints its own text and exits with 2 as well.
+    """
+    try:
+        from tyro._errors import on_parse_error
+    except ImportError:
+        yield
+        return
+
+    def refuse(event: Any) -> None:
+        raise UsageError(f"{describe_error(event, args)}: see scalelab {verb} --help")
+
+    with on_parse_error(refuse):
+        yield
 
 
 def rename_flags(args: Sequence[str]) -> list[str]:

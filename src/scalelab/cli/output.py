@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import tyro
-from rich.console import Console
 
 from scalelab.errors import NotWritable, UsageError
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.report.document import Document
-from scalelab.report.renderers.exports import render_csv, render_json
-from scalelab.report.renderers.markdown import render_markdown
-from scalelab.report.renderers.terminal import render_terminal
+from scalelab.units import format_count
 
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="PATH|-")]  # noqa: UP045 - tyro imports typeguard for str | None
 Renderer = Callable[[Document, Sequence[Path]], str | bytes]
@@ -48,6 +45,9 @@ class Output:
     @property
     def wanted(self) -> dict[str, tuple[str, Renderer]]:
         """The requested formats: target and renderer by flag."""
+        from scalelab.report.renderers.exports import render_csv, render_json
+        from scalelab.report.renderers.markdown import render_markdown
+
         every: dict[str, tuple[str | None, Renderer]] = {
             "--html": (self.html, make_page),
             "--pdf": (self.pdf, make_pdf),
@@ -73,16 +73,6 @@ class Output:
                 raise UsageError(f"{flag} {target} is a directory: use the name of a file in it")
             if target != "-":
                 check_writable(Path(target), flag)
-
-
-class OutputConsole(Console):
-    """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False)
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def check_installed(flag: str) -> None:
@@ -112,12 +102,16 @@ def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
 def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Print the document, unless a format goes to standard output, and write the requested files."""
     if not output.takes_stdout:
+        from scalelab.report.renderers.terminal import OutputConsole, render_terminal  # here: --help needs none
+
         render_terminal(document, OutputConsole(), is_full=output.full)
     write_formats(document, output, runs)
 
 
 def write_formats(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Write the requested files, and what goes to standard output."""
+    from scalelab.report.renderers.markdown import render_markdown
+
     for flag, (target, render) in output.wanted.items():
         if target == "-":
             write_stdout(render(document, runs))
@@ -125,7 +119,7 @@ def write_formats(document: Document, output: Output, runs: Sequence[Path] = ())
         pictures = draw_beside(document, Path(target)) if flag == "--markdown" else []
         made = render_markdown(document, pictures) if pictures else render(document, runs)
         write_target(Path(target), made, flag)
-        beside = f" and {len(pictures)} picture{'s' if len(pictures) > 1 else ''} beside it" if pictures else ""
+        beside = f" and {format_count(len(pictures), 'picture')} beside it" if pictures else ""
         print(f"Wrote {target}{beside}", file=sys.stderr)  # noqa: T201
 
 

@@ -19,6 +19,7 @@ from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
 from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
+from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.batch.system import BatchSystem, find_own_job, name_job, read_record
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
 from scalelab.launch.ranks.discovery import Membership
@@ -26,7 +27,7 @@ from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import find_waiting
-from scalelab.runs.launching import choose_launcher, find_scheduler
+from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.study import Study
 
@@ -59,7 +60,7 @@ def main(args: Sequence[str]) -> int:
         check_unused_by_rows(resume.submission, study, store.trials())
     else:
         check_unused(resume.submission, study.job)
-    if member is None and find_scheduler(study.job, os.environ) is not None:
+    if member is None and find_scheduler(study.job.launcher, os.environ) is not None:
         return resume_by_job(store, study, resume)
     check_trials_free(store)
     note_place(store)
@@ -79,7 +80,7 @@ def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
     check_output(resume.submission, resume.output)
     earlier = check_no_job(store)
     reopen_training(store)
-    scheduler = find_scheduler(study.job, os.environ)
+    scheduler = find_scheduler(study.job.launcher, os.environ)
     assert scheduler is not None
     record = resume.submission.make_record(scheduler, earlier)
     is_over = all(store.has_result(name) for name in store.record.trials) and not find_waiting(store)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scalelab.errors import LaunchFailed, RankUnknown
-from scalelab.launch.batch.site import SCHEDULERS
+from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.batch.trial_jobs import JobLauncher
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.local import LocalLauncher
@@ -61,7 +61,7 @@ class MixedLauncher:
             launcher.close()
 
     def _choose(self, trial: Trial, directory: Path) -> StepLauncher | JobLauncher:
-        scheduler = find_scheduler(trial, os.environ)
+        scheduler = find_scheduler(trial.launcher, os.environ)
         if scheduler is None or self._submit is None:
             return StepLauncher(find_step(trial, os.environ))
         launcher = self._submit(scheduler, trial, directory.parents[1])
@@ -90,13 +90,6 @@ def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | 
     own = HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
     is_mixed = any(trial.launcher not in ON_THIS_MACHINE for trial in trials)
     return MixedLauncher(own, submit) if is_mixed else own
-
-
-def find_scheduler(job: Launched, variables: Mapping[str, str]) -> Scheduler | None:
-    """The batch system that a job must be submitted to; None: it runs here, or in the current allocation."""
-    scheduler = next((name for name in SCHEDULERS if name == job.launcher), None)
-    allocation = find_allocation(variables) if scheduler else None
-    return None if allocation is not None and allocation.scheduler == scheduler else scheduler
 
 
 def find_step(job: Launched, variables: Mapping[str, str]) -> Step:

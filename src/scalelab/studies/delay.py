@@ -25,7 +25,7 @@ from scalelab.report.charts.columns import draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind, Known
-from scalelab.studies.scaling.findings import SPEEDUP
+from scalelab.studies.scaling.answer import SPEEDUP
 from scalelab.studies.shared import sweep
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.job import Job

@@ -32,12 +32,12 @@ from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.studies.dimensions import describe_cell
-from scalelab.studies.scaling.findings import SPEEDUP
+from scalelab.studies.scaling.answer import SPEEDUP
 from scalelab.studies.shared import communication as comm
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import HEADERS, break_arm, make_breakdown_table, warn_of_rest
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
+from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     describe_measurement,
@@ -315,7 +315,7 @@ class ModelSize(Study):
     strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=lambda: Job(workload="mlp"))
-    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=comm.FEW_STEPS))
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("global_batch", self.global_batch, 1)

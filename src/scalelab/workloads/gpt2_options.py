@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 import tyro
 
 from scalelab.checks import check_at_least, check_share, flag
-from scalelab.data.shards import find_shards, read_largest_token, split_shards
 from scalelab.errors import UsageError
 from scalelab.records.settings import MaybeInt
 from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
@@ -81,6 +80,8 @@ class Gpt2Options:
 
     def find_data(self) -> tuple[list[Path], list[Path]]:
         """Training and test shards; raises `UsageError` if there are none."""
+        from scalelab.data.shards import find_shards, split_shards  # here: --help needs no numpy
+
         if not self.data_path:
             raise UsageError("--data tokens needs shards: set --data-path")
         found = find_shards(self.data_path)
@@ -101,6 +102,8 @@ class Gpt2Options:
                 if getattr(self, name):
                     raise UsageError(f"{flag(name)} {getattr(self, name)} has no effect without --data tokens: add it")
             return
+        from scalelab.data.shards import read_largest_token
+
         for path in (path for paths in self.find_data() for path in paths):
             largest = read_largest_token(path)
             if largest >= shape.vocabulary:

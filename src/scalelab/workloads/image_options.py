@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal, Self
 
 from scalelab.checks import check_at_least
-from scalelab.data.cifar10 import NUM_TRAIN_FILES, check_cifar10
-from scalelab.data.fashion_mnist import check_fashion_mnist
-from scalelab.data.images import SIDE
 from scalelab.errors import UsageError
 from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
 
+SIDE = 32
+"""Pixels."""
+NUM_TRAIN_FILES = 5
+"""Of CIFAR-10."""
 DEFAULT_PATH = "data"
 FROM_FILES = ("cifar10", "fashion-mnist")
 RESNET18_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
@@ -51,8 +52,12 @@ class ImageOptions:
             raise UsageError("--data digits needs scikit-learn: pip install 'scalelab[torch]'")
         directory = Path(self.data_path).expanduser()
         if self.data == "cifar10":
+            from scalelab.data.cifar10 import check_cifar10  # here: --help needs no numpy
+
             check_cifar10(directory, self.train_files)
         elif self.data == "fashion-mnist":
+            from scalelab.data.fashion_mnist import check_fashion_mnist
+
             check_fashion_mnist(directory)
         elif self.data_path != DEFAULT_PATH:
             raise UsageError(f"--data-path {self.data_path} has no effect with --data {self.data}: use --data cifar10")

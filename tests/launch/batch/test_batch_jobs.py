@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed
-from scalelab.launch.batch.jobscripts import EXECUTORS, JobRequest, PollingOff
+from scalelab.launch.batch.executors import EXECUTORS, PollingOff
+from scalelab.launch.batch.jobscripts import JobRequest
 from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
     BatchJob,

@@ -106,7 +106,7 @@ def test_the_templates_own_resources_would_not_do(tmp_path: Path) -> None:
     """Why the resources are left out: with them, PSI/J's own executor asks twice for nodes."""
     from psij.executors.batch.pbs import PBSJobExecutor
 
-    from scalelab.launch.batch.jobscripts import Pbs
+    from scalelab.launch.batch.executors import Pbs
 
     site = read_site(EXAMPLES / "polaris.toml")
     executor = make_executor("pbs", tmp_path / "batch")

@@ -18,7 +18,7 @@ from scalelab.report.brief import shorten
 from scalelab.report.document import Cell, read_document
 from scalelab.report.findings import ASIDE, MAIN
 from scalelab.report.renderers.exports import render_json
-from scalelab.studies.scaling.findings import _split_loss
+from scalelab.studies.scaling.answer import _split_loss
 from scalelab.studies.shared.sampling import Sampling
 from tests.records import replace_losses
 from tests.studies.answers import (

@@ -16,7 +16,6 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import (
-    FEW_STEPS,
     compare_methods,
     count_bytes,
     describe_traced,
@@ -27,7 +26,7 @@ from scalelab.studies.shared.communication import (
     make_traced_table,
 )
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.sampling import FEW_STEPS, Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.records import make_record, make_result
 from tests.studies.answers import (

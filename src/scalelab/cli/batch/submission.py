@@ -9,29 +9,24 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.launch.batch.jobscripts import (
-    JobRequest,
-    check_psij,
-    make_executor,
-    make_job,
-    render_launch,
-    render_script,
-)
-from scalelab.launch.batch.site import SCHEDULERS, Site, combine_sites, load_site
+from scalelab.launch.batch.site import SCHEDULERS, Site, combine_sites, find_scheduler, load_site
 from scalelab.launch.batch.system import BatchRecord, read_record, size_job
-from scalelab.launch.batch.trial_jobs import JobLauncher, request_run, request_trial
 from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.records.trial import Trial
-from scalelab.runs.launching import Submitter, find_scheduler
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
+
+if TYPE_CHECKING:  # launchers load numpy, which takes longer than --help
+    from scalelab.launch.batch.jobscripts import JobRequest
+    from scalelab.launch.batch.trial_jobs import JobLauncher
+    from scalelab.runs.launching import Submitter
 
 ROW_QUEUE_SECONDS = 600.0
 """Queue time limit of a recipe's row that is a job, without --queue-timeout."""
@@ -72,7 +67,7 @@ class Submission:
 
 def check_unused(submission: Submission, job: Job) -> None:
     """Refuse flags of a batch system that would have no effect: without one, or inside its job."""
-    is_inside = job.launcher in SCHEDULERS and find_scheduler(job, os.environ) is None
+    is_inside = job.launcher in SCHEDULERS and find_scheduler(job.launcher, os.environ) is None
     given = list_given(submission)
     if not given or (job.launcher in SCHEDULERS and not is_inside):
         return
@@ -87,7 +82,7 @@ def check_unused_by_rows(submission: Submission, study: Study, trials: Sequence[
     """The same for a recipe, whose rows have launchers of their own and may be jobs."""
     given = list_given(submission)
     jobs = [Job(launcher=trial.launcher) for trial in trials if study.find_site(trial) is not None]
-    is_submitted = any(find_scheduler(job, os.environ) for job in jobs)
+    is_submitted = any(find_scheduler(job.launcher, os.environ) for job in jobs)
     unused = next((name for name in given if not is_submitted or name in OF_WHOLE_RUNS), None)
     if unused is not None:
         raise UsageError(
@@ -112,6 +107,7 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
 
     Its request comes from flags, else as before, else from a site file, else from the row itself.
     """
+    from scalelab.launch.batch.trial_jobs import JobLauncher
 
     def submit(scheduler: Scheduler, trial: Trial, run: Path) -> JobLauncher:
         earlier = read_record(run)
@@ -134,7 +130,7 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
 def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | None]:
     """The study with the site's settings, and the batch request; None: it runs from here."""
     check_unused(submission, study.job)
-    scheduler = find_scheduler(study.job, os.environ)
+    scheduler = find_scheduler(study.job.launcher, os.environ)
     if scheduler is None:
         return study, None
     record = submission.make_record(scheduler)
@@ -155,6 +151,8 @@ def set_ranks_per_node(study: Study, site: Site) -> Study:
 
 def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, runs_dir: Path) -> str:
     """The scripts of the jobs that would be submitted: one for all trials, or one per configuration."""
+    from scalelab.launch.batch.jobscripts import check_psij, make_executor, make_job, render_launch, render_script
+
     check_psij()
     texts: list[str] = []
     place = runs_dir.resolve() / "RUN"
@@ -175,6 +173,8 @@ def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, run
 
 def list_requests(study: Study, trials: Sequence[Trial], record: BatchRecord, run: Path) -> list[JobRequest]:
     """One job for all, or one per configuration: its rounds differ only in name."""
+    from scalelab.launch.batch.trial_jobs import request_run, request_trial
+
     per_node = study.job.ranks_per_node
     if not record.is_per_trial:
         return [request_run(list(trials), run, record, per_node)]

@@ -19,7 +19,6 @@ from scalelab.cli.doctor.host import ask_mpi, look_at_cores, look_at_network, lo
 from scalelab.cli.doctor.ranks import examine_rank
 from scalelab.cli.doctor.trials import look_at_nccl, look_at_roofs
 from scalelab.cli.flags import RunsDir, parse_flags
-from scalelab.cli.output import OutputConsole
 from scalelab.errors import RankUnknown, ScalelabError
 from scalelab.launch.joined import find_member
 from scalelab.launch.launcher import Launcher
@@ -31,6 +30,7 @@ from scalelab.records.store import RUNS_DIR
 from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult
+from scalelab.report.renderers.terminal import OutputConsole
 from scalelab.studies.shared.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.units import format_bytes, format_seconds, format_share
 

@@ -2,7 +2,7 @@
 
 A job is two files. The script with the directives comes from PSI/J's own templates; it redirects, notes the exit code
 and runs the second. That one is ours, `launch.sh`: the site's set-up lines, then scalelab. PSI/J (`psij-python`, the
-extra `cluster`) is loaded only here and where jobs are submitted.
+extra `cluster`) is imported only when a job is made.
 
 What PSI/J's templates do not say the way a cluster wants it goes through its custom attributes:
 
@@ -11,43 +11,21 @@ What PSI/J's templates do not say the way a cluster wants it goes through its cu
   `select=2:system=polaris`, `place=scatter` and `filesystems=…`. So no resources are handed over, and every `-l` is an
   attribute. Attributes are a dictionary; one that is wanted several times gets its prefix in another case, which PSI/J
   takes for the same.
-
-PSI/J's executors, as we use them: submission, cancellation and the state of jobs, each by PSI/J's own commands.
-
-They differ from PSI/J's in what would otherwise fail on a real cluster:
-
-- Slurm: the states of all jobs of the user are read, and PSI/J's reader ends in an assertion when any of them has a
-  reason with blanks, or one that it does not know. Here the reason is the rest of the line, whatever it says.
-- LSF: PSI/J's reader fails on every job that has a reason: a job that was killed would never be known to have ended.
-- PBS: the template's resources are left out; attributes say them (`jobscripts.py`). The JSON of qstat holds the job's
-  environment as it is, so that a quote in a variable breaks it: the same question has a plain form.
-
-PSI/J's thread that asks for states is put to sleep: it gives a job up after three questions without an answer, and a
-batch system that restarts is no reason to lose a job.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-import json
 import math
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar
-
-from packaging.version import Version
-from psij import Job, JobState, JobStatus
-from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor, check_status_exit_code
-from psij.executors.batch.lsf import LsfExecutorConfig, LsfJobExecutor
-from psij.executors.batch.pbs import PBSJobExecutor
-from psij.executors.batch.pbs_base import PBSExecutorConfig
-from psij.executors.batch.slurm import SlurmExecutorConfig, SlurmJobExecutor
+from typing import IO, TYPE_CHECKING
 
 from scalelab.errors import LaunchFailed, UsageError
 from scalelab.launch.batch.site import DEFAULT_PLACEMENT, PLAIN, Site
@@ -197,8 +175,9 @@ def name_attributes(scheduler: Scheduler, pairs: Sequence[tuple[str, str]]) -> d
 
 def make_executor(scheduler: Scheduler, batch_directory: Path) -> BatchSchedulerExecutor:
     """PSI/J's side of a batch system; its files go to the run and stay there."""
-
     check_psij()
+    from scalelab.launch.batch.executors import EXECUTORS, PollingOff  # here: PSI/J is an extra
+
     return EXECUTORS[scheduler](config=PollingOff(batch_directory))
 
 
@@ -209,91 +188,3 @@ def render_script(executor: BatchSchedulerExecutor, job: Job) -> str:
     executor.generate_submit_script(job, executor._create_script_context(job), text)
     assert isinstance(text, io.StringIO)
     return text.getvalue()
-
-
-NEVER_SECONDS = 10**8
-"""When PSI/J's thread would ask for the first time."""
-PBS_STATES = {
-    **dict.fromkeys("QHWTS", JobState.QUEUED),
-    **dict.fromkeys("RBEU", JobState.ACTIVE),
-    **dict.fromkeys("FXM", JobState.COMPLETED),
-}
-"""By the letters of qstat: waiting, held or suspended; at work; over, or moved to another server."""
-PBS_CANCELLED = "265"
-"""The exit code by which PSI/J too tells that a job was ended by somebody."""
-
-
-class PollingOff(SlurmExecutorConfig, PBSExecutorConfig, LsfExecutorConfig):
-    """PSI/J's settings: everything in one directory, nothing removed, no thread that asks."""
-
-    def __init__(self, work_directory: Path) -> None:
-        super().__init__(work_directory=work_directory, initial_queue_polling_delay=NEVER_SECONDS, keep_files=True)
-
-
-class Slurm(SlurmJobExecutor):
-    """sbatch, squeue, scancel."""
-
-    _NAME_: ClassVar[str] = "slurm"
-    _VERSION_: ClassVar[Version] = Version("0.0.2")
-
-    def get_status_command(self, native_ids: Collection[str]) -> list[str]:  # noqa: ARG002 - PSI/J's signature
-        return ["squeue", "--me", "--states=all", "--format=%i %t %r"]
-
-    def parse_status_output(self, exit_code: int, out: str) -> dict[str, JobStatus]:
-        check_status_exit_code("squeue", exit_code, out)
-        found = {}
-        for line in out.splitlines()[1:]:
-            number, state, *reason = line.split(maxsplit=2)
-            words = reason[0] if reason and reason[0] not in ("None", "(null)") else None
-            found[number] = JobStatus(self._STATE_MAP.get(state, JobState.ACTIVE), message=words)
-        return found
-
-
-class Pbs(PBSJobExecutor):
-    """qsub, qstat, qdel of PBS Pro and OpenPBS."""
-
-    _NAME_: ClassVar[str] = "pbs"
-    _VERSION_: ClassVar[Version] = Version("0.0.2")
-
-    def generate_submit_script(self, job: Job, context: dict[str, object], submit_file: IO[str]) -> None:
-        assert job.spec is not None
-        job.spec.resources = None
-        super().generate_submit_script(job, context, submit_file)
-
-    def get_plain_status_command(self, native_ids: Collection[str]) -> list[str]:
-        return ["qstat", "-x", "-f", *native_ids]
-
-    def parse_plain_status_output(self, out: str) -> dict[str, JobStatus]:
-        """The states by number; a line of an attribute begins with four blanks, one that goes on with a tab."""
-        found = {}
-        for number, text in re.findall(r"^Job Id: (\S+)$(.*?)(?=^Job Id: |\Z)", out, re.MULTILINE | re.DOTALL):
-            values = dict(re.findall(r"^    (job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
-            state = PBS_STATES.get(values.get("job_state", ""), JobState.ACTIVE)
-            if state is JobState.COMPLETED and values.get("Exit_status", "0") != "0":
-                state = JobState.CANCELED if values["Exit_status"] == PBS_CANCELLED else JobState.FAILED
-            if "job_state" in values:
-                found[number] = JobStatus(state, message=values.get("comment"))
-        return found
-
-
-class Lsf(LsfJobExecutor):
-    """bsub, bjobs, bkill."""
-
-    _NAME_: ClassVar[str] = "lsf"
-    _VERSION_: ClassVar[Version] = Version("0.0.1")
-
-    def __init__(self, config: LsfExecutorConfig) -> None:
-        super().__init__(url=None, config=config)
-
-    def parse_status_output(self, exit_code: int, out: str) -> dict[str, JobStatus]:
-        check_status_exit_code("bjobs", exit_code, out)
-        found = {}
-        for entry in json.loads(out)["RECORDS"]:
-            if "ERROR" not in entry:
-                reasons = (entry.get(name) for name in ("EXIT_REASON", "KILL_REASON", "SUSPEND_REASON"))
-                words = next(filter(None, reasons), None)
-                found[entry["JOBID"]] = JobStatus(self._STATE_MAP.get(entry["STAT"], JobState.ACTIVE), message=words)
-        return found
-
-
-EXECUTORS: dict[Scheduler, type[BatchSchedulerExecutor]] = {"slurm": Slurm, "pbs": Pbs, "lsf": Lsf}

@@ -20,7 +20,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.launch.ranks.allocation import Scheduler
+from scalelab.launch.ranks.allocation import Scheduler, find_allocation
 from scalelab.units import parse_seconds
 
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
@@ -172,3 +172,10 @@ def _check_plain(name: str, value: str | None) -> None:
         raise UsageError(
             f"{flag(name)} {value!r} cannot be used in a job script: use letters, digits and @ % + = : , . / - only"
         )
+
+
+def find_scheduler(launcher: str, variables: Mapping[str, str]) -> Scheduler | None:
+    """The batch system that a run must be submitted to; None: it runs here, or in the current allocation."""
+    scheduler = next((name for name in SCHEDULERS if name == launcher), None)
+    allocation = find_allocation(variables) if scheduler else None
+    return None if allocation is not None and allocation.scheduler == scheduler else scheduler

@@ -158,7 +158,7 @@ class BatchSystem:
 
     def _ask_plainly(self, ids: Collection[str]) -> dict[str, JobState]:
         """The same in plain text, where the batch system has such a form."""
-        from scalelab.launch.batch.jobscripts import Pbs
+        from scalelab.launch.batch.executors import Pbs
 
         states = self._guess(ids, is_readable=False)
         if not isinstance(self._executor, Pbs):

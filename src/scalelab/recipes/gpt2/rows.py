@@ -43,8 +43,9 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.communication import FEW_STEPS, estimate_traced, list_traced
+from scalelab.studies.shared.communication import estimate_traced, list_traced
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import FEW_STEPS
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators

@@ -27,6 +27,16 @@ MAX_WORD = 20
 """A longer word in prose, such as a path, may be broken."""
 
 
+class OutputConsole(Console):
+    """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class ColumnSize(NamedTuple):
     """How wide a column would be, and how narrow it can be."""
 

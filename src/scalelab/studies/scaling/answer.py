@@ -1,4 +1,4 @@
-"""What strong and weak scaling share: which configurations to measure, and the numbers that answer them.
+"""What a scaling study answers: the numbers, and the findings that follow from them.
 
 Two bases are measured, because they answer different questions. The plain loop (no process group) is what a user has
 today. One rank under the strategy separates the cost of more ranks from the overhead of the strategy itself.
@@ -6,9 +6,10 @@ today. One rank under the strategy separates the cost of more ranks from the ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.scaling_laws import AmdahlFit, GustafsonFit, UslFit, fit_amdahl, fit_gustafson, fit_usl
@@ -18,43 +19,56 @@ from scalelab.analysis.speedup import (
     communication_by_subtraction,
     estimate_scaled_speedup,
     estimate_speedup,
+    karp_flatt,
 )
-from scalelab.analysis.stats import Rounds, estimate_ratio
-from scalelab.errors import UnknownName
-from scalelab.records.observations import Instrument
-from scalelab.records.strategies import PLAIN, STRATEGIES, find_strategy
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.analysis.stats import Rounds, Verdict, estimate_ratio, judge
+from scalelab.records.strategies import find_strategy
+from scalelab.records.trial import TrialResult
+from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.communication import list_methods
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.breakdown import WAITING, break_arm
+from scalelab.studies.shared.communication import compare_methods, describe_traced, list_methods
+from scalelab.units import (
+    choose_unit,
+    format_count,
+    format_interval,
+    format_known,
+    format_share,
+    format_value,
+    is_known,
+)
 
+WORTH_A_LOOK = 0.05
+"""A rank that waits for others during a larger share of its step is named."""
 
-def plan_scaling(
-    job: Job, sampling: Sampling, strategy: str, ranks: Sequence[int], batch_on: Callable[[int], int]
-) -> list[Trial]:
-    """The plain loop, its control, and the strategy on one rank and on each number of ranks."""
-    if strategy not in STRATEGIES:
-        raise UnknownName("strategy", strategy, STRATEGIES)
-    names = ["single-1", "control"] if sampling.control else ["single-1"]
-    configurations = [Configuration(name=name, strategy=PLAIN, num_ranks=1, global_batch=batch_on(1)) for name in names]
-    configurations += [
-        Configuration(
-            name=f"{strategy}-{n}",
-            strategy=strategy,
-            num_ranks=n,
-            global_batch=batch_on(n),
-            instruments=choose_instruments(strategy, n),
-        )
-        for n in sorted({1, *ranks})
-    ]
-    return plan_rounds(job, sampling, configurations)
-
-
-def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
-    """One rank and two show when gradients are ready, what predictions need; more than one what DDP counts."""
-    wanted = {"gradients": num_ranks <= 2, "counters": num_ranks > 1}
-    return tuple(name for name in find_strategy(strategy).instruments if wanted.get(name))
+SPEEDUP = FindingKind("speedup", "How many times as fast as the reference a row is", MAIN, ("speedup", "efficiency"))
+EFFICIENCY = FindingKind(
+    "efficiency", "Speedup over the ideal of a row", ASIDE, ("efficiency", "efficiency_over_one_rank")
+)
+NO_ANSWER = FindingKind("no-answer", "Too little was measured to answer the question", MAIN)
+LINEARITY = FindingKind(
+    "linearity", "Whether efficiency over one rank of the strategy stays 100 %", REASON, ("efficiency", "verdict")
+)
+LOSS = FindingKind(
+    "scaling-loss",
+    "By how much a step exceeds its ideal, and which part of that is communication",
+    REASON,
+    ("excess_seconds", "exposed_seconds", "rest_seconds"),
+)
+EXPOSED = FindingKind(
+    "exposed-communication", "Time per step that waits for communication, by ablation", DETAIL, ("seconds", "share")
+)
+OPTIMIZER = FindingKind(
+    "replicated-optimizer", "The optimizer step, which every rank repeats", ASIDE, ("seconds", "one_rank_seconds")
+)
+AMDAHL = FindingKind("amdahl", "Serial fraction of the Amdahl fit", DETAIL, ("serial_fraction", "karp_flatt"))
+GUSTAFSON = FindingKind("gustafson", "Serial fraction of the Gustafson fit", DETAIL, ("serial_fraction", "karp_flatt"))
+USL = FindingKind(
+    "usl", "Universal scalability law: contention and coherency", DETAIL, ("contention", "coherency", "peak_ranks")
+)
+OVERHEAD = FindingKind("ddp-overhead", "One rank of the strategy over the plain loop", DETAIL, ("ratio", "verdict"))
+OVERSUBSCRIBED = FindingKind("oversubscribed-rows", "Rows whose ranks share cores", DETAIL)
+CONTROL = FindingKind("control", "The reference measured twice, over itself", ASIDE, ("ratio", "verdict"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +177,186 @@ class ScalingAnswer:
 
 def _throughputs(arm: Arm) -> Rounds:
     return [[arm.trial.global_batch / seconds for seconds in steps] for steps in arm.clean]
+
+
+def find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
+    several = [arm for arm in answer.spread if arm.trial.num_ranks > 1]
+    fair = [arm for arm in several if not arm.trial.is_oversubscribed]
+    best = (fair or several)[-1] if several else None
+    for arm in several:
+        yield from _describe_speedup(answer, arm, is_main=arm is best)
+    if best is None and any(arm.trial.num_ranks > 1 for arm in answer.arms.values()):
+        yield NO_ANSWER("", "Nothing was measured on more than 1 rank: scaling is unknown.")
+    if fair and best is not None:
+        yield from _describe_linearity(answer, fair)
+        yield from _explain_loss(answer, best)
+        yield from _name_waiting(best)
+        yield from _describe_exposed(answer, best)
+    yield from _describe_law(answer)
+    yield from _describe_overhead(answer)
+    crowded = ", ".join(str(arm.trial.num_ranks) for arm in several if arm.trial.is_oversubscribed)
+    if crowded:
+        text = f"Oversubscribed at {crowded} ranks (ranks share cores): those rows show oversubscription, not scaling."
+        yield OVERSUBSCRIBED("", text)
+    if fair and best is not None:
+        yield from describe_traced(best)
+        yield from compare_methods(best, answer.list_methods(best))
+    if answer.control_ratio is not None:
+        verdict = judge(answer.control_ratio)
+        factor = format_interval("ratio", answer.control_ratio)
+        text = f"Control: the plain loop measured twice differs by a factor of {factor}: {verdict}."
+        yield CONTROL("control", text, ratio=answer.control_ratio, verdict=str(verdict))
+
+
+def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iterator[Finding]:
+    base = answer.base
+    speedup, efficiency = answer.speedup(arm, base), answer.efficiency(arm, base)
+    if base is None or speedup is None or efficiency is None:
+        return
+    over = "the plain loop on 1 rank" if base is answer.plain else base.label
+    did = "ran" if answer.is_strong else "did"
+    as_fast = f"times as fast as {over}" if answer.is_strong else f"times the work per second of {over}"
+    who, share = f"{answer.strategy} on {arm.trial.num_ranks} ranks", format_known("share", efficiency)
+    known = f"{who} {did} {format_known('ratio', speedup)} {as_fast}: {share} efficiency."
+    unknown = f"The speedup of {who} over {over} is unknown: its interval is wider than the number."
+    yield SPEEDUP(
+        arm.label,
+        known if is_known(speedup) else unknown,
+        weight=MAIN if is_main else ASIDE,
+        speedup=speedup,
+        efficiency=efficiency,
+    )
+    own = answer.efficiency(arm, answer.one_rank)
+    more = f", {format_known('share', own)} over {answer.one_rank.label}" if own and answer.one_rank else ""
+    text = f"Efficiency of {arm.label}: {share} over {over}{more}."
+    yield EFFICIENCY(arm.label, text, efficiency=efficiency, efficiency_over_one_rank=own)
+
+
+def _describe_linearity(answer: ScalingAnswer, fair: list[Arm]) -> Iterator[Finding]:
+    """Whether the time per rank's work stays the same, and where it grows most."""
+    efficiencies = [(arm, answer.efficiency(arm, answer.one_rank)) for arm in fair]
+    known = [(arm, value) for arm, value in efficiencies if value is not None]
+    if not known:
+        return
+    last, efficiency = known[-1]
+    verdict = judge(efficiency.map(lambda ratio: 1 / ratio))
+    share = f"{format_known('share', efficiency)} efficiency over {answer.strategy} × 1 at {last.trial.num_ranks} ranks"
+    drop = _find_largest_drop(known) if len(known) > 1 else ""
+    text = {
+        Verdict.NO_DIFFERENCE: f"Scaling is linear up to {last.trial.num_ranks} ranks: efficiency over"
+        f" {answer.strategy} × 1 stays within 5 % of 100 %.",
+        Verdict.SLOWER: f"Scaling is not linear: {share}{drop}.",
+        Verdict.FASTER: f"Scaling is superlinear: {share}.",
+        Verdict.UNRESOLVED: f"Unresolved whether scaling is linear: {share}.",
+    }[verdict]
+    yield LINEARITY(last.label, text, efficiency=efficiency, verdict=str(verdict))
+
+
+def _find_largest_drop(known: list[tuple[Arm, Estimate]]) -> str:
+    steps = [(1, 1.0), *((arm.trial.num_ranks, value.value) for arm, value in known)]
+    (low, before), (high, after) = max(pairwise(steps), key=lambda pair: pair[0][1] - pair[1][1])
+    return f"; it drops most from {low} to {high} ranks ({format_share(before)} to {format_share(after)})"
+
+
+def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
+    """The excess over the ideal step, of which ablation says how much is communication; the rest is compute."""
+    excess, exposed = answer.excess(arm), answer.exposed(arm)
+    efficiency = answer.efficiency(arm, answer.one_rank)
+    if excess is None or exposed is None or efficiency is None:
+        return
+    if judge(efficiency.map(lambda ratio: 1 / ratio)) is not Verdict.SLOWER:
+        return
+    n = arm.trial.num_ranks
+    ideal = f"1/{n} of {answer.strategy} × 1" if answer.is_strong else f"{answer.strategy} × 1"
+    rest = excess.value - exposed.seconds.value
+    yield LOSS(
+        arm.label,
+        f"At {n} ranks a step takes {format_known('seconds', excess)} longer than {ideal}:"
+        f" {_split_loss(excess, exposed.seconds, is_strong=answer.is_strong)}.",
+        excess_seconds=excess,
+        exposed_seconds=exposed.seconds,
+        rest_seconds=rest,
+    )
+    optimizer, before = arm.phase("optimizer"), answer.one_rank.phase("optimizer") if answer.one_rank else None
+    if answer.is_strong and optimizer is not None and before is not None:
+        here, there = format_known("seconds", optimizer), format_known("seconds", before)
+        text = f"Every rank runs the whole optimizer step: {here} on {n} ranks, {there} on 1."
+        yield OPTIMIZER(arm.label, text, seconds=optimizer, one_rank_seconds=before)
+
+
+def _split_loss(excess: Estimate, exposed: Estimate, *, is_strong: bool) -> str:
+    """Communication and the rest, in numbers that add up to the excess as it is printed."""
+    if not is_known(exposed):
+        return "how much of that is exposed communication is unknown (its interval is wider than the number)"
+    unit = choose_unit("seconds", [excess])
+    whole, part = (round(one.value / unit.factor, unit.decimals) for one in (excess, exposed))
+    sent, rest = (f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (part, abs(whole - part)))
+    if part > whole:
+        return f"{sent} of exposed communication, less {rest} by which compute alone is faster than that"
+    slow = "does not shrink with the batch or slows down beside other ranks" if is_strong else "slows down"
+    return f"{sent} of exposed communication + {rest} of compute that {slow}"
+
+
+def _describe_exposed(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
+    exposed = answer.exposed(arm)
+    if exposed is None:
+        return
+    known = f"{format_known('share', exposed.share)} of the step ({format_known('seconds', exposed.seconds)})"
+    share = known if is_known(exposed.seconds) else "unknown (its interval is wider than the number)"
+    text = f"Exposed communication at {format_count(arm.trial.num_ranks, 'rank')}: {share}, by ablation."
+    yield EXPOSED(arm.label, text, seconds=exposed.seconds, share=exposed.share)
+
+
+def _name_waiting(arm: Arm) -> Iterator[Finding]:
+    """The rank that waits most for slower ones, where that is worth a look."""
+    worst = max(break_arm(arm) or (), key=lambda parts: parts.parts["waiting"].value, default=None)
+    if worst is None or worst.share("waiting").value < WORTH_A_LOOK:
+        return
+    waiting = worst.parts["waiting"]
+    if (waiting.low or 0.0) > 0:
+        yield WAITING(
+            f"rank {worst.rank}",
+            f"Rank {worst.rank} of {arm.label} waits {format_known('seconds', waiting)} per step for slower ranks:"
+            " `scalelab run straggler` finds which, and in which phase.",
+            weight=REASON,
+            seconds=waiting,
+            share=worst.share("waiting"),
+        )
+
+
+def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
+    fit = answer.amdahl or answer.gustafson
+    if fit is None:
+        return
+    serial, last = fit.serial_fraction, answer.fair[-1]
+    kind, law = (AMDAHL, "Amdahl") if answer.is_strong else (GUSTAFSON, "Gustafson")
+    speedup = answer.speedup(last, answer.one_rank)
+    if serial.value >= 1:
+        is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
+        slower = "More ranks are slower than one" if is_sure else "Unresolved whether more ranks are faster than one"
+        yield kind("", f"{slower}: {law}'s law does not apply.", serial_fraction=serial)
+        return
+    point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None
+    flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {format_known('share', point)})" if point else ""
+    text = f"{law} fit: serial fraction {format_known('share', serial)}{flatt}."
+    yield kind("", text, serial_fraction=serial, karp_flatt=point)
+    usl = answer.usl
+    if usl is not None:
+        peak = usl.peak_ranks
+        top = f"throughput would peak near {peak:.0f} ranks" if peak else "no peak in sight"
+        text = (
+            f"USL fit: contention {format_known('share', usl.contention)}, coherency"
+            f" {format_known('share', usl.coherency)}; {top}."
+        )
+        yield USL("", text, contention=usl.contention, coherency=usl.coherency, peak_ranks=peak)
+
+
+def _describe_overhead(answer: ScalingAnswer) -> Iterator[Finding]:
+    """What the strategy costs on a single rank."""
+    if answer.plain is None or answer.one_rank is None:
+        return
+    ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
+    verdict, label = judge(ratio), answer.one_rank.label
+    factor = format_interval("ratio", ratio)
+    text = f"{answer.strategy} overhead at world size 1: {factor} times the step of the plain loop, {verdict}."
+    yield OVERHEAD(label, text, ratio=ratio, verdict=str(verdict))

@@ -23,8 +23,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.studies.scaling.answer import ScalingAnswer
-from scalelab.studies.scaling.findings import find_findings
+from scalelab.studies.scaling.answer import ScalingAnswer, find_findings
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import EXTRAPOLATED, find_cautions

@@ -11,70 +11,114 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalelab.checks import check_at_least
-from scalelab.records.strategies import ParallelStrategy
+from scalelab.errors import UnknownName
+from scalelab.records.observations import Instrument
+from scalelab.records.strategies import PLAIN, STRATEGIES, ParallelStrategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
-from scalelab.studies.scaling.answer import ScalingAnswer, plan_scaling
-from scalelab.studies.scaling.report import conclude_scaling
-from scalelab.studies.shared.communication import FEW_STEPS
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling, check_ranks
+from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_rounds
 from scalelab.studies.shared.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrongScaling(Study):
+class Scaling(Study):
+    """One strategy on several world sizes, beside the plain loop."""
+
+    is_strong: ClassVar[bool]
+
+    ranks: tuple[int, ...] = (1, 2)
+    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
+    strategy: ParallelStrategy = "ddp"
+    """How training is distributed."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
+
+    @property
+    def batch_words(self) -> str:
+        raise NotImplementedError
+
+    def size_batch(self, num_ranks: int) -> int:
+        """The global batch on this many ranks."""
+        raise NotImplementedError
+
+    def plan(self) -> list[Trial]:
+        """The plain loop, its control, and the strategy on one rank and on each number of ranks."""
+        if self.strategy not in STRATEGIES:
+            raise UnknownName("strategy", self.strategy, STRATEGIES)
+        names = ["single-1", "control"] if self.sampling.control else ["single-1"]
+        configurations = [
+            Configuration(name=name, strategy=PLAIN, num_ranks=1, global_batch=self.size_batch(1)) for name in names
+        ]
+        configurations += [
+            Configuration(
+                name=f"{self.strategy}-{n}",
+                strategy=self.strategy,
+                num_ranks=n,
+                global_batch=self.size_batch(n),
+                instruments=choose_instruments(self.strategy, n),
+            )
+            for n in sorted({1, *self.ranks})
+        ]
+        return plan_rounds(self.job, self.sampling, configurations)
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        from scalelab.studies.scaling.answer import ScalingAnswer  # here: --help needs no numpy
+        from scalelab.studies.scaling.report import conclude_scaling
+
+        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=self.is_strong)
+        return conclude_scaling(self, answer, self.batch_words, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrongScaling(Scaling):
     """The global batch stays the same; each of N ranks computes one N-th of it."""
 
     name: ClassVar[str] = "strong-scaling"
     title: ClassVar[str] = "Strong scaling"
     question: ClassVar[str] = "How much faster does the same job get with more ranks?"
+    is_strong: ClassVar[bool] = True
 
-    ranks: tuple[int, ...] = (1, 2)
-    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     global_batch: int = 64
     """Samples per step, over all ranks."""
-    strategy: ParallelStrategy = "ddp"
-    """How training is distributed."""
-    job: Job = field(default_factory=Job)
-    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("global_batch", self.global_batch, 1)
         check_ranks(self.ranks, self.global_batch)
 
-    def plan(self) -> list[Trial]:
-        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda _: self.global_batch)
+    @property
+    def batch_words(self) -> str:
+        return f"global batch {self.global_batch}"
 
-    def conclude(self, results: Sequence[TrialResult]) -> Document:
-        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=True)
-        return conclude_scaling(self, answer, f"global batch {self.global_batch}", self.ranks)
+    def size_batch(self, num_ranks: int) -> int:
+        return self.global_batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeakScaling(Study):
+class WeakScaling(Scaling):
     """Each rank keeps its batch; N ranks process N times as many samples per step."""
 
     name: ClassVar[str] = "weak-scaling"
     title: ClassVar[str] = "Weak scaling"
     question: ClassVar[str] = "How much more work gets done in the same time with more ranks?"
+    is_strong: ClassVar[bool] = False
 
-    ranks: tuple[int, ...] = (1, 2)
-    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
     batch_per_rank: int = 32
     """Samples per step on each rank."""
-    strategy: ParallelStrategy = "ddp"
-    """How training is distributed."""
-    job: Job = field(default_factory=Job)
-    sampling: Sampling = field(default_factory=lambda: Sampling(profile_steps=FEW_STEPS))
 
     def __post_init__(self) -> None:
         check_at_least("batch_per_rank", self.batch_per_rank, 1)
         check_ranks(self.ranks)
 
-    def plan(self) -> list[Trial]:
-        return plan_scaling(self.job, self.sampling, self.strategy, self.ranks, lambda n: self.batch_per_rank * n)
+    @property
+    def batch_words(self) -> str:
+        return f"batch {self.batch_per_rank} per rank"
 
-    def conclude(self, results: Sequence[TrialResult]) -> Document:
-        answer = ScalingAnswer.from_results(results, self.strategy, self.sampling.warmup, is_strong=False)
-        return conclude_scaling(self, answer, f"batch {self.batch_per_rank} per rank", self.ranks)
+    def size_batch(self, num_ranks: int) -> int:
+        return self.batch_per_rank * num_ranks
+
+
+def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
+    """One rank and two show when gradients are ready, what predictions need; more than one what DDP counts."""
+    wanted = {"gradients": num_ranks <= 2, "counters": num_ranks > 1}
+    return tuple(name for name in find_strategy(strategy).instruments if wanted.get(name))

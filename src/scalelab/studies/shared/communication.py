@@ -42,8 +42,6 @@ from scalelab.units import format_known, format_quantity, format_share, is_known
 Steps = tuple[TracedStep, ...]
 Read = Callable[[TracedStep], float | None]
 
-FEW_STEPS = 3
-"""Profiled steps of one launch, where a study records some unasked: the first is often slow, the median is not it."""
 WORTH_A_WORD = 0.05
 """A rank whose waiting is a larger share of its step is named."""
 

@@ -18,6 +18,9 @@ from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
 from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
+FEW_STEPS = 3
+"""Profiled steps of one launch, where a study records some unasked: the first is often slow, the median is not it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:

@@ -20,10 +20,10 @@ from scalelab.records.strategies import StrategyName, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Chart, Document, Section
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.communication import FEW_STEPS, make_traced_table
+from scalelab.studies.shared.communication import make_traced_table
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.learning_charts import plot_losses
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.strategies.report import (
