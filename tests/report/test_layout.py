@@ -1,71 +1,72 @@
-"""A table is fitted into a width by breaking headers first and splitting last."""
+"""Every column has one unit, in its header, and numbers that stand below each other."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from scalelab.report.cells import TextColumn
-from scalelab.report.renderers.terminal import ColumnSize, arrange_columns, measure_column
-
-
-@st.composite
-def draw_sizes(draw: st.DrawFn) -> ColumnSize:
-    least = draw(st.integers(1, 20))
-    return ColumnSize(least + draw(st.integers(0, 30)), least, draw(st.booleans()))
+from scalelab.analysis.estimate import Estimate
+from scalelab.report.document import Cell, Column, Table, make_cell
+from scalelab.report.layout import TextColumn, format_columns, list_notes
+from scalelab.units import UNKNOWN
 
 
-def make_column(header: str, *cells: str, is_prose: bool = False) -> TextColumn:
-    return TextColumn(header=header, align="right", cells=cells, marks=("",) * len(cells), is_prose=is_prose)
+def format_only_column(column: Column, *cells: Cell) -> TextColumn:
+    (text,) = format_columns(Table(columns=(column,), rows=tuple((cell,) for cell in cells)))
+    return text
 
 
-def test_a_table_that_fits_is_set_as_it_is() -> None:
-    (part,) = arrange_columns([ColumnSize(5, 5), ColumnSize(12, 7)], 20)
-    assert (part.widths, part.gap, part.width) == ((5, 12), 3, 20)
+def test_the_header_carries_the_unit_of_the_column() -> None:
+    column = Column(key="step", header="step", quantity="seconds")
+    assert format_only_column(column, make_cell(0.4), make_cell(0.2)).header == "step [ms]"
 
 
-def test_headers_are_broken_before_columns_move_together() -> None:
-    (part,) = arrange_columns([ColumnSize(5, 5), ColumnSize(12, 7)], 19)
-    assert (part.widths, part.gap) == ((5, 7), 3)
+def test_columns_that_are_compared_have_one_unit() -> None:
+    ours = Column(key="ours", header="ours", quantity="bytes", unit_of="published")
+    published = Column(key="published", header="published", quantity="bytes")
+    rows = ((make_cell(104e6), make_cell(15.8e9)),)
+    columns = format_columns(Table(columns=(ours, published), rows=rows))
+    assert [(column.header, *column.cells) for column in columns] == [
+        ("ours [GB]", "0.104"),
+        ("published [GB]", "15.8"),
+    ]
+    alone = format_columns(Table(columns=(ours, published), rows=((make_cell(104e6), make_cell(None)),)))
+    assert (alone[0].header, *alone[0].cells) == ("ours [MB]", "104")
 
 
-def test_columns_move_together_before_the_table_is_split() -> None:
-    (part,) = arrange_columns([ColumnSize(5, 5), ColumnSize(12, 7)], 14)
-    assert (part.widths, part.gap) == ((5, 7), 2)
+def test_percent_stands_in_the_cells_instead() -> None:
+    text = format_only_column(Column(key="e", header="efficiency", quantity="share"), make_cell(0.96))
+    assert (text.header, text.cells) == ("efficiency", ("96 %",))
 
 
-def test_a_split_table_repeats_its_first_column_in_parts_of_like_width() -> None:
-    parts = arrange_columns([ColumnSize(4, 4)] + [ColumnSize(10, 10)] * 4, 45)
-    assert [part.columns for part in parts] == [(0, 1, 2), (0, 3, 4)]
+def test_a_rate_has_its_unit_in_its_name() -> None:
+    column = Column(key="r", header="samples/s", quantity="rate")
+    assert format_only_column(column, make_cell(155.0)).header == "samples/s"
+    assert format_only_column(column, make_cell(2.5e6)).header == "samples/s [M]"
 
 
-def test_prose_gets_the_width_that_headers_could_do_without() -> None:
-    (part,) = arrange_columns([ColumnSize(5, 5), ColumnSize(20, 10), ColumnSize(90, 15, True)], 60)
-    assert part.widths == (5, 10, 39)
+def test_the_signs_of_a_column_stand_below_each_other() -> None:
+    wide, narrow = Estimate(value=0.2, low=0.188, high=0.212), Estimate(value=0.4, low=0.398, high=0.402)
+    column = Column(key="step", header="step", quantity="seconds")
+    text = format_only_column(column, make_cell(narrow), make_cell(wide), make_cell(0.3))
+    assert text.cells == ("400.0 ±  2.0", "200.0 ± 12.0", "300.0")
 
 
-@given(st.lists(draw_sizes(), min_size=1, max_size=10), st.integers(45, 200))
-def test_every_column_is_set_and_no_part_is_too_wide(sizes: list[ColumnSize], available: int) -> None:
-    parts = arrange_columns(sizes, available)
-    assert sorted({index for part in parts for index in part.columns}) == list(range(len(sizes)))
-    for part in parts:
-        assert part.width <= available
-        for index, width in zip(part.columns, part.widths, strict=True):
-            assert sizes[index].least <= width <= sizes[index].natural
+def test_words_truths_and_unknowns_stand_among_numbers() -> None:
+    column = Column(key="step", header="step", quantity="seconds")
+    cells = (make_cell("out of memory"), make_cell(True), make_cell(False), make_cell(None), make_cell(0.4))
+    assert format_only_column(column, *cells).cells == ("out of memory", "yes", "no", UNKNOWN, "400")
 
 
-@given(st.lists(draw_sizes(), min_size=1, max_size=10), st.integers(4, 44))
-def test_in_a_narrow_terminal_parts_still_fit(sizes: list[ColumnSize], available: int) -> None:
-    assert all(part.width <= available for part in arrange_columns(sizes, available))
+def test_the_marks_of_numbers_stand_beside_the_column() -> None:
+    column = Column(key="ranks", header="ranks", quantity="count")
+    text = format_only_column(column, make_cell(4), make_cell(8, mark="†"))
+    assert (text.cells, text.marks, text.mark_width) == (("4", "8"), ("", "†"), 1)
 
 
-def test_numbers_stay_whole_and_headers_take_two_lines() -> None:
-    assert measure_column(make_column("exposed comm", "3 %")) == ColumnSize(12, 7)
-    assert measure_column(make_column("peak memory per rank [GB]", "1.93")).least == 13
-    assert measure_column(make_column("step [ms]", "413.0 ± 2.0")).least == 11
+def test_the_mark_of_a_word_stands_in_its_cell() -> None:
+    text = format_only_column(Column(key="s", header="strategy", align="left"), make_cell("ddp", mark="†"))
+    assert (text.cells, text.mark_width) == (("ddp†",), 0)
 
 
-def test_prose_is_broken_between_words_and_only_long_words_inside() -> None:
-    words = make_column("reason", "a rank asked for too much", is_prose=True)
-    assert measure_column(words) == ColumnSize(25, 6, True)
-    assert measure_column(make_column("path", "x" * 90, is_prose=True)).least == 20
+def test_notes_of_columns_follow_those_of_the_table() -> None:
+    column = Column(key="k", header="Karp–Flatt", quantity="share", note="the serial part")
+    table = Table(columns=(column,), rows=(), notes=("± is a 95 % confidence interval",))
+    assert list_notes(table) == ("± is a 95 % confidence interval", "Karp–Flatt: the serial part")

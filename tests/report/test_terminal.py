@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from rich.console import Console
 
-from scalelab.report.brief import MOST_LINES
-from scalelab.report.cells import format_columns
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution, Finding
+from scalelab.report.layout import MOST_LINES, format_columns
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (

@@ -22,7 +22,7 @@ from scalelab.runs.experiment import (
     run_study,
     start_run,
 )
-from scalelab.runs.scheduler import Event, TrialStarted
+from scalelab.runs.experiment import Event, TrialStarted
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record, make_result, make_store

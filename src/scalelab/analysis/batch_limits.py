@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import measure_residual, solve_non_negative, solve_relative, tabulate_sizes
+from scalelab.analysis.speedup import measure_residual, solve_non_negative, solve_relative, tabulate_sizes
 from scalelab.analysis.stats import Floats, Rounds, estimate_over_rounds
 
 NOISE = 0.001

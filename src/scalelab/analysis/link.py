@@ -28,7 +28,7 @@ import numpy as np
 
 from scalelab.analysis.communication import POINT_TO_POINT, bus_factor
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import tabulate_sizes
+from scalelab.analysis.speedup import tabulate_sizes
 from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Trial, TrialResult

@@ -12,14 +12,15 @@ from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import UsageError
-from scalelab.launch.joined import find_member
 from scalelab.launch.launcher import Launcher
+from scalelab.launch.ranks.discovery import find_membership
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.records.trial import Trial
 from scalelab.report.document import Document
 from scalelab.runs.experiment import execute_run, find_failed, find_waiting
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
+from scalelab.units import format_count
 
 
 class Terminated(KeyboardInterrupt):
@@ -67,7 +68,7 @@ def report_run(store: RunStore, study: Study, document: Document, output: Output
         print(f"\n{traceback}", file=sys.stderr)  # noqa: T201
     waiting = find_waiting(store)
     if waiting:
-        names = f"{len(waiting)} trial{'s' if len(waiting) > 1 else ''} got no batch job"
+        names = f"{format_count(len(waiting), 'trial')} got no batch job"
         again = f"scalelab resume {refer_to(store)} submits them again, with other flags if needed"
         print(f"\n{names}: {again}", file=sys.stderr)  # noqa: T201
     stream = sys.stderr if output.takes_stdout else sys.stdout
@@ -79,7 +80,7 @@ def refuse_ranks() -> None:
     """Refuse to run under a launcher: every rank would measure the whole study at once."""
     # Scripts may export WORLD_SIZE without RANK: this process is then no rank, and its ranks get their own.
     is_half = "RANK" not in os.environ
-    member = find_member({name: own for name, own in os.environ.items() if not (is_half and name == "WORLD_SIZE")})
+    member = find_membership({name: own for name, own in os.environ.items() if not (is_half and name == "WORLD_SIZE")})
     if member is not None and member.num_ranks > 1:
         is_typed = member.launcher == "Slurm" and os.environ.get("SLURM_PTY_PORT")
         shell = ". A srun --pty shell needs one task (-n 1 --cpus-per-task N)" if is_typed else ""

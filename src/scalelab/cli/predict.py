@@ -31,7 +31,7 @@ from scalelab.report.document import Document
 from scalelab.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+    from scalelab.studies.scaling.study import Scaling
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
@@ -290,15 +290,13 @@ def check_confirmable(one: Candidate) -> None:
         raise UsageError(f"--confirm needs a core per rank: {one.step.num_ranks} ranks, {count_cores()} cores here")
 
 
-def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: Path) -> Estimate:
+def measure_rate(study: Scaling, one: Candidate, runs_dir: Path) -> Estimate:
     """Samples per second of one setting, measured here."""
     from scalelab.runs.experiment import run_study
-    from scalelab.studies.scaling.study import StrongScaling
 
     change, num_ranks = one.change, one.step.num_ranks
     assert change.batch is not None
-    is_strong = isinstance(study, StrongScaling)
-    per_rank = change.batch // num_ranks if is_strong else change.batch
+    per_rank = change.batch // num_ranks if study.is_strong else change.batch
     job = study.job
     spreading = replace(
         job.spreading,
@@ -309,12 +307,8 @@ def measure_rate(study: StrongScaling | WeakScaling, one: Candidate, runs_dir: P
     shape = replace(job.shape, micro_batch=micro)
     changed = replace(job, spreading=spreading, shape=shape)
     sampling = replace(study.sampling, rounds=CONFIRM_ROUNDS, control=False, profile_steps=0)
-    again: StrongScaling | WeakScaling
-    if isinstance(study, StrongScaling):
-        again = replace(study, ranks=(num_ranks,), job=changed, sampling=sampling, global_batch=change.batch)
-    else:
-        again = replace(study, ranks=(num_ranks,), job=changed, sampling=sampling, batch_per_rank=change.batch)
+    again = replace(study.resize(change.batch), ranks=(num_ranks,), job=changed, sampling=sampling)
     confirmed, _ = run_study(again, runs_dir=runs_dir)
-    run = ScalingRun.from_results(confirmed.results()[0], study.strategy, sampling.warmup, is_strong=is_strong)
+    run = ScalingRun.from_results(confirmed.results()[0], study.strategy, sampling.warmup, is_strong=study.is_strong)
     arm = run.arms[num_ranks]
     return arm.step.map(lambda seconds: arm.trial.global_batch / seconds)

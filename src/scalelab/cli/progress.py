@@ -20,7 +20,7 @@ from scalelab.launch.agreement import curve_file, start_file
 from scalelab.records.files import read_json
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import Status, from_builtins
-from scalelab.runs.scheduler import Event, TrialEnded, TrialStarted
+from scalelab.runs.experiment import Event, TrialEnded, TrialStarted
 from scalelab.units import format_duration, format_learning_rate, format_loss, format_quantity, format_seconds
 
 

@@ -20,8 +20,9 @@ from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
 from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
 from scalelab.launch.batch.site import find_scheduler
-from scalelab.launch.batch.system import BatchSystem, find_own_job, name_job, read_record
+from scalelab.launch.batch.system import BatchSystem, read_record
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
+from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run

@@ -1,27 +1,30 @@
-"""A run from start to end: plan, store, measure, conclude. The command line and Python callers share it."""
+"""A run from start to end: plan, store, measure, conclude. The command line and Python callers share it.
+
+Trials run one after the other; each result is on disk before the next trial starts.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalelab import __version__
 from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
-from scalelab.launch.batch.system import find_own_job
+from scalelab.launch.agreement import remove_stored
 from scalelab.launch.launcher import Launcher
+from scalelab.launch.ranks.allocation import find_own_job
 from scalelab.records.environment import Environment, read_environment
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
-from scalelab.records.trial import Status, Trial, TrialResult, from_builtins, to_builtins
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
 from scalelab.report.document import Document
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.report.renderers.exports import render_json
 from scalelab.runs.launching import choose_launcher
-from scalelab.runs.scheduler import Event, Guidance, Listener, run_trials
 from scalelab.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +34,102 @@ DAMAGED_TRIAL = CautionKind("damaged-trial", "a file of a trial is corrupt or mi
 UNFINISHED = CautionKind("unfinished", "planned trials have no result yet", "failure", ("num_missing", "num_trials"))
 RECORDING = CautionKind("recording", "the script that records this run is still running", "note")
 OTHER_HOST = CautionKind("other-host", "ranks ran on another host than the one described", "note", ("num_hosts",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted:
+    trial: Trial
+    number: int
+    num_trials: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    result: TrialResult
+    number: int
+    num_trials: int
+    is_from_disk: bool = False
+    """An earlier execution of the run stored the result."""
+
+
+Event = TrialStarted | TrialEnded
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How earlier results change the plan: by default, not at all."""
+
+    plan_more: Callable[[Sequence[TrialResult]], list[Trial]] = lambda _: []
+    """Called when every planned trial has a result; adds the trials it returns."""
+    refuse: Callable[[Trial, Sequence[TrialResult]], str | None] = lambda _, __: None
+    """Why a trial need not run, given the results so far."""
+
+
+def run_trials(
+    store: RunStore, launcher: Launcher, listener: Listener, guidance: Guidance | None = None
+) -> list[TrialResult]:
+    """Run every trial without a result, in plan order, and give all results.
+
+    A configuration that never completed and failed in a way that a repeat cannot change is not launched in later
+    rounds: those trials become `not_run` with that reason.
+    """
+    guidance = guidance or Guidance()
+    results: list[TrialResult] = []
+    while True:
+        trials = store.trials()
+        for number, trial in enumerate(trials[len(results) :], start=len(results) + 1):
+            known = _read_known(store, trial)
+            if known is None:
+                listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
+                known = _skip(trial, results, guidance) or _launch(launcher, trial, store)
+                store.save_result(known)
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
+            else:
+                listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
+            results.append(known)
+        more = guidance.plan_more(results)
+        if not more:
+            return results
+        store.add_trials(more)
+
+
+def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
+    """Launch a trial; its stored data set is removed even if it is interrupted."""
+    directory = store.trial_directory(trial.name)
+    try:
+        return launcher.launch(trial, directory)
+    finally:
+        if trial.dataset is not None:
+            remove_stored(directory)
+
+
+def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
+    """The result on disk; a damaged one is set aside, and the trial runs again."""
+    if not store.has_result(trial.name):
+        return None
+    try:
+        return store.result(trial.name)
+    except DamagedRun:
+        store.set_aside(trial.name)
+        return None
+
+
+def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> TrialResult | None:
+    """The result of a trial that need not run, because earlier ones decide it."""
+    reason = guidance.refuse(trial, results)
+    if reason:
+        return not_run(trial, reason, cause=Cause.ANSWERED)
+    earlier = [result for result in results if result.trial.configuration == trial.configuration]
+    if any(result.status is Status.COMPLETED for result in earlier):
+        return None
+    first = next((result for result in earlier if result.status.is_final), None)
+    if first is None:
+        return None
+    if first.status is Status.NOT_RUN:
+        return not_run(trial, first.reason, first.batch, cause=first.cause)
+    reason = f"round {first.trial.round} was {first.status.words}, and would be again"
+    return not_run(trial, reason, cause=Cause.REPEATED)
 
 
 def run_study(

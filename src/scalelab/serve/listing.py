@@ -78,7 +78,8 @@ def describe_jobs(store: RunStore) -> tuple[Phase, str] | None:
     """The state of the batch jobs of an unfinished run; None: it has none, or another process executes it."""
     if not (store.path / JOBS_FILE).is_file():
         return None
-    from scalelab.launch.batch.system import find_living, name_job, read_record  # loads PSI/J
+    from scalelab.launch.batch.system import find_living, read_record
+    from scalelab.launch.ranks.allocation import name_job
 
     try:
         record = read_record(store.path)

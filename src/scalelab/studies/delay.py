@@ -1,7 +1,7 @@
 """Delay: what a fixed time in every step does to the speedup.
 
 A delay that every rank sits out is a serial part: more ranks do not shorten it. Amdahl's law predicts its effect,
-S_N(d) = (T₁ + d) / (T_N + d), and the study compares that with the measurement (`analysis/scaling_laws.py`): once with
+S_N(d) = (T₁ + d) / (T_N + d), and the study compares that with the measurement (`analysis/speedup.py`): once with
 the measured T_N, which asks only whether the delay adds up, and once with T_N = T₁ / N, which also assumes that
 everything else scales perfectly.
 """
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import compare_with_model, estimate_model, predict_speedup
-from scalelab.analysis.speedup import estimate_speedup
+from scalelab.analysis.speedup import compare_with_model, estimate_model, estimate_speedup, predict_speedup
 from scalelab.analysis.stats import estimate_difference, judge
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import add_delay
+from scalelab.analysis.speedup import add_delay
 from scalelab.analysis.stats import estimate_difference, estimate_median, estimate_ratio, judge
 from scalelab.analysis.step_parts import SMALLEST_EXCESS, Excess, LaunchSteps, RankBreakdown, find_excesses, find_slow
 from scalelab.checks import check_at_least, check_divisible

@@ -20,22 +20,20 @@ from scalelab.launch.batch import system as batch
 from scalelab.launch.batch.jobscripts import make_job, render_launch
 from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
-    JOB_VARIABLES,
     MOST_UNREADABLE,
     BatchJob,
     BatchRecord,
     BatchSystem,
     JobState,
     Phase,
-    find_own_job,
     follow_job,
     hand_over,
     hold_interrupts,
-    name_job,
     save_record,
     wait_for_results,
 )
 from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.ranks.allocation import JOB_VARIABLES, find_own_job, name_job
 from scalelab.records.store import RUNNING, RunStore
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import start_run

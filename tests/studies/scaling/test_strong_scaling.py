@@ -14,9 +14,9 @@ from scalelab.errors import NothingMeasured
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
-from scalelab.report.brief import shorten
 from scalelab.report.document import Cell, read_document
 from scalelab.report.findings import ASIDE, MAIN
+from scalelab.report.layout import shorten
 from scalelab.report.renderers.exports import render_json
 from scalelab.studies.scaling.answer import _split_loss
 from scalelab.studies.shared.sampling import Sampling
@@ -247,7 +247,7 @@ def test_oversubscribed_rows_are_marked_and_left_out_of_the_laws(
     assert any("two sizes determine the Amdahl fit exactly" in note for note in laws.notes)
     assert find_finding(document, "speedup", "ddp × 2").weight == MAIN
     assert find_finding(document, "speedup", "ddp × 4").weight == ASIDE
-    assert "oversubscribed" in list_kinds(document)
+    assert "oversubscribed-rows" in list_kinds(document)
 
 
 def test_two_sizes_are_too_few_for_the_universal_law(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_ranks_that_share_cores_are_marked(tmp_path: Path, monkeypatch: pytest.M
     assert find_row(document.tables[0], "ddp × 2")["run"].mark == "†"
     assert len(document.tables) == 2
     assert "linearity" not in list_kinds(document)
-    assert "oversubscribed" in list_kinds(document)
+    assert "oversubscribed-rows" in list_kinds(document)
 
 
 def test_the_document_on_disk_is_the_one_that_was_given_back(tmp_path: Path) -> None:

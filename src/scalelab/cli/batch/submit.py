@@ -33,22 +33,20 @@ from scalelab.launch.batch.system import (
     JobState,
     Phase,
     find_living,
-    find_own_job,
     follow_job,
     hand_over,
-    name_job,
     read_record,
     save_record,
     wait_for_results,
 )
 from scalelab.launch.batch.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
+from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, refuse_holder
 from scalelab.records.trial import Cause, Trial, not_run
 from scalelab.report.document import Document
 from scalelab.report.renderers.exports import render_json
-from scalelab.runs.experiment import check_something_measured, conclude_run, start_run
-from scalelab.runs.scheduler import TrialEnded, TrialStarted
+from scalelab.runs.experiment import TrialEnded, TrialStarted, check_something_measured, conclude_run, start_run
 from scalelab.studies.shared.study import Study
 
 SUBMITTING = "submitting.json"

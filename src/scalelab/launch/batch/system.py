@@ -19,7 +19,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -48,8 +48,6 @@ CANCEL_SECONDS = 60.0
 """How long we wait for a cancelled job to be gone."""
 MOST_UNREADABLE = 10
 """Unreadable answers in a row after which waiting ends."""
-JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
-"""Where a process finds the number of the job that it is in."""
 
 
 class Phase(StrEnum):
@@ -256,17 +254,6 @@ def cancel_job(system: BatchSystem, job: BatchJob) -> str:
     if system.cancel([job.id]):
         return "was cancelled"
     return f"was cancelled, not yet confirmed by {system.scheduler} (check with `scalelab list`)"
-
-
-def find_own_job(variables: Mapping[str, str]) -> str:
-    """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
-    found = ((scheduler, variables.get(name)) for name, scheduler in JOB_VARIABLES.items())
-    return next((name_job(scheduler, number) for scheduler, number in found if number), "")
-
-
-def name_job(scheduler: str, number: str) -> str:
-    """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
-    return f"{scheduler} {number.partition('.')[0]}"
 
 
 def shows_result(directory: Path) -> bool:

@@ -19,6 +19,8 @@ from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.lists import expand_tasks, find_first_host, read_node_file
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
+JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+"""Where a process finds the number of the job that it is in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +113,14 @@ def _read_most(variables: Mapping[str, str], name: str) -> int | None:
 
 def _read_least(variables: Mapping[str, str], name: str) -> int | None:
     return min(expand_tasks(variables[name], variable=name)) if variables.get(name) else None
+
+
+def find_own_job(variables: Mapping[str, str]) -> str:
+    """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
+    found = ((scheduler, variables.get(name)) for name, scheduler in JOB_VARIABLES.items())
+    return next((name_job(scheduler, number) for scheduler, number in found if number), "")
+
+
+def name_job(scheduler: str, number: str) -> str:
+    """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
+    return f"{scheduler} {number.partition('.')[0]}"

@@ -23,10 +23,9 @@ from html import escape
 from importlib.resources import files
 
 from scalelab import __version__
-from scalelab.report.brief import MOST_FINDINGS
-from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
+from scalelab.report.layout import MOST_FINDINGS, TextColumn, format_columns, list_notes
 from scalelab.report.renderers.exports import render_csv, render_json
 from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import UsageError
-from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Chart, Document, Table
 from scalelab.report.findings import Caution
+from scalelab.report.layout import TextColumn, format_columns, list_notes
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
 from scalelab.units import PLUS_MINUS

@@ -14,10 +14,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from scalelab.report.brief import FEWEST_ROWS, MOST_LINES, shorten
-from scalelab.report.cells import TextColumn, format_columns, list_notes
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution
+from scalelab.report.layout import FEWEST_ROWS, MOST_LINES, TextColumn, format_columns, list_notes, shorten
 from scalelab.report.text import clean_text, measure_text, pad_text, split_words, wrap_text
 
 GAPS = (3, 2)

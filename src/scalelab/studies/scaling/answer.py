@@ -12,13 +12,18 @@ from functools import cached_property
 from itertools import pairwise
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import AmdahlFit, GustafsonFit, UslFit, fit_amdahl, fit_gustafson, fit_usl
 from scalelab.analysis.speedup import (
+    AmdahlFit,
     ExposedCommunication,
+    GustafsonFit,
+    UslFit,
     communication_by_ablation,
     communication_by_subtraction,
     estimate_scaled_speedup,
     estimate_speedup,
+    fit_amdahl,
+    fit_gustafson,
+    fit_usl,
     karp_flatt,
 )
 from scalelab.analysis.stats import Rounds, Verdict, estimate_ratio, judge

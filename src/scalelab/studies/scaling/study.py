@@ -7,8 +7,8 @@ speedup is N·T(1)/T(N) (Gustafson 1988).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 from scalelab.checks import check_at_least
 from scalelab.errors import UnknownName
@@ -40,6 +40,10 @@ class Scaling(Study):
 
     def size_batch(self, num_ranks: int) -> int:
         """The global batch on this many ranks."""
+        raise NotImplementedError
+
+    def resize(self, batch: int) -> Self:
+        """The same study with another batch: global, or per rank."""
         raise NotImplementedError
 
     def plan(self) -> list[Trial]:
@@ -93,6 +97,9 @@ class StrongScaling(Scaling):
     def size_batch(self, num_ranks: int) -> int:
         return self.global_batch
 
+    def resize(self, batch: int) -> Self:
+        return replace(self, global_batch=batch)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeakScaling(Scaling):
@@ -116,6 +123,9 @@ class WeakScaling(Scaling):
 
     def size_batch(self, num_ranks: int) -> int:
         return self.batch_per_rank * num_ranks
+
+    def resize(self, batch: int) -> Self:
+        return replace(self, batch_per_rank=batch)
 
 
 def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:

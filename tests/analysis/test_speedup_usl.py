@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.scaling_laws import fit_usl
+from scalelab.analysis.speedup import fit_usl
 from tests.analysis.noise import simulate_sizes
 
 SIZES = (1, 2, 4, 8)

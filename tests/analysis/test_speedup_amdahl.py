@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.scaling_laws import fit_amdahl, fit_gustafson
+from scalelab.analysis.speedup import fit_amdahl, fit_gustafson
 from tests.analysis.noise import simulate_sizes
 
 SIZES = (1, 2, 4, 8)

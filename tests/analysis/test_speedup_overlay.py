@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.scaling_laws import add_delay, compare_with_model, estimate_model, predict_speedup
+from scalelab.analysis.speedup import add_delay, compare_with_model, estimate_model, predict_speedup
 
 ONE = [[0.4] * 5, [0.5] * 5]
 TWO = [[0.2] * 5, [0.25] * 5]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.scaling_laws import measure_residual, solve_non_negative, solve_relative, tabulate_sizes
+from scalelab.analysis.speedup import measure_residual, solve_non_negative, solve_relative, tabulate_sizes
 
 
 def test_sizes_are_sorted_and_empty_ones_left_out() -> None:
