@@ -25,7 +25,7 @@ from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.straggler import UNDELAYED, Diagnosis, Straggler
+from scalelab.studies.straggler import UNDELAYED, RankComparison, Straggler
 from scalelab.units import format_quantity, format_seconds, format_share
 
 NUM_CLEAN_RUNS = 20
@@ -38,7 +38,7 @@ FEWER = Sampling(rounds=6, steps=4, warmup=2, phase_steps=10, comm_free_steps=0,
 """For clean runs, where few samples make a false alarm more likely and not less."""
 
 
-def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Sampling = SAMPLING) -> Diagnosis:
+def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Sampling = SAMPLING) -> RankComparison:
     """One run of the study, without its undisturbed rows, and what it says of its ranks."""
     job = Job(
         workload="mlp",
@@ -57,7 +57,7 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Samp
             write_trial(Path(directory), trial)
             results.append(launcher.launch(trial, Path(directory)))
     (arm,) = group_arms(results, sampling.warmup).values()
-    return Diagnosis(arm=arm)
+    return RankComparison(arm=arm)
 
 
 def find_delays(launcher: LocalLauncher, step_seconds: float) -> tuple[float, int]:

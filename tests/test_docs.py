@@ -49,7 +49,7 @@ from scalelab.cli.run import print_studies
 from scalelab.cli.serve import Serve
 from scalelab.cli.show import Show
 from scalelab.cli.study_flags import parse_kind, parse_study
-from scalelab.cli.trace import DIFF, Reading, Trace, TraceDiff
+from scalelab.cli.trace import DIFF, Trace, TraceDiff, TraceFlags
 from scalelab.data.shards import write_shard
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
@@ -461,7 +461,7 @@ def test_every_flag_of_the_tokenizer_stands_with_its_default() -> None:
 def test_every_flag_of_a_trace_stands_with_its_default() -> None:
     text = (DOCS / "how-to" / "trace.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", text, re.MULTILINE))
-    fields = [*dataclasses.fields(Reading), *(field for field in dataclasses.fields(Trace) if field.name == "hta")]
+    fields = [*dataclasses.fields(TraceFlags), *(field for field in dataclasses.fields(Trace) if field.name == "hta")]
     assert listed == {f"--{f.name.replace('_', '-')}": describe_default(f.default) for f in fields}
 
 

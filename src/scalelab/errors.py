@@ -110,3 +110,7 @@ class OutOfReach(ScalelabError):
 
 class NothingMeasured(ScalelabError):
     """Every trial of a run failed; the message is the first failure's."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as batch systems send it: handled like Ctrl-C."""

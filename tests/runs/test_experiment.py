@@ -15,6 +15,8 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, read_document
 from scalelab.runs.experiment import (
+    Event,
+    TrialStarted,
     describe_environment,
     execute_run,
     ignore_event,
@@ -22,7 +24,6 @@ from scalelab.runs.experiment import (
     run_study,
     start_run,
 )
-from scalelab.runs.experiment import Event, TrialStarted
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record, make_result, make_store

@@ -11,8 +11,7 @@ from scalelab.errors import LaunchFailed, StorageFull, StoreError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
-from scalelab.runs.experiment import ignore_event
-from scalelab.runs.experiment import Event, Guidance, TrialEnded, TrialStarted, run_trials
+from scalelab.runs.experiment import Event, Guidance, TrialEnded, TrialStarted, ignore_event, run_trials
 from tests.records import make_record, make_store
 
 CONFIGURATIONS = ("single-1", "control")

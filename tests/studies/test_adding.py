@@ -55,7 +55,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (written,) = re.findall(r'```python title="src/scalelab/studies/dropout.py"\n(.*?)```', guide, re.DOTALL)
     (place / "src/scalelab/studies/dropout.py").write_text(written, encoding="utf-8")
     catalogue = place / "src/scalelab/studies/catalogue.py"
-    entry = 'Entry("scalelab.studies.dropout:Dropout", "Dropout", "What does dropout cost per step?")'
+    entry = 'StudyEntry("scalelab.studies.dropout:Dropout", "Dropout", "What does dropout cost per step?")'
     head = "STUDIES: dict[str, Entry] = {\n"
     text = catalogue.read_text(encoding="utf-8")
     assert head in text

@@ -78,14 +78,14 @@ MANY_DAYS = 365
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class PlanSweep:
     """The same job on other device counts."""
 
     plans: Sequence[TrainingPlan]
     refused: Mapping[int, str]
 
 
-def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep: Sweep | None = None) -> Document:
+def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep: PlanSweep | None = None) -> Document:
     """Layouts, the whole training run, the fastest layout in parts, and the linear rule beside it."""
     totals = sum_training(plan, num_tokens)
     difference = compare_linear(plan, totals, small, num_tokens)
@@ -217,7 +217,7 @@ def make_obstacle_table(obstacles: Mapping[str, str]) -> Table:
     )
 
 
-def make_sweep_table(sweep: Sweep, num_tokens: float) -> Table:
+def make_sweep_table(sweep: PlanSweep, num_tokens: float) -> Table:
     plans = {plan.num_devices: plan for plan in sweep.plans}
     totals = {size: sum_training(plan, num_tokens) for size, plan in plans.items()}
     before = dict(zip(list(plans)[1:], plans.values(), strict=False))
@@ -296,7 +296,9 @@ def describe_small(small: SmallRun) -> str:
     )
 
 
-def summarise(plan: TrainingPlan, totals: Totals, difference: LinearRuleGap, sweep: Sweep | None) -> Iterator[Finding]:
+def summarise(
+    plan: TrainingPlan, totals: Totals, difference: LinearRuleGap, sweep: PlanSweep | None
+) -> Iterator[Finding]:
     """The training run, its step, whether more devices pay, and why the linear rule differs."""
     best, days = plan.best, totals.days
     low, middle, high = (format_quantity("number", value) for value in (days.low, days.value, days.high))

@@ -11,7 +11,7 @@ from scalelab.answers.train import TrainStudy
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.cli.study_flags import Execution
-from scalelab.errors import UsageError
+from scalelab.errors import Terminated, UsageError
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.discovery import find_membership
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
@@ -21,10 +21,6 @@ from scalelab.runs.experiment import execute_run, find_failed, find_waiting
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_count
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as batch systems send it: handled like Ctrl-C."""
 
 
 def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output: Output) -> int:

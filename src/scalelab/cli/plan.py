@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from scalelab.answers.plan import Sweep, describe_plan
+from scalelab.answers.plan import PlanSweep, describe_plan
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.output import Output, write_outputs
@@ -176,7 +176,7 @@ def make_document(wanted: PlanFlags) -> Document:
     if wanted.sweep_devices is not None:
         sizes = wanted.sweep_devices or [int(wanted.devices * factor) for factor in SWEPT]
         plans, refused = sweep_devices(job, [size for size in sizes if size >= 1], asked)
-        sweep = Sweep(plans=plans, refused=refused)
+        sweep = PlanSweep(plans=plans, refused=refused)
     return describe_plan(plan, tokens, small, sweep)
 
 

@@ -28,7 +28,7 @@ NS_PER_TICK = {"us": 1000, "ns": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class TraceFlags:
     """What to read from the files, and what to show."""
 
     rank: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
@@ -59,7 +59,7 @@ class Trace:
 
     paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="paths", metavar="DIR|FILE…"), tyro.conf.Positional]
     """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them."""
-    reading: Reading = field(default_factory=Reading)
+    reading: TraceFlags = field(default_factory=TraceFlags)
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     output: Output = field(default_factory=Output)
@@ -72,7 +72,7 @@ class Trace:
             raise UsageError("give trace files or a directory before the flags: scalelab trace DIR --rank 0")
         for name in ("step", "communication", "time-unit") if self.hta else ():
             field_name = name.replace("-", "_")
-            if getattr(self.reading, field_name) != getattr(Reading(), field_name):
+            if getattr(self.reading, field_name) != getattr(TraceFlags(), field_name):
                 raise UsageError(f"--{name} cannot be used with --hta")
 
 
@@ -84,7 +84,7 @@ class TraceDiff:
     """Baseline: a trace file, or a directory of them."""
     b: Annotated[Path, tyro.conf.arg(name="b", metavar="B"), tyro.conf.Positional]
     """Trace to compare with the baseline."""
-    reading: Reading = field(default_factory=Reading)
+    reading: TraceFlags = field(default_factory=TraceFlags)
     output: Output = field(default_factory=Output)
 
 
@@ -108,7 +108,7 @@ def main_diff(args: Sequence[str]) -> int:
     return 0
 
 
-def choose_files(paths: Sequence[Path], reading: Reading) -> list[Path]:
+def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     """The files to read; with --rank, chosen by the header of each file."""
     files = find_trace_files(paths)
     if not reading.rank:
@@ -121,7 +121,7 @@ def choose_files(paths: Sequence[Path], reading: Reading) -> list[Path]:
     return [file for file in files if ranks[file] in reading.rank]
 
 
-def read_view(files: Sequence[Path], reading: Reading) -> TraceView:
+def read_view(files: Sequence[Path], reading: TraceFlags) -> TraceView:
     """Read every file."""
     steps = frozenset(reading.step) or None
     traces = []

@@ -45,7 +45,7 @@ DERIVING = "computing the answer from the raw samples"
 Derived = tuple[Document | None, str]
 
 
-class Answer(NamedTuple):
+class RunAnswer(NamedTuple):
     """The answer of a run, or why there is none."""
 
     document: Document | None
@@ -65,13 +65,13 @@ class Shelf:
     _pages: OrderedDict[tuple[Path, ...], tuple[object, str]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def conclude(self, path: Path) -> Answer:
+    def conclude(self, path: Path) -> RunAnswer:
         """The answer of a run, recomputed only if it has new results; the previous one if that takes long."""
         state = read_state(path)
         with self._lock:
             kept = self._answers.get(path)
             if kept is not None and kept[0] == state:
-                return Answer(*kept[1], is_newest=True)
+                return RunAnswer(*kept[1], is_newest=True)
             work = self._working.get(path)
             if work is None:
                 work = threading.Thread(target=self._derive, args=(path, state), daemon=True)
@@ -80,7 +80,7 @@ class Shelf:
         work.join(self.wait_seconds)
         with self._lock:
             known, derived = self._answers.get(path, (None, (None, DERIVING)))
-        return Answer(*derived, is_newest=known == state)
+        return RunAnswer(*derived, is_newest=known == state)
 
     def _derive(self, path: Path, state: object) -> None:
         made: Derived = (None, DERIVING)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scalelab.studies.shared.study import Study
 
 
-class Entry(NamedTuple):
+class StudyEntry(NamedTuple):
     """A study before it is imported."""
 
     place: str
@@ -33,108 +33,108 @@ class Entry(NamedTuple):
     question: str
 
 
-STUDIES: dict[str, Entry] = {
-    "strong-scaling": Entry(
+STUDIES: dict[str, StudyEntry] = {
+    "strong-scaling": StudyEntry(
         "scalelab.studies.scaling.study:StrongScaling",
         "Strong scaling",
         "How much faster does the same job get with more ranks?",
     ),
-    "weak-scaling": Entry(
+    "weak-scaling": StudyEntry(
         "scalelab.studies.scaling.study:WeakScaling",
         "Weak scaling",
         "How much more work gets done in the same time with more ranks?",
     ),
-    "model-size": Entry(
+    "model-size": StudyEntry(
         "scalelab.studies.model_size:ModelSize",
         "Model size",
         "Does communication or compute dominate, and does model size decide it?",
     ),
-    "delay": Entry(
+    "delay": StudyEntry(
         "scalelab.studies.delay:Delay",
         "Injected delay",
         "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?",
     ),
-    "straggler": Entry(
+    "straggler": StudyEntry(
         "scalelab.studies.straggler:Straggler",
         "Straggler",
         "Which rank is slow, in which phase, and what does it cost?",
     ),
-    "network": Entry(
+    "network": StudyEntry(
         "scalelab.studies.network.study:Network", "Network", "How much does the network link between ranks cost?"
     ),
-    "strategies": Entry(
+    "strategies": StudyEntry(
         "scalelab.studies.strategies.study:Strategies",
         "Strategies",
         "Which strategy is fastest, and what does each cost in memory, idle time and variance?",
     ),
-    "comm-volume": Entry(
+    "comm-volume": StudyEntry(
         "scalelab.studies.comm_volume:CommVolume",
         "Communication volume",
         "How many bytes do DDP and FSDP send in a step, and does theory agree?",
     ),
-    "collectives": Entry(
+    "collectives": StudyEntry(
         "scalelab.studies.collectives.study:Collectives",
         "Collectives",
         "What latency and bandwidth does each collective reach?",
     ),
-    "memory": Entry(
+    "memory": StudyEntry(
         "scalelab.studies.memory.study:Memory", "Memory", "How much memory does a step take, what for, and does it fit?"
     ),
-    "large-batch": Entry(
+    "large-batch": StudyEntry(
         "scalelab.studies.large_batch.study:LargeBatch",
         "Large batch",
         "What does a large batch cost in accuracy, and what wins it back?",
     ),
-    "loader-workers": Entry(
+    "loader-workers": StudyEntry(
         "scalelab.studies.loader_workers:LoaderWorkers",
         "Loader workers",
         "How many worker processes should prepare the batches?",
     ),
-    "io-formats": Entry(
+    "io-formats": StudyEntry(
         "scalelab.studies.io_formats.study:IoFormats", "I/O formats", "How fast is each storage format, and why?"
     ),
-    "optimizers": Entry(
+    "optimizers": StudyEntry(
         "scalelab.studies.optimizers:Optimizers", "Optimizers", "What does the optimizer cost in time and memory?"
     ),
-    "compile": Entry(
+    "compile": StudyEntry(
         "scalelab.studies.compile:Compile",
         "Compilation",
         "Is the compiled model faster, and after how many steps does compiling pay?",
     ),
-    "dimensions": Entry(
+    "dimensions": StudyEntry(
         "scalelab.studies.dimensions:Dimensions",
         "Dimensions",
         "How do time and memory grow with the dimensions of model and data?",
     ),
-    "dtypes": Entry(
+    "dtypes": StudyEntry(
         "scalelab.studies.dtypes:Dtypes",
         "Data types",
         "Which data type is fastest here, what does it save, and does it still train?",
     ),
-    "reproducibility": Entry(
+    "reproducibility": StudyEntry(
         "scalelab.studies.reproducibility:Reproducibility",
         "Reproducibility",
         "What does a seed fix, and how far can a step time be trusted?",
     ),
-    "throughput": Entry(
+    "throughput": StudyEntry(
         "scalelab.studies.throughput:Throughput",
         "Throughput",
         "How many tokens per second, and how long would a larger model train?",
     ),
-    "batch-size": Entry(
+    "batch-size": StudyEntry(
         "scalelab.studies.batch_size:BatchSize",
         "Batch size",
         "How do throughput and memory grow with the batch, and where do they end?",
     ),
-    "max-batch": Entry(
+    "max-batch": StudyEntry(
         "scalelab.studies.max_batch.study:MaxBatch", "Max batch", "What is the largest batch that fits into memory?"
     ),
-    "batch-scaling": Entry(
+    "batch-scaling": StudyEntry(
         "scalelab.studies.batch_scaling:BatchScaling",
         "Batch scaling",
         "How does the gain from more ranks depend on the batch, and where does it saturate?",
     ),
-    "quantize": Entry(
+    "quantize": StudyEntry(
         "scalelab.studies.quantize.study:QuantizeStudy",
         "Quantization",
         "What does int8 cost in accuracy, what does it gain, and which layer is to blame?",

@@ -58,7 +58,7 @@ BUFFERS = CautionKind("buffer-broadcast", "Ranks wait in forward for the buffers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class RankComparison:
     """The ranks of one row, compared with each other."""
 
     arm: Arm
@@ -109,11 +109,11 @@ class StragglerAnswer:
         return next(iter(self.arms.values()), None)
 
     @cached_property
-    def diagnoses(self) -> dict[str, Diagnosis]:
-        return {name: Diagnosis(arm=arm) for name, arm in self.arms.items()}
+    def diagnoses(self) -> dict[str, RankComparison]:
+        return {name: RankComparison(arm=arm) for name, arm in self.arms.items()}
 
     @property
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self) -> RankComparison:
         """Of the row that is looked at."""
         assert self.looked_at is not None
         return self.diagnoses[self.looked_at.configuration]
@@ -170,7 +170,7 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
     )
 
 
-def make_own_time_table(diagnosis: Diagnosis, *, title: str = "") -> Table:
+def make_own_time_table(diagnosis: RankComparison, *, title: str = "") -> Table:
     """Each rank's own time in each phase, and its excess over the rank that it is compared with."""
 
     def read_own(excess: Excess) -> Estimate:
@@ -234,7 +234,7 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
         yield GAIN(f"rank {main.rank}", text, seconds=main.seconds)
 
 
-def name_slow_ranks(diagnosis: Diagnosis, weight: int = MAIN, when: str = "") -> Iterator[Finding]:
+def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "") -> Iterator[Finding]:
     """Who is slow, where, by how much; or that no rank is; or that it is unresolved."""
     label, excesses = diagnosis.arm.label, diagnosis.excesses
     for number, excess in enumerate(diagnosis.slow[: MOST_NAMED + 1]):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from scalelab.cli.batch.submission import Submission, list_requests, say
 from scalelab.cli.measuring import (
-    Terminated,
     make_reporter,
     measure_and_report,
     raise_terminated,
@@ -25,7 +24,7 @@ from scalelab.cli.measuring import (
 )
 from scalelab.cli.output import Output
 from scalelab.cli.progress import LineReporter, ProgressReporter
-from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, UsageError
+from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, Terminated, UsageError
 from scalelab.launch.batch.system import (
     BatchJob,
     BatchRecord,

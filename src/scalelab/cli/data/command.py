@@ -13,7 +13,7 @@ import tyro
 from scalelab.checks import check_at_least, check_share
 from scalelab.cli.data import convert as data_convert
 from scalelab.cli.data import doctor as data_doctor
-from scalelab.cli.data.fetch import Fetch, fetch
+from scalelab.cli.data.fetch import FetchFlags, fetch
 from scalelab.cli.flags import parse_flags
 from scalelab.data.shards import ShardKind
 from scalelab.data.tokenize import ByteEncoder, Encoder, Tokenized, load_pair_encoder, suffix_of, tokenize_files
@@ -154,7 +154,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 }
 
 FLAGS: dict[str, type[Any]] = {
-    "fetch": Fetch,
+    "fetch": FetchFlags,
     "tokenize": Tokenize,
     "doctor": data_doctor.DataDoctor,
     "convert": data_convert.DataConvert,

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from scalelab.cli.flags import parse_flags
 from scalelab.data.fetching.fetch import Fetched, SourceName, fetch_set
 from scalelab.data.fetching.known import KnownSet, find_set
-from scalelab.errors import UsageError
+from scalelab.errors import Terminated, UsageError
 from scalelab.units import format_bytes
 
 LINE_BYTES = 32 * 2**20
@@ -29,7 +29,7 @@ LINE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetch:
+class FetchFlags:
     """Download a published data set and verify its checksums."""
 
     name: Annotated[
@@ -53,10 +53,6 @@ class Fetch:
             raise UsageError(f"--from {self.carrier} does not exist")
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out {self.out} is a file: use a directory")
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: partial downloads are removed, as on Ctrl-C."""
 
 
 class FetchReporter:
@@ -104,7 +100,7 @@ class FetchReporter:
 
 
 def fetch(args: Sequence[str]) -> int:
-    wanted = parse_flags(Fetch, args, "data fetch")
+    wanted = parse_flags(FetchFlags, args, "data fetch")
     wanted.check()
     known = find_set(wanted.name)
     try:

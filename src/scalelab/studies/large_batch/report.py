@@ -57,13 +57,10 @@ STILL_RISING = 0.02
 LITTLE_LEARNT = 0.5
 
 LOSS = FindingKind(
-    "batch-accuracy", "Accuracy of the large batch against the small one", MAIN, ("small", "large", "change", "verdict")
+    "batch-accuracy", "Accuracy of the large batch against the small", MAIN, ("small", "large", "change", "verdict")
 )
 REMEDY = FindingKind(
-    "remedy",
-    "What linear scaling or warm-up wins back",
-    REASON,
-    ("gain", "over_small", "learning_rate", "recovery"),
+    "remedy", "What scaling or warm-up wins back", REASON, ("gain", "over_small", "learning_rate", "recovery")
 )
 DIVERGED = FindingKind("diverged", "Training runs whose loss diverged", REASON, ("diverged", "runs"))
 NOISE_SCALE = FindingKind("noise-scale", "Gradient noise scale, in samples", REASON, ("noise_batch",))

@@ -29,7 +29,7 @@ TOGETHER = "all replicas"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceSummary:
     """One device of one configuration, over all rounds."""
 
     name: str
@@ -38,13 +38,13 @@ class Device:
     memory: Estimate | None
 
 
-def list_devices(arm: Arm) -> list[Device]:
+def list_devices(arm: Arm) -> list[DeviceSummary]:
     """In the order of their numbers; the process that all replicas of an emulated dp share comes last."""
     trial = arm.trial
     kind = "gpu" if trial.device == "cuda" else "replica" if trial.is_emulated else "rank"
     memories = [memory for memory in map(read_memory, arm.completed) if memory]
     devices = [
-        Device(
+        DeviceSummary(
             name=f"{kind} {number}",
             utilization=describe_utilization(list_launches(arm, f"{kind} {number}")),
             memory=estimate_location([memory[number] for memory in memories]) if memories else None,
@@ -53,7 +53,7 @@ def list_devices(arm: Arm) -> list[Device]:
     ]
     if trial.is_emulated:
         together = describe_utilization(list_launches(arm, TOGETHER))
-        devices.append(Device(name=TOGETHER, utilization=together, memory=None))
+        devices.append(DeviceSummary(name=TOGETHER, utilization=together, memory=None))
     return devices
 
 

@@ -46,7 +46,7 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.studies.strategies.answer import (
     OTHERS,
-    Device,
+    DeviceSummary,
     find_excess,
     find_loss_difference,
     is_same_training,
@@ -92,14 +92,14 @@ def make_main_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
     return make_sweep_table(arms, columns, notes=_explain_memory(arms))
 
 
-def _list_rows(arms: Sequence[Arm]) -> list[tuple[Arm, Device]]:
+def _list_rows(arms: Sequence[Arm]) -> list[tuple[Arm, DeviceSummary]]:
     return [(arm, device) for arm in arms for device in list_devices(arm)]
 
 
 def make_device_table(arms: Sequence[Arm]) -> Table:
     """How busy every device was, and what it held."""
 
-    def busy_column(key: str, header: str, name: str) -> Field[tuple[Arm, Device]]:
+    def busy_column(key: str, header: str, name: str) -> Field[tuple[Arm, DeviceSummary]]:
         return share_column(
             key, header, lambda row: getattr(row[1].utilization, name) if row[1].utilization is not None else None
         )
@@ -127,7 +127,7 @@ def make_device_table(arms: Sequence[Arm]) -> Table:
 def make_time_table(arms: Sequence[Arm]) -> Table:
     """The busy share of every device in each tenth of the time of clean steps."""
 
-    def slice_column(number: int) -> Field[tuple[Arm, Device]]:
+    def slice_column(number: int) -> Field[tuple[Arm, DeviceSummary]]:
         return share_column(
             f"busy_{number + 1}",
             f"{number + 1}",
