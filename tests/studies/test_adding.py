@@ -56,7 +56,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "src/scalelab/studies/dropout.py").write_text(written, encoding="utf-8")
     catalogue = place / "src/scalelab/studies/catalogue.py"
     entry = 'StudyEntry("scalelab.studies.dropout:Dropout", "Dropout", "What does dropout cost per step?")'
-    head = "STUDIES: dict[str, Entry] = {\n"
+    head = "STUDIES: dict[str, StudyEntry] = {\n"
     text = catalogue.read_text(encoding="utf-8")
     assert head in text
     catalogue.write_text(text.replace(head, f'{head}    "dropout": {entry},\n'), encoding="utf-8")
