@@ -24,7 +24,7 @@ from scalelab.worker.exchange import (
     CALLS,
     FEWEST_REPEATS,
     MOST_CALLS,
-    Message,
+    MessageBuffers,
     check_result,
     expect_result,
     make_messages,
@@ -39,12 +39,12 @@ from tests.worker.trials import launch
 CPU = torch.device("cpu")
 
 
-def make_message(operation: Operation, num_numbers: int = 8, rank: int = 0) -> Message:
+def make_message(operation: Operation, num_numbers: int = 8, rank: int = 0) -> MessageBuffers:
     exchange = Exchange(operation=operation, sizes=(4 * num_numbers,))
     return make_messages(exchange, rank, 2, CPU)[0]
 
 
-def put_expected(message: Message, operation: str) -> None:
+def put_expected(message: MessageBuffers, operation: str) -> None:
     """What a backend would do."""
     for segment in expect_result(message, operation):
         ramp = torch.arange(segment.first, segment.first + len(segment.tensor)) % 1021
@@ -60,7 +60,7 @@ def test_every_operation_has_its_call() -> None:
 def test_the_right_result_passes_and_one_wrong_number_does_not(operation: Operation, num_numbers: int) -> None:
     message = make_message(operation, num_numbers, rank=1)
 
-    def spoil(message: Message) -> None:
+    def spoil(message: MessageBuffers) -> None:
         put_expected(message, operation)
         expect_result(message, operation)[-1].tensor[-1] += 1
 

@@ -62,7 +62,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class MessageBuffers:
     """The tensors of one size on one rank."""
 
     rank: int
@@ -85,14 +85,14 @@ class Segment(NamedTuple):
     shift: int
 
 
-class Plan(NamedTuple):
+class TimingPlan(NamedTuple):
     """How one size is timed."""
 
     num_calls: int
     repeats: int
 
 
-def _play_ping_pong(message: Message) -> None:
+def _play_ping_pong(message: MessageBuffers) -> None:
     if message.rank == 0:
         dist.send(message.whole, 1)
         dist.recv(message.whole, 1)
@@ -101,7 +101,7 @@ def _play_ping_pong(message: Message) -> None:
         dist.send(message.whole, 0)
 
 
-def return_ping_pong(message: Message) -> None:
+def return_ping_pong(message: MessageBuffers) -> None:
     """The same, but rank 0 forgets what it has sent: what it holds in the end has come back."""
     if message.rank == 0:
         dist.send(message.whole, 1)
@@ -111,7 +111,7 @@ def return_ping_pong(message: Message) -> None:
         _play_ping_pong(message)
 
 
-CALLS: dict[str, Callable[[Message], object]] = {
+CALLS: dict[str, Callable[[MessageBuffers], object]] = {
     "all_reduce": lambda message: dist.all_reduce(message.whole),
     "all_gather": lambda message: gather_all(message.whole, message.other),
     "reduce_scatter": lambda message: reduce_scatter(message.other, message.whole),
@@ -131,7 +131,7 @@ def run_exchange(
     per_call = 2 if exchange.operation == POINT_TO_POINT else 1
     with transfers_file(directory, rank).open("w", encoding="utf-8", newline="") as file:
         file.write(render_transfers(()))
-        plans: list[Plan] = []
+        plans: list[TimingPlan] = []
         for repeat, number in _order_timings(plans, len(messages)):
             message = messages[number]
             if repeat == 0:
@@ -148,7 +148,7 @@ def run_exchange(
     _meet(device)  # closing sockets shall look to nobody like a lost peer
 
 
-def make_messages(exchange: Exchange, rank: int, num_ranks: int, device: torch.device) -> list[Message]:
+def make_messages(exchange: Exchange, rank: int, num_ranks: int, device: torch.device) -> list[MessageBuffers]:
     """One message per size, all of them views of the same memory."""
     largest = max(exchange.sizes) // NUMBER_BYTES
     whole = torch.zeros(largest, device=device)
@@ -162,7 +162,7 @@ def make_messages(exchange: Exchange, rank: int, num_ranks: int, device: torch.d
                 f" {NUMBER_BYTES * num_ranks}"
             )
         num_others = _count_others(exchange.operation, count, num_ranks)
-        found.append(Message(rank=rank, num_ranks=num_ranks, whole=whole[:count], other=other[:num_others]))
+        found.append(MessageBuffers(rank=rank, num_ranks=num_ranks, whole=whole[:count], other=other[:num_others]))
     return found
 
 
@@ -173,7 +173,9 @@ def _count_others(operation: str, count: int, num_ranks: int) -> int:
     return count // num_ranks if operation in ("all_gather", "reduce_scatter") else 0
 
 
-def _prepare(message: Message, call: Callable[[Message], object], exchange: Exchange, device: torch.device) -> Plan:
+def _prepare(
+    message: MessageBuffers, call: Callable[[MessageBuffers], object], exchange: Exchange, device: torch.device
+) -> TimingPlan:
     """Check one size, warm it up, and plan its timings with all ranks."""
     check_result(message, return_ping_pong if call is _play_ping_pong else call, exchange.operation)
     for tensor in (message.whole, message.other):
@@ -183,7 +185,9 @@ def _prepare(message: Message, call: Callable[[Message], object], exchange: Exch
     return plan_timings(_find_call_seconds(message, call, device), exchange)
 
 
-def _find_call_seconds(message: Message, call: Callable[[Message], object], device: torch.device) -> float:
+def _find_call_seconds(
+    message: MessageBuffers, call: Callable[[MessageBuffers], object], device: torch.device
+) -> float:
     """The fastest of a few single calls, each as its slowest rank saw it: the same number on all ranks."""
     found: list[float] = []
     while len(found) < PILOT_CALLS and sum(found) < PILOT_SECONDS:
@@ -193,15 +197,15 @@ def _find_call_seconds(message: Message, call: Callable[[Message], object], devi
     return min(found)
 
 
-def plan_timings(call_seconds: float, exchange: Exchange) -> Plan:
+def plan_timings(call_seconds: float, exchange: Exchange) -> TimingPlan:
     """Calls in one timing, and timings, for a size whose call takes so long."""
     seconds = max(call_seconds, 1e-9)
     num_calls = min(max(1, math.ceil(GROUP_SECONDS / seconds)), MOST_CALLS)
     affordable = int(exchange.budget_seconds / (seconds * (num_calls + 1)))
-    return Plan(num_calls=num_calls, repeats=min(exchange.repeats, max(FEWEST_REPEATS, affordable)))
+    return TimingPlan(num_calls=num_calls, repeats=min(exchange.repeats, max(FEWEST_REPEATS, affordable)))
 
 
-def _order_timings(plans: list[Plan], num_sizes: int) -> Iterator[tuple[int, int]]:
+def _order_timings(plans: list[TimingPlan], num_sizes: int) -> Iterator[tuple[int, int]]:
     """Repeat and number of the size, pass by pass, every other pass downwards; plans grow during the first."""
     for number in range(num_sizes):
         yield 0, number
@@ -212,7 +216,7 @@ def _order_timings(plans: list[Plan], num_sizes: int) -> Iterator[tuple[int, int
 
 
 def _time_calls(
-    message: Message, call: Callable[[Message], object], num_calls: int, device: torch.device
+    message: MessageBuffers, call: Callable[[MessageBuffers], object], num_calls: int, device: torch.device
 ) -> tuple[float, float]:
     """When the calls started, and how long they took on this rank."""
     call(message)
@@ -235,7 +239,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def check_result(message: Message, call: Callable[[Message], object], operation: str) -> None:
+def check_result(message: MessageBuffers, call: Callable[[MessageBuffers], object], operation: str) -> None:
     """Call once with numbers whose result is known; raises where it is another."""
     _fill(message, operation)
     try:
@@ -249,7 +253,7 @@ def check_result(message: Message, call: Callable[[Message], object], operation:
         _check_segment(segment, message, operation)
 
 
-def _fill(message: Message, operation: str) -> None:
+def _fill(message: MessageBuffers, operation: str) -> None:
     """What each rank gives; where it only receives, nothing."""
     given, received = message.whole, message.other
     if operation == "all_gather":
@@ -261,7 +265,7 @@ def _fill(message: Message, operation: str) -> None:
         part.zero_() if is_silent else part.copy_(_count_up(first, len(part), part.device) + message.rank)
 
 
-def expect_result(message: Message, operation: str) -> list[Segment]:
+def expect_result(message: MessageBuffers, operation: str) -> list[Segment]:
     """The expected contents of every tensor after one call."""
     num_ranks, rank, whole, other = message.num_ranks, message.rank, message.whole, message.other
     sum_of_ranks = num_ranks * (num_ranks - 1) // 2
@@ -277,7 +281,7 @@ def expect_result(message: Message, operation: str) -> list[Segment]:
     return [] if operation == POINT_TO_POINT and rank > 1 else [Segment(whole, 0, 1, 0)]
 
 
-def _check_segment(segment: Segment, message: Message, operation: str) -> None:
+def _check_segment(segment: Segment, message: MessageBuffers, operation: str) -> None:
     for start in range(0, len(segment.tensor), CHUNK):
         part = segment.tensor[start : start + CHUNK]
         expected = _count_up(segment.first + start, len(part), part.device) * segment.factor + segment.shift

@@ -43,8 +43,8 @@ from scalelab.records.trial import Trial
 from scalelab.worker.batches.samples import Partition, SampleBatches
 from scalelab.worker.batches.stored import (
     InMemory,
-    Place,
     Samples,
+    StoredPlace,
     can_forget,
     forget_files,
     list_files,
@@ -96,7 +96,7 @@ class PassReader:
     task: Read
     rank: int
     device: torch.device
-    place: Place
+    place: StoredPlace
     samples: Samples | None = None
     report: ReadingReport | None = None
     is_in_memory: bool = True

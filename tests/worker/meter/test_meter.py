@@ -18,7 +18,7 @@ from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.worker.meter import meter as meter_module
 from scalelab.worker.meter import steps as meter_steps
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import Step, make_configuration, render_steps
+from scalelab.worker.meter.steps import MeteredStep, make_configuration, render_steps
 
 
 class Clock:
@@ -115,7 +115,7 @@ def test_many_short_steps_are_written_in_batches(tmp_path: Path, clock: Clock) -
 
 
 def test_lines_are_those_of_the_samples_file() -> None:
-    steps = [Step(number, 10.0 + number, 10.1 + number, 10.0 + number) for number in range(4)]
+    steps = [MeteredStep(number, 10.0 + number, 10.1 + number, 10.0 + number) for number in range(4)]
     for step in steps:
         step.end = step.begin + 1 / 3
     steps[1].loss = math.nan

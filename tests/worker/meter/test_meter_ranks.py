@@ -11,7 +11,7 @@ import pytest
 from scalelab.errors import StoreError, UsageError
 from scalelab.worker.meter import steps as meter_ranks
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import NothingAgreed, Place, agree, find_place, open_rendezvous
+from scalelab.worker.meter.steps import NothingAgreed, RankPlace, agree, find_place, open_rendezvous
 
 
 class FakeRendezvous:
@@ -38,23 +38,23 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_on_its_own_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_place() == Place(0, 1)
-    assert open_rendezvous(Place(0, 1)) is None
+    assert find_place() == RankPlace(0, 1)
+    assert open_rendezvous(RankPlace(0, 1)) is None
     monkeypatch.setenv("RANK", "3")
-    assert find_place() == Place(0, 1)
+    assert find_place() == RankPlace(0, 1)
 
 
 def test_a_launcher_s_variables_say_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert find_place() == Place(3, 8)
+    assert find_place() == RankPlace(3, 8)
 
 
 @pytest.mark.parametrize(("rank", "num_ranks"), [("0", "0"), ("2", "2"), ("-1", "2"), ("0", "many")])
 def test_variables_that_name_no_rank_are_not_heeded(monkeypatch: pytest.MonkeyPatch, rank: str, num_ranks: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", num_ranks)
-    assert find_place() == Place(0, 1)
+    assert find_place() == RankPlace(0, 1)
 
 
 def train_unrecorded(capsys: pytest.CaptureFixture[str], runs_dir: Path) -> str:
@@ -114,8 +114,8 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_in_the_words_of_the_scri
 
 def test_every_rank_gets_what_rank_0_makes() -> None:
     store = FakeRendezvous()
-    assert agree(Place(0, 2), store, "key", lambda: "runs/here") == "runs/here"
-    assert agree(Place(1, 2), store, "key", lambda: "never called") == "runs/here"
+    assert agree(RankPlace(0, 2), store, "key", lambda: "runs/here") == "runs/here"
+    assert agree(RankPlace(1, 2), store, "key", lambda: "never called") == "runs/here"
 
 
 def test_ranks_are_not_left_waiting_when_rank_0_fails() -> None:
@@ -125,21 +125,21 @@ def test_ranks_are_not_left_waiting_when_rank_0_fails() -> None:
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        agree(Place(0, 2), store, "key", fail)
+        agree(RankPlace(0, 2), store, "key", fail)
     with pytest.raises(NothingAgreed):
-        agree(Place(1, 2), store, "key", fail)
+        agree(RankPlace(1, 2), store, "key", fail)
 
 
 def test_a_rank_does_not_wait_for_ever() -> None:
     with pytest.raises(StoreError, match="rank 0 created no Meter of this name within 60 s"):
-        agree(Place(1, 2), FakeRendezvous(), "key", lambda: "")
+        agree(RankPlace(1, 2), FakeRendezvous(), "key", lambda: "")
 
 
 def test_a_rank_that_is_left_alone_trains_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = FakeRendezvous()
-    monkeypatch.setattr("scalelab.worker.meter.meter.find_place", lambda: Place(1, 2))
+    monkeypatch.setattr("scalelab.worker.meter.meter.find_place", lambda: RankPlace(1, 2))
     monkeypatch.setattr("scalelab.worker.meter.meter.open_rendezvous", lambda place: store)
     with Meter("alone") as meter:
         assert list(meter.steps([1, 2])) == [1, 2]

@@ -84,7 +84,7 @@ class InMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StoredPlace:
     """Where a trial's set is, and what writing it took."""
 
     dataset: Dataset
@@ -137,13 +137,13 @@ class Place:
         )
 
 
-def prepare_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> Place:
+def prepare_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> StoredPlace:
     """Rank 0 writes the set, the others wait; in memory everybody has all of it."""
     if dataset.format == MEMORY:
-        return Place(dataset=dataset, path=directory, arrays=make_arrays(trial, dataset))
+        return StoredPlace(dataset=dataset, path=directory, arrays=make_arrays(trial, dataset))
     if dataset.is_as_it_is:
-        return Place(dataset=dataset, path=Path(dataset.source))
-    place = Place(dataset=dataset, path=name_set(dataset, directory))
+        return StoredPlace(dataset=dataset, path=Path(dataset.source))
+    place = StoredPlace(dataset=dataset, path=name_set(dataset, directory))
     if rank == 0:
         arrays = make_arrays(trial, dataset)
         seconds = write_timed(place, arrays)
@@ -207,7 +207,7 @@ def check_room(num_bytes: int, what: str) -> None:
         )
 
 
-def write_timed(place: Place, arrays: Arrays) -> float:
+def write_timed(place: StoredPlace, arrays: Arrays) -> float:
     """The seconds until the set was on the disk."""
     name = place.dataset.format
     is_automatic = place.dataset.automatic_chunks and "chunks" in load_format(name).write_options
@@ -216,7 +216,7 @@ def write_timed(place: Place, arrays: Arrays) -> float:
     return perf_counter() - start
 
 
-def check_written(place: Place, arrays: Arrays) -> None:
+def check_written(place: StoredPlace, arrays: Arrays) -> None:
     """Read a few samples back; raises where they are not what was written."""
     samples = place.open()
     try:

@@ -57,9 +57,9 @@ from scalelab.records.tasks import Measure
 from scalelab.records.trial import PHASES, StepPlan, Trial
 from scalelab.worker.meter.steps import (
     Mark,
+    MeteredStep,
     NothingAgreed,
-    Place,
-    Step,
+    RankPlace,
     StepLog,
     agree,
     choose_marks,
@@ -107,7 +107,7 @@ class Meter:
         self._configuration = make_configuration(name)
         self._batch_size, self._global_batch = batch_size, global_batch
         self._runs_dir = Path(runs_dir)
-        self._place = Place(0, 1)
+        self._place = RankPlace(0, 1)
         self._store: RunStore | None = None
         self._directory: Path | None = None
         self._log: StepLog | None = None
@@ -117,7 +117,7 @@ class Meter:
         self._claim = ExitStack()
         self._is_used = self._is_inside = False
         self._has_warned = False
-        self._step: Step | None = None
+        self._step: MeteredStep | None = None
         self._num_steps = 0
         self._mark: Callable[[], Mark] = perf_counter
         self._phases = {phase: _PhaseTimer(self, phase) for phase in PHASES}
@@ -190,7 +190,7 @@ class Meter:
                     handed_over.append(next(iterator))
                 except StopIteration:
                     return
-                self._step = step = Step(self._num_steps, start, perf_counter(), begin)
+                self._step = step = MeteredStep(self._num_steps, start, perf_counter(), begin)
                 self._num_steps += 1
                 if outer is not None:
                     outer.holds_another = True
@@ -318,7 +318,7 @@ class _PhaseTimer:
     def __init__(self, meter: Meter, name: str) -> None:
         self._meter = meter
         self._name = name
-        self._step: Step | None = None
+        self._step: MeteredStep | None = None
         self._begin: Mark = None
 
     def __enter__(self) -> None:

@@ -54,7 +54,7 @@ Mark = Any
 """A float, or a CUDA event."""
 
 
-class Step:
+class MeteredStep:
     """One step while it runs, and until it is written."""
 
     __slots__ = ("begin", "end", "holds_another", "loss", "number", "phases", "ready", "start")
@@ -75,7 +75,7 @@ class StepLog:
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._rank = rank
-        self._waiting: list[Step] = []
+        self._waiting: list[MeteredStep] = []
         self._last_write = perf_counter()
         self.num_written = 0
         self.failure: OSError | None = None
@@ -83,7 +83,7 @@ class StepLog:
         self._file = samples_file(directory, rank).open("x", encoding="utf-8", newline="")
         self._write(render_samples(()))
 
-    def add(self, step: Step, now: float) -> bool:
+    def add(self, step: MeteredStep, now: float) -> bool:
         """Keep a finished step; returns whether it is time to write."""
         self._waiting.append(step)
         return now - self._last_write >= WRITE_SECONDS or len(self._waiting) >= MOST_WAITING
@@ -118,7 +118,7 @@ class StepLog:
         return True
 
 
-def render_steps(rank: int, steps: list[Step]) -> str:
+def render_steps(rank: int, steps: list[MeteredStep]) -> str:
     """Steps as lines of the samples file, as `render_samples` writes them but in half the time."""
     losses = read_losses([step.loss for step in steps])
     return "".join([_render_step(rank, step, loss) for step, loss in zip(steps, losses, strict=True)])
@@ -128,7 +128,7 @@ _NOT_WATCHED = "," * (len(COLUMNS) - COLUMNS.index("loss") - 1)
 """What a Meter does not see: the columns behind the loss stay empty."""
 
 
-def _render_step(rank: int, step: Step, loss: float | None) -> str:
+def _render_step(rank: int, step: MeteredStep, loss: float | None) -> str:
     waited, forward, backward, optimizer = step.ready - step.start, "", "", ""
     if step.phases:
         spans: dict[str, float] = {}
@@ -263,23 +263,23 @@ UNUSABLE = "-"
 """What rank 0 sends if it could not create the run; never a valid path."""
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Which of the ranks this process is."""
 
     rank: int
     num_ranks: int
 
 
-def find_place() -> Place:
+def find_place() -> RankPlace:
     """From the process group, else from torchrun's variables, else the only rank."""
     distributed = find_process_group()
     if distributed is not None:
-        return Place(distributed.get_rank(), distributed.get_world_size())
+        return RankPlace(distributed.get_rank(), distributed.get_world_size())
     try:
-        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        place = RankPlace(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     except (KeyError, ValueError):
-        return Place(0, 1)
-    return place if 0 <= place.rank < place.num_ranks else Place(0, 1)
+        return RankPlace(0, 1)
+    return place if 0 <= place.rank < place.num_ranks else RankPlace(0, 1)
 
 
 def find_process_group() -> Any:
@@ -290,7 +290,7 @@ def find_process_group() -> Any:
     return distributed
 
 
-def open_rendezvous(place: Place) -> Any:
+def open_rendezvous(place: RankPlace) -> Any:
     """The store that the ranks meet at; None for one rank."""
     if place.num_ranks == 1:
         return None
@@ -317,7 +317,7 @@ def reach_agent_store(host: str, port: str) -> Any:
     return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
 
 
-def agree(place: Place, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
+def agree(place: RankPlace, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
     """What rank 0 makes, on every rank; raises `StoreError` where rank 0 has made nothing."""
     if place.rank == 0:
         text = UNUSABLE
