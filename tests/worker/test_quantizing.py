@@ -15,8 +15,7 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import TrainingRun
 from scalelab.records.tasks import Quantization, Quantize
 from scalelab.records.trial import Status, TrialResult
-from scalelab.worker.quantizing import take_samples
-from scalelab.worker.worker import find_state, load_weights
+from scalelab.worker.quantizing import find_state, load_weights, take_samples
 from tests.worker.trials import launch, make_trial
 
 OWN = """\

@@ -1,38 +1,16 @@
 """The one timed loop, in its four forms.
 
-Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step
-times. The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's
-noise falls on all alike; only the profiled ones come last, for they leave the rank slower for a few steps:
+Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step times.
+The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's noise
+affects all alike. Only the profiled ones come last, because they leave the rank slower for a few steps:
 
     phases      a clock reading after input, forward, backward and optimizer, and at the last gradient
-    comm_free   no gradient exchange (`no_sync`); replicas drift apart in it, so the state from before is restored
+    comm_free   no gradient all-reduce (`no_sync`); replicas drift apart, so the state from before is restored
     profiled    torch's profiler
 
-The loss is read after the last clock reading, when the device has finished anyway. Only numbers are kept: holding on
-to tensors would cost a percent of a millisecond step in memory and garbage collection.
-`perf_counter` is the host's monotonic clock on Linux, the same for all ranks of a host.
-
-When a rank has computed its last gradient: what comes after it in backward is exchange and waiting.
-
-A hook on a parameter is called when its gradient has been accumulated, before DDP takes it into a bucket. Which
-parameter is the last is learnt in the first watched step, with a hook on each; later steps carry one hook only, so that
-they are hardly slower than clean ones. On a GPU the hook records an event in the stream of backward.
-
-Sharded strategies hold no whole parameters to hook on, and their ranks exchange in forward too: nothing is watched
-there.
-
-How long a rank wanted to run and the kernel had given its core to others.
-
-On a machine that other programs use too, a phase that takes longer on one rank may only have been interrupted there.
-Linux counts for every thread the time that it stood in the queue of a core (`/proc/thread-self/schedstat`, the second
-number, in nanoseconds; Documentation/scheduler/sched-stats.rst). Taking it off leaves what the phase took of itself:
-computing, sleeping, waiting. A reading costs less than a microsecond.
-
-Only the thread that trains is seen. Where torch computes with several threads, a stall of another one counts as
-computing; so does time that a hypervisor gives to other machines. On a GPU a stall of the host says little, and
-nothing is read.
-
-The state of a training, saved and put back: for steps that must leave no trace.
+The loss is read after the last clock reading, when the device has finished anyway. Only numbers are kept: keeping
+tensors would cost a percent of a millisecond step in memory and garbage collection. `perf_counter` is the host's
+monotonic clock on Linux, the same for all ranks of a host.
 """
 
 from __future__ import annotations
@@ -61,7 +39,13 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class StallClock:
-    """Reads the stalls of the thread that it was made in. Use as a context manager: it holds a file open."""
+    """How long this thread was runnable while the kernel ran others on its core; a context manager with an open file.
+
+    A phase that takes longer on one rank may only have been interrupted there. Linux counts for every thread the time
+    it waited for a core (`/proc/thread-self/schedstat`, the second number, in nanoseconds;
+    Documentation/scheduler/sched-stats.rst). What remains is computing, sleeping and waiting. Only the training thread
+    is seen: a stall of another torch thread, or of the hypervisor, counts as computing. Nothing is read on a GPU.
+    """
 
     def __init__(self, *, is_wanted: bool = True) -> None:
         self._file: int | None = None
@@ -87,7 +71,14 @@ class StallClock:
 
 
 class ReadyClock:
-    """Watches the gradients of a model. Use as a context manager: hooks must be taken off again."""
+    """When a rank has computed its last gradient: the rest of backward is communication and waiting.
+
+    A hook on a parameter is called when its gradient has been accumulated, before DDP puts it into a bucket. The first
+    watched step has a hook on every parameter and finds the last one; later steps keep only that hook, so they are
+    hardly slower than clean ones. On a GPU the hook records an event in the stream of backward. Sharded strategies
+    have no whole parameters to hook on and communicate in forward too: nothing is watched. A context manager: it
+    removes its hooks.
+    """
 
     def __init__(self, model: nn.Module, stalls: StallClock | None = None) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad] if can_update_without_sync(model) else []
@@ -148,7 +139,7 @@ class ReadyClock:
 
 
 class SavedState:
-    """Parameters, buffers, optimizer, learning rate, loss scale and random state.
+    """Parameters, buffers, optimizer, learning rate, loss scale and random state, to restore after other steps.
 
     Copies stay in the host's memory, where there is more of it.
     """
@@ -281,9 +272,9 @@ class PhaseClock:
 def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
     """Steps without gradient all-reduce; the first one settles after saving the state and is dropped.
 
-    Where any rank has no memory for a copy of its state, or none left beside it, all leave the block out: an
-    instrument must not be what a trial runs out of memory by. So they do where a rank holds only a piece of the
-    gradients and cannot update without the exchange.
+    If any rank has no memory for a copy of its state, all ranks skip the block: an instrument must not make a trial run
+    out of memory. They also skip it if a rank has only a shard of the gradients and cannot update without
+    communication.
     """
     if not can_update_without_sync(training.model):
         return

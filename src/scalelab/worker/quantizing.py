@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from scalelab.data.order import Sequential
 from scalelab.errors import UsageError
@@ -62,6 +63,37 @@ def quantize_training(trial: Trial, settings: Quantization, training: Training, 
         seed=trial.seed,
     )
     Pipeline(task, leave).run()
+
+
+def load_weights(model: nn.Module, file: str) -> None:
+    """Load trained weights from a file, if one is given; a mismatch raises an error that lists the differences."""
+    if not file:
+        return
+    advice = "save it with torch.save(model.state_dict(), …)"
+    try:
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(f"--weights {file} cannot be read ({type(error).__name__}): {advice}") from error
+    state = find_state(found)
+    if state is None:
+        raise UsageError(f"--weights {file} holds a {type(found).__name__}, not a state_dict: {advice}")
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UsageError(f"--weights {file} does not match the model: {words}") from error
+
+
+def find_state(found: Any) -> dict[str, torch.Tensor] | None:
+    """A state_dict, or the one inside a training checkpoint; names without DDP's prefix."""
+    if not isinstance(found, dict):
+        return None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found.get(key), dict):
+            found = found[key]
+    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        return None
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
 
 
 def make_lab_settings(settings: Quantization) -> LabSettings:

@@ -1,25 +1,9 @@
-"""A real training run on one rank: steps, lines, evaluations, profiler, checkpoints.
+"""A training run on one rank: steps, log lines, evaluations, profiler, checkpoints.
 
 The steps are those of the measurements, with the same two clock readings. What happens between them (reading the loss
 of the other ranks, evaluating, saving) is not part of any step's time. Rank 0 appends every line to `curve.jsonl`,
 which the parent prints as it grows. After an interruption the lines and samples beyond the checkpoint are dropped,
 because those steps are taken again.
-
-Loss and accuracy: on the training's own batches where that is free, and on the test data.
-
-The model's output is taken from where it comes out, by a forward hook, so that this works for any loss of model and
-batch. In training only outputs of one row per sample are kept until the line is written: those of a language model
-are as large as everything else together.
-
-How much the gradients of samples differ, seen inside a training: two squared norms per step.
-
-A step that accumulates has, after its first pass, the gradient of b samples in `.grad`, and after its last the
-gradient of all B. Their squared norms are read where the gradients are, at the marks that every step makes at the end
-of a backward pass, so that the training itself is not changed. What they say about the noise is computed from the lines
-of the training, in `analysis/learning.py`.
-
-The gradient of the first pass is there divided by the number of passes, and by nothing of other ranks: DDP has not
-exchanged it yet. With a loss scale, both are multiplied by it. FSDP's ranks hold pieces, and are refused.
 """
 
 from __future__ import annotations
@@ -72,7 +56,10 @@ class Score:
 
 
 class OutputTap:
-    """Keeps the output of the model's last forward pass."""
+    """Keeps the output of the model's last forward pass, by a hook, so that accuracy works with any loss.
+
+    In training only outputs of one row per sample are kept: those of a language model are as large as the rest.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.output: torch.Tensor | None = None
@@ -161,7 +148,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class GradientNoise:
-    """The squared norms of a step's gradients, after its first pass and after its last."""
+    """The squared norms of a step's gradients, after its first pass and after its last.
+
+    A step that accumulates has the gradient of b samples in `.grad` after its first pass and that of all B after its
+    last. Both norms are read at the marks that every step makes after backward, so training is unchanged;
+    `analysis/learning.py` computes the noise scale. The first gradient is already divided by the number of passes and
+    not yet all-reduced; with a loss scale both are multiplied by it. FSDP shards gradients and is refused.
+    """
 
     def __init__(self, trial: Trial, training: Training) -> None:
         if trial.accumulation < 2:

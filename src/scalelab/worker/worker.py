@@ -1,11 +1,7 @@
 """One rank of a trial, from start to end.
 
-It is handed a directory with `trial.json` and gives back `rank<r>.csv`, extended after every block, and
-`rank<r>.json`, written last. Both are read by the launcher; what a rank measured before it failed is kept.
-
-What an optimizer keeps between steps: momenta, averages of squares, counters.
-
-Weights that were trained elsewhere, put into a model before anything else is done with it.
+It reads `trial.json` in the trial's directory, does its task, and leaves `rank<r>.csv`, extended after every block, and
+`rank<r>.json`, written last. The launcher reads both; what a rank measured before it failed is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +25,6 @@ from typing import Any, assert_never
 import psutil
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
@@ -51,7 +46,7 @@ from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.schema import read_trial
-from scalelab.records.tasks import Exchange, Forecast, Measure, Quantization, Quantize, Read, Train
+from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
 from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored import read_from_set
 from scalelab.worker.exchange import name_backend, run_exchange
@@ -64,57 +59,6 @@ from scalelab.worker.reading import run_reading
 from scalelab.worker.strategies.dp import own_cores
 from scalelab.worker.training import Training, build_training
 from scalelab.worker.training_run import TrainingLoop
-
-
-def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the tensors in its state, of this rank's piece where they are sharded."""
-    return sum(tensor.nbytes for state in optimizer.state.values() for tensor in find_tensors(state))
-
-
-def find_tensors(state: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a nest of dicts, lists and tuples."""
-    if isinstance(state, DTensor):
-        yield state.to_local()
-    elif isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for part in state.values():
-            yield from find_tensors(part)
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from find_tensors(part)
-
-
-def load_weights(model: nn.Module, file: str) -> None:
-    """Load trained weights from a file, if one is given; a mismatch raises an error that lists the differences."""
-    if not file:
-        return
-    advice = "save it with torch.save(model.state_dict(), …)"
-    try:
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UsageError(f"--weights {file} cannot be read ({type(error).__name__}): {advice}") from error
-    state = find_state(found)
-    if state is None:
-        raise UsageError(f"--weights {file} holds a {type(found).__name__}, not a state_dict: {advice}")
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        words = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-        raise UsageError(f"--weights {file} does not match the model: {words}") from error
-
-
-def find_state(found: Any) -> dict[str, torch.Tensor] | None:
-    """A state_dict, or the one inside a training checkpoint; names without DDP's prefix."""
-    if not isinstance(found, dict):
-        return None
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found.get(key), dict):
-            found = found[key]
-    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        return None
-    return {str(name).removeprefix("module."): value for name, value in found.items()}
-
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
@@ -183,13 +127,15 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
             TrainingLoop(trial, run, training, report.rank, directory, lines).run()
             report = _leave(training, watch, replace(report, peak_memory_bytes=read_peak_memory(device)))
         case Quantize(settings=settings, run=run):
+            from scalelab.worker import quantizing  # only here: it imports ONNX and its runtime
+
             device, report = _enter(trial, assignment, report)
             training, watch, report = _build(trial, assignment, device, directory, report)
-            load_weights(training.model, settings.weights)
+            quantizing.load_weights(training.model, settings.weights)
             if run is not None:
                 TrainingLoop(trial, run, training, report.rank, directory, lines).run()
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
-            _quantize(trial, settings, training, directory)
+            quantizing.quantize_training(trial, settings, training, directory)
             report = _leave(training, watch, report)
         case _ as unknown:
             assert_never(unknown)
@@ -252,13 +198,6 @@ def _run_plan(
             if number == 0:
                 report = replace(report, peak_memory_bytes=read_peak_memory(device))
     return report
-
-
-def _quantize(trial: Trial, settings: Quantization, training: Training, directory: Path) -> None:
-    """Quantize the model to int8; its imports are loaded only here."""
-    from scalelab.worker.quantizing import quantize_training
-
-    quantize_training(trial, settings, training, directory)
 
 
 def _split_first(num_steps: int) -> tuple[int, ...]:
@@ -334,6 +273,25 @@ def read_peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors in its state, of this rank's piece where they are sharded."""
+    return sum(tensor.nbytes for state in optimizer.state.values() for tensor in find_tensors(state))
+
+
+def find_tensors(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nest of dicts, lists and tuples."""
+    if isinstance(state, DTensor):
+        yield state.to_local()
+    elif isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for part in state.values():
+            yield from find_tensors(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from find_tensors(part)
 
 
 def leave_together(training: Training) -> None:
