@@ -98,7 +98,7 @@ class MeteredRun(Study):
         parts = [self.label, self.job.workload, format_count(self.num_ranks, "rank")]
         parts.append("batch unknown" if self.global_batch is None else f"global batch {self.global_batch}")
         parts += [
-            f"{one.arm.num_clean_steps} steps, first {one.arm.num_dropped} dropped as warm-up (auto)"
+            f"{format_count(one.arm.num_clean_steps, 'step')}, first {one.arm.num_dropped} dropped as warm-up (auto)"
             for one in recordings
         ]
         return " · ".join(parts)

@@ -34,7 +34,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.units import format_bytes, format_quantity, format_share
+from scalelab.units import format_bytes, format_count, format_quantity, format_share
 
 COST = FindingKind(
     "cost",
@@ -141,7 +141,8 @@ def make_layout_table(plan: TrainingPlan, num_tokens: float) -> Table:
         ),
         notes=(
             PREDICTION_NOTE,
-            f"the fastest of {plan.num_fitting} layouts that fit in memory; {plan.num_too_large} do not fit",
+            f"fastest first; {plan.num_fitting} of"
+            f" {format_count(plan.num_fitting + plan.num_too_large, 'layout')} fit in memory",
             f"memory: per device, with its context and {format_share(FREE_SHARE)} for the allocator",
         ),
     )
@@ -330,8 +331,9 @@ def summarise(
     yield LINEAR_RULE(
         "",
         f"The linear rule gives {format_quantity('number', linear.days.value)} days on 1 device,"
-        f" {format_quantity('number', difference.ratio)} times the plan: the plan has {plan.num_devices} devices, each"
-        f" with {difference.speed:.2g} times the operations/s of the small model; counting attention and logits changes"
+        f" {format_quantity('number', difference.ratio)} times the plan: the plan has"
+        f" {format_count(plan.num_devices, 'device')}, each with {difference.speed:.2g} times the operations/s of the"
+        " small model; counting attention and logits changes"
         f" the work by {abs(1 / difference.operations - 1):.1%}.",
         days=linear.days,
         ratio=difference.ratio,
@@ -343,7 +345,7 @@ def describe_sweep(plans: Sequence[TrainingPlan]) -> str:
     last, largest = find_last_paying(plans), plans[-1].num_devices
     if last == largest:
         return f"Adding devices pays up to {largest}: each row gains more than half of the ideal."
-    return f"Beyond {last} device{'s' if last != 1 else ''}, the next row gains less than half of the ideal."
+    return f"Beyond {format_count(last, 'device')}, the next row gains less than half of the ideal."
 
 
 def find_cautions(plan: TrainingPlan, totals: Totals) -> Iterator[Caution]:

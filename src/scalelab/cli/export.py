@@ -17,6 +17,7 @@ from scalelab.export.tensorboard import load_writers, write_events
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.runs.experiment import read_results
 from scalelab.studies.catalogue import derive_document, read_study
+from scalelab.units import format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,8 @@ def main(args: Sequence[str]) -> int:
         if export.tensorboard is not None:
             place = export.tensorboard / store.name
             count = write_events(place, document, results)
-            print(f"Wrote {count} numbers to {place}  ·  tensorboard --logdir {shlex.quote(str(export.tensorboard))}")  # noqa: T201
+            show = f"tensorboard --logdir {shlex.quote(str(export.tensorboard))}"
+            print(f"Wrote {format_count(count, 'number')} to {place}  ·  {show}")  # noqa: T201
         if export.mlflow is not None:
             fields = flatten_fields(store)
             run = write_run(export.mlflow, export.experiment, store.name, document, results, fields)

@@ -28,7 +28,7 @@ from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
-from scalelab.units import parse_bytes, parse_seconds
+from scalelab.units import format_count, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from scalelab.studies.scaling.study import Scaling
@@ -287,7 +287,8 @@ def check_confirmable(one: Candidate) -> None:
     if any(getattr(one.change, name) != getattr(WhatIf(), name) for name in others):
         raise UsageError("--confirm runs on this machine: it takes no what-if flags but the batch and bucket size")
     if one.step.num_ranks > count_cores():
-        raise UsageError(f"--confirm needs a core per rank: {one.step.num_ranks} ranks, {count_cores()} cores here")
+        wanted, there = format_count(one.step.num_ranks, "rank"), format_count(count_cores(), "core")
+        raise UsageError(f"--confirm needs a core per rank: {wanted}, {there} here")
 
 
 def measure_rate(study: Scaling, one: Candidate, runs_dir: Path) -> Estimate:

@@ -303,7 +303,7 @@ def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     differing = ", ".join(arm.label for arm in known if find_differences(arm))
     num_differing = sum(bool(find_differences(arm)) for arm in known)
     if known:
-        text = f"The messages of all {len(known)} rows match theory to the byte."
+        text = f"The messages of {format_count(len(known), 'row')} match theory to the byte."
         if differing:
             text = f"Theory gives other bytes for {differing}; see the warnings."
         yield THEORY(differing, text, rows=len(known), differing=num_differing)

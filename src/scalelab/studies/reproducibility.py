@@ -37,7 +37,7 @@ from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, relative_column, samples_column, step_column
-from scalelab.units import UNKNOWN, format_interval, format_quantity, format_share, is_known
+from scalelab.units import UNKNOWN, format_count, format_interval, format_quantity, format_share, is_known
 
 TEN = 10
 """Steps of the mean that is usually taken."""
@@ -361,7 +361,7 @@ def describe_warmup(repeats: Repeats) -> Finding:
         verdict = f"steps have not settled after {found.num_steps}, so no number here is that of a steady run"
     else:
         enough = "too few" if found.num_steps > repeats.dropped else "enough"
-        verdict = f"the warm-up is {found.num_steps} steps, so dropping {repeats.dropped} is {enough}"
+        verdict = f"the warm-up is {format_count(found.num_steps, 'step')}, so dropping {repeats.dropped} is {enough}"
     text = f"{which} {format_interval('ratio', repeats.first_ratio)} times as long as the rest{alone}; {verdict}."
     return WARMUP("", text, ratio=repeats.first_ratio, found=found.num_steps, dropped=repeats.dropped)
 

@@ -182,9 +182,10 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
     under = f" with {', '.join(change.changes)}" if change.changes else ""
     yield PREDICTION(
         subject,
-        f"On {last.num_ranks} ranks{under} the speedup over 1 rank would be {format_ratio(last.speedup)} ({low} to"
-        f" {high}), an efficiency of {format_share(last.efficiency.value)}. A step would take"
-        f" {format_seconds(last.step.value)}, {format_share(last.exposed.value)} of it exposed communication.",
+        f"On {format_count(last.num_ranks, 'rank')}{under} the speedup over 1 rank would be"
+        f" {format_ratio(last.speedup)} ({low} to {high}), an efficiency of"
+        f" {format_share(last.efficiency.value)}. A step would take {format_seconds(last.step.value)},"
+        f" {format_share(last.exposed.value)} of it exposed communication.",
         num_ranks=last.num_ranks,
         speedup=last.speedup,
         efficiency=last.efficiency,
@@ -344,7 +345,7 @@ def summarise_best(
         text = f"{num_close} of the others are within {format_share(CLOSE)} of it: choose the simplest."
         yield TIES(name_change(first), text, num_others=num_close, tolerance=CLOSE)
     if num_left_out:
-        text = f"{num_left_out} combinations were left out: they do not fit in memory, or may not."
+        text = f"Left out: {format_count(num_left_out, 'combination')}, because memory is too small, or may be."
         yield LEFT_OUT("", text, num_left_out=num_left_out)
 
 

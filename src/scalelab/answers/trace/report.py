@@ -162,7 +162,7 @@ def _summarise_kinds(view: TraceView) -> Iterator[Finding]:
     share = longest.total_ns / total
     yield COLLECTIVE(
         longest.kind,
-        f"{longest.kind} takes {format_share(share)} of the time in collectives: {longest.count} calls,"
+        f"{longest.kind} takes {format_share(share)} of the time in collectives: {format_count(longest.count, 'call')},"
         f" {format_seconds(longest.mean_ns * NS)} on average{rate}.",
         share=share,
         count=longest.count,

@@ -19,7 +19,7 @@ from scalelab.data.formats.catalogue import ENTRIES, find_entry
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, make_table, seconds_column, text_column
-from scalelab.units import format_bytes, format_quantity, format_seconds
+from scalelab.units import format_bytes, format_count, format_quantity, format_seconds
 
 EPOCH = FindingKind("epoch", "Time of an epoch, one sample at a time", MAIN, ("shuffled_seconds", "in_order_seconds"))
 AMPLIFICATION = FindingKind(
@@ -212,8 +212,7 @@ def describe_cause(found: FileDiagnosis) -> Finding:
     if worst.is_read_in_part:
         words = f"Samples of {worst.name} are stored as they are: no byte is read in vain."
         return AMPLIFICATION(worst.name, words, amplification=1.0)
-    number = format_quantity("count", worst.chunks_per_sample)
-    chunks = f"{number} chunk{'s' if worst.chunks_per_sample != 1 else ''} of {format_bytes(worst.chunk_bytes)}"
+    chunks = f"{format_count(worst.chunks_per_sample, 'chunk')} of {format_bytes(worst.chunk_bytes)}"
     return AMPLIFICATION(
         worst.name,
         f"A sample of {worst.name} has {format_bytes(worst.sample_bytes)} in {chunks}:"

@@ -22,7 +22,7 @@ from scalelab.cli.flags import parse_flags
 from scalelab.data.fetching.fetch import Fetched, SourceName, fetch_set
 from scalelab.data.fetching.known import KnownSet, find_set
 from scalelab.errors import Terminated, UsageError
-from scalelab.units import format_bytes
+from scalelab.units import format_bytes, format_count
 
 LINE_BYTES = 32 * 2**20
 """Bytes between two progress lines when there is no bar."""
@@ -136,7 +136,7 @@ def print_fetched(known: KnownSet, out: Path, fetched: Fetched) -> None:
     """Where the data set is, how it was verified, and the command that uses it."""
     came = f"downloaded from {fetched.origin}" if fetched.origin else "already complete"
     algorithms = {published.algorithm for form in known.forms for published in form.files.values()}
-    files = "1 file" if fetched.num_files == 1 else f"{fetched.num_files} files"
+    files = format_count(fetched.num_files, "file")
     print(f"{known.name}: {came}")  # noqa: T201
     print(  # noqa: T201
         f"  {fetched.folder}  {files}, {format_bytes(fetched.num_bytes)}, verified ({' and '.join(algorithms)})"

@@ -18,6 +18,10 @@ async function ask(path) {
   return answer.json();
 }
 
+function formatCount(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 function link(path, text) {
   return make("a", { href: path }, text);
 }
@@ -90,7 +94,7 @@ function showList() {
     const headers = [["", ""], ["run", ""], ["study", ""], ["workload", ""], ["trials", "number"], ["state", ""]];
     place.replaceChildren(table(headers, shown.map(makeRow)));
     more.hidden = shown.length >= answer.num_runs;
-    count.textContent = `${answer.num_runs} runs, ${answer.num_trials} trials`;
+    count.textContent = `${formatCount(answer.num_runs, "run")}, ${formatCount(answer.num_trials, "trial")}`;
   }
 
   const complain = (error) => { count.textContent = error.message; };

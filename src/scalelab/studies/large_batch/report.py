@@ -324,7 +324,7 @@ def _place_batch(arm: LearningArm, scale: Estimate) -> str:
 def _format_accuracy(arm: LearningArm, num_epochs: int) -> str:
     found = centre(arm, arm.accuracies(num_epochs))
     reached = format_known("accuracy", found) if found else "unknown"
-    updates = "" if arm.num_updates is None else f", {arm.num_updates} updates"
+    updates = "" if arm.num_updates is None else f", {format_count(arm.num_updates, 'update')}"
     return f"{reached} (batch {arm.trial.global_batch}{updates})"
 
 

@@ -198,7 +198,8 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
         lines.append(f"      … and {len(listed) - len(shown)} more: --full lists every trial")
     lines += [
         "",
-        f"{len(trials)} trials, about {format_duration(expected.seconds)} ({expected.source}). Nothing was run.",
+        f"{format_count(len(trials), 'trial')}, about {format_duration(expected.seconds)} ({expected.source})."
+        " Nothing was run.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -209,10 +210,12 @@ def _describe_trial(trial: Trial) -> str:
     batch = f"batch {trial.batch_per_rank} per rank"
     match trial.task:
         case Exchange(sizes=sizes):
-            return f"{ranks}, {len(sizes)} sizes, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+            return (
+                f"{ranks}, {format_count(len(sizes), 'size')}, {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+            )
         case Read(dataset=dataset, passes=passes):
             workers = f", {format_count(dataset.workers, 'worker')}" if dataset.workers else ""
-            return f"{ranks}{workers}, {batch}, {len(passes)} passes"
+            return f"{ranks}{workers}, {batch}, {format_count(len(passes), 'pass')}"
         case Forecast():
             return f"{trial.strategy}, {ranks}, {batch}, memory forecast"
     return f"{trial.strategy}, {ranks}, {batch}, {_describe_length(trial)}"

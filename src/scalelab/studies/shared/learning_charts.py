@@ -12,6 +12,7 @@ from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.lines import plot_curves
 from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import join_words
+from scalelab.units import format_count
 
 MOST_POINTS = 400
 """Points of one line; longer ones are thinned evenly."""
@@ -55,7 +56,7 @@ def plot_pairs(lines: Mapping[str, Sequence[tuple[int, float]]], y: Axis, title:
     num_odd = sum(map(len, list(lines.values())[:MOST_LINES])) - num_all
     said = [
         f"{len(rows)} of {num_all} points are drawn, evenly spaced." if len(rows) < num_all else "",
-        f"{num_odd} values are NaN or infinite." if num_odd else "",
+        f"Not drawn, because NaN or infinite: {format_count(num_odd, 'value')}." if num_odd else "",
         f"{len(lines) - MOST_LINES} more are not drawn." if len(lines) > MOST_LINES else "",
     ]
     return plot_curves(title=title, x=STEP, y=y, rows=rows, caption=join_words(*said))
