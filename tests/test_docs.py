@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import io
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -30,34 +29,14 @@ from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.answers.train import TrainStudy
 from scalelab.checks import flag
-from scalelab.cli.app import VERBS, print_help
-from scalelab.cli.compare import Compare
-from scalelab.cli.completion import Completion
-from scalelab.cli.data.command import FLAGS as DATA_FLAGS
-from scalelab.cli.data.command import VERBS as DATA_VERBS
 from scalelab.cli.data.command import Tokenize
-from scalelab.cli.doctor.command import Doctor
-from scalelab.cli.export import Export
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.list_runs import ListRuns
-from scalelab.cli.plan import PlanFlags
-from scalelab.cli.predict import Predict
-from scalelab.cli.report import Report
-from scalelab.cli.reproduce import Command
-from scalelab.cli.resume import Resume
-from scalelab.cli.run import print_studies
-from scalelab.cli.serve import Serve
-from scalelab.cli.show import Show
-from scalelab.cli.study_flags import parse_kind, parse_study
-from scalelab.cli.trace import DIFF, Trace, TraceDiff, TraceFlags
+from scalelab.cli.trace import Trace, TraceFlags
 from scalelab.data.shards import write_shard
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.samples import COLUMNS, FETCH_COLUMNS, TRANSFER_COLUMNS
 from scalelab.records.tasks import Task
 from scalelab.records.trial import Status, StepKind
 from scalelab.studies.catalogue import STUDIES, load_study
-from scalelab.studies.collectives.study import Collectives
-from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.job_trace import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
@@ -70,22 +49,6 @@ DOCS = ROOT / "docs"
 GUIDE = ROOT / "CONTRIBUTING.md"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", GUIDE, *sorted(DOCS.rglob("*.md"))]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-
-VERB_FLAGS: dict[str, type[Any]] = {
-    "reproduce": Command,
-    "list": ListRuns,
-    "show": Show,
-    "report": Report,
-    "compare": Compare,
-    "export": Export,
-    "serve": Serve,
-    "predict": Predict,
-    "plan": PlanFlags,
-    "trace": Trace,
-    "resume": Resume,
-    "doctor": Doctor,
-    "completion": Completion,
-}
 
 FENCE = re.compile(
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -122,63 +85,8 @@ WORKLOADS = [block for block in FILES if "def build(" in block.text]
 PROGRAMS = [block for block in BLOCKS if block.language == "python" and not block.file]
 
 
-def list_commands(page: Path) -> Iterator[str]:
-    """The arguments of every `scalelab …` in a page: in blocks, fenced or indented, and between backticks."""
-    blocks = [block.text for block in list_blocks(page) if block.language != "python"]
-    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
-    indented = re.findall(r"^ {4,}(.*)$", prose, re.MULTILINE)
-    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    for candidate in (*lines, *indented, *spans):
-        match = COMMAND.match(candidate.strip())
-        if match and not {"STUDY", "COMMAND"} & set(candidate.split()):
-            yield re.split(r" (?:[|>#;]|&&|·| )", match["arguments"])[0].strip()
-
-
-COMMANDS = [(page.relative_to(ROOT), command) for page in PAGES for command in list_commands(page)]
-
-
 def name_page(value: object) -> str | None:
     return str(value.page.name) if isinstance(value, Block) else None
-
-
-def parse_command(arguments: list[str]) -> object:
-    """Parse as the command line does, without running anything; gives the exit code, raises what it would report."""
-    try:
-        _parse(arguments)
-    except SystemExit as end:
-        return end.code or 0
-    return 0
-
-
-def _parse(arguments: list[str]) -> None:
-    verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help", "-V", "--version"):
-        print_help()
-    elif len(arguments) == 1:
-        assert verb in VERBS
-    elif verb == "run" and arguments[1:] == ["--help"]:
-        print_studies()
-    elif verb == "run":
-        study, execution = parse_study(arguments[1], arguments[2:])
-        assert study.plan()
-        execution.output.check()
-    elif verb == "train":
-        train, execution = parse_kind(TrainStudy, arguments[1:], verb)
-        assert train.plan()
-        execution.output.check()
-    elif verb in ("collectives", "quantize"):
-        study, execution = parse_kind(Collectives if verb == "collectives" else QuantizeStudy, arguments[1:], verb)
-        assert study.plan()
-        execution.output.check()
-    elif verb == "data":
-        assert arguments[1] in DATA_VERBS
-        if arguments[2:]:
-            parse_flags(DATA_FLAGS[arguments[1]], arguments[2:], " ".join(arguments[:2]))
-    elif arguments[:2] == ["trace", DIFF]:
-        parse_flags(TraceDiff, arguments[2:], " ".join(arguments[:2])).reading.check()
-    else:
-        parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
 
 
 def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None:
@@ -197,19 +105,6 @@ def provide_workloads(arguments: list[str], page: Path, directory: Path) -> None
             target.write_text(written[0] if written else STAND_IN)
 
 
-def provide_stored_sets(arguments: list[str], directory: Path) -> None:
-    """Files that are looked for by name and opened by ranks only."""
-    for name in arguments[1:] if arguments[:2] == ["run", "io-formats"] else ():
-        if name.endswith(".h5"):
-            (directory / name).touch()
-
-
-def provide_weights(arguments: list[str], directory: Path) -> None:
-    """A file of weights, which ranks alone read."""
-    if "--weights" in arguments:
-        (directory / arguments[arguments.index("--weights") + 1]).touch()
-
-
 def provide_shards(arguments: list[str], directory: Path) -> None:
     """Put a shard of tokens where a command looks for some."""
     if "tokens" in arguments and "--data-path" in arguments:
@@ -219,30 +114,10 @@ def provide_shards(arguments: list[str], directory: Path) -> None:
         write_shard(target, np.zeros(100, dtype=np.uint16))
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: str(value))
-def test_every_command_parses(
-    page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
-    arguments = shlex.split(command)
-    provide_workloads(arguments, page, tmp_path)
-    provide_shards(arguments, tmp_path)
-    provide_stored_sets(arguments, tmp_path)
-    provide_weights(arguments, tmp_path)
-    assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
-
-
 def find_in(files: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """What a pattern finds in files: where and what."""
     for file in files:
         yield from ((str(file.relative_to(ROOT)), found) for found in pattern.findall(file.read_text(encoding="utf-8")))
-
-
-def test_there_are_commands_to_parse_and_every_verb_has_one() -> None:
-    assert set(VERB_FLAGS) | {"run", "train", "collectives", "quantize", "data"} == set(VERBS)
-    shown = {command.split()[0] for _, command in COMMANDS if command}
-    assert set(VERBS) <= shown
 
 
 def test_every_make_target_exists() -> None:

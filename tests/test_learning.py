@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import scalelab
+from tests.cli.commands import answer
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("shared_ranks")]
 
 WARM = ["--lr-warmup", "40"]
 """Without it one text in two leaves the model where only the frequencies of letters are learnt."""
@@ -30,7 +30,7 @@ def read_curve(runs_dir: Path) -> list[dict[str, Any]]:
 def test_lenet_learns_digits(tmp_path: Path) -> None:
     job = ["--workload", "lenet", "--data", "digits", "--global-batch-size", "16", *ONE_CORE]
     adam = ["--optimizer", "adam", "--lr", "2e-3"]
-    done = scalelab("train", *job, *adam, "--epochs", "8", "--log-every", "500", cwd=tmp_path)
+    done = answer("train", *job, *adam, "--epochs", "8", "--log-every", "500", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_curve(tmp_path / "runs")[-1]["accuracy"] > 0.95
 
@@ -40,10 +40,10 @@ def test_a_tiny_language_model_knows_more_of_a_text_than_how_often_its_letters_c
     prose = re.sub(r"```.*?```|^\|.*?$", "", "".join(pages), flags=re.DOTALL | re.MULTILINE)
     text = prose.encode()
     (tmp_path / "pages.txt").write_bytes(text)
-    made = scalelab("data", "tokenize", "pages.txt", "--out", "shards", "--test-share", "0.1", cwd=tmp_path)
+    made = answer("data", "tokenize", "pages.txt", "--out", "shards", "--test-share", "0.1", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     job = ["--workload", "gpt2", "--data", "tokens", "--data-path", "shards", "--vocabulary", "256", "--dropout", "0"]
-    done = scalelab(
+    done = answer(
         "train", *job, "--global-batch-size", "16", "--steps", "120", "--lr", "1e-3", *WARM, *ONE_CORE, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr

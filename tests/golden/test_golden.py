@@ -19,6 +19,7 @@ import pytest
 
 from scalelab.cli.app import main
 from tests.golden.comparing import Json, compare_documents, list_tables
+from tests.golden.screen import MOST_LINES, PLACE_LINES, WIDTH, check_screen
 
 GOLDEN = Path(__file__).parent
 RUNS = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("runs/*.tar.gz"))
@@ -88,9 +89,21 @@ def scalelab(*arguments: object) -> str:
     return printed.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def set_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
 def answer(*arguments: object) -> Json:
     document: Json = json.loads(scalelab(*arguments, "--json", "-"))
     return document
+
+
+def answer_and_print(directory: Path, *arguments: object) -> tuple[Json, list[str]]:
+    """The document of one answer, and the lines that are printed of it."""
+    file = directory / "document.json"
+    lines = scalelab(*arguments, "--json", file).splitlines()
+    return json.loads(file.read_text()), lines
 
 
 def fill_in(arguments: Sequence[str], directory: Path) -> list[str]:
@@ -110,8 +123,10 @@ def assert_same(old: Json, new: Json, timed: frozenset[str] = frozenset()) -> No
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_run_concludes_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    assert_same(read_golden(name), answer("show", unpack(name, tmp_path), "--refresh"))
+def test_run_concludes_with_the_same_numbers_on_one_screen(name: str, tmp_path: Path) -> None:
+    document, lines = answer_and_print(tmp_path, "show", unpack(name, tmp_path), "--refresh")
+    assert_same(read_golden(name), document)
+    check_screen(lines[:-PLACE_LINES], MOST_LINES - PLACE_LINES)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -124,8 +139,11 @@ def test_run_shows_its_stored_document(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_command_answers_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    assert_same(read_golden(name), answer(*fill_in(ANSWERS[name], tmp_path)), TIMED.get(name, frozenset()))
+def test_command_answers_with_the_same_numbers_on_one_screen(name: str, tmp_path: Path) -> None:
+    document, lines = answer_and_print(tmp_path, *fill_in(ANSWERS[name], tmp_path))
+    assert_same(read_golden(name), document, TIMED.get(name, frozenset()))
+    if ANSWERS[name][0] != "report":  # which shows all of several runs
+        check_screen(lines, MOST_LINES)
 
 
 def test_every_document_is_compared() -> None:

@@ -1,4 +1,7 @@
-"""What a verb prints by default fits on one screen: 40 lines of 100 columns, failures first, the rest one flag away."""
+"""What a verb prints by default fits on one screen: 40 lines of 100 columns, failures first, the rest one flag away.
+
+That every stored run and command does is asserted where its numbers are, in test_golden.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.report.text import measure_text
-from tests.golden.test_golden import ANSWERS, RUNS, fill_in, scalelab, unpack
-
-MOST_LINES = 40
-WIDTH = 100
-PLACE_LINES = 2
-"""The answer of a run ends with where the run is: an empty line and one more, as wide as the path."""
+from tests.golden.screen import MOST_LINES, WIDTH, check_screen
+from tests.golden.test_golden import RUNS, scalelab, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -22,22 +20,6 @@ def set_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def print_screen(*arguments: object) -> list[str]:
     return scalelab(*arguments).splitlines()
-
-
-def check_screen(lines: list[str], most: int) -> None:
-    assert 3 <= len(lines) <= most, "\n".join(lines)
-    assert max(map(measure_text, lines)) <= WIDTH
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_answers_on_one_screen(name: str, tmp_path: Path) -> None:
-    lines = print_screen("show", unpack(name, tmp_path), "--refresh")
-    check_screen(lines[:-PLACE_LINES], MOST_LINES - PLACE_LINES)
-
-
-@pytest.mark.parametrize("name", [name for name, words in ANSWERS.items() if words[0] != "report"])
-def test_a_verb_without_a_run_answers_on_one_screen(name: str, tmp_path: Path) -> None:
-    check_screen(print_screen(*fill_in(ANSWERS[name], tmp_path)), MOST_LINES)
 
 
 def test_the_list_of_runs_fits_on_one_screen(tmp_path: Path) -> None:

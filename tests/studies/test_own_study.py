@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import scalelab as scalelab_package
 from scalelab import FakeLauncher, Job, RunStore, Sampling, run_study
 from scalelab.cli.app import main
 from scalelab.errors import StudyFailed, UnknownName, UsageError
 from scalelab.records.trial import Trial
 from scalelab.runs.experiment import execute_run, ignore_event, start_run
 from scalelab.studies.catalogue import derive_document, load_study, read_study
-from tests.cli.commands import scalelab
+from tests.cli.commands import answer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_study.py"
 QUICK = {"job": Job(workload="mlp"), "sampling": Sampling(rounds=3, comm_free_steps=0)}
@@ -109,41 +104,20 @@ def test_a_class_that_is_not_there_is_named(place: str, error: type[Exception], 
         load_study(place)
 
 
-def test_adding_a_study_to_scalelab_is_its_file_and_one_line_of_the_catalogue(tmp_path: Path) -> None:
-    package = tmp_path / "src" / "scalelab"
-    shutil.copytree(Path(scalelab_package.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(EXAMPLE, package / "studies" / "accumulation.py")
-    catalogue = package / "studies" / "catalogue.py"
-    line = 'Entry("scalelab.studies.accumulation:Accumulation", "Accumulation", "What does it cost?")'
-    text = catalogue.read_text(encoding="utf-8")
-    start = "STUDIES: dict[str, Entry] = {"
-    catalogue.write_text(text.replace(start, f'{start}\n    "accumulation": {line},'), encoding="utf-8")
-    for words, expected in (("--help", "What does it cost?"), ("accumulation --workload mlp --dry-run", "passes-4")):
-        done = subprocess.run(
-            [sys.executable, "-m", "scalelab", "run", *words.split()],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert expected in done.stdout
-
-
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ranks")
 def test_a_file_is_run_as_a_study_is(tmp_path: Path) -> None:
     place = copy_example(tmp_path)
-    done = scalelab(
+    done = answer(
         *("run", place, "--workload", "mlp", "--dim", "16", "--depth", "2", "--passes", "2", "--batch-per-rank", "8"),
-        *("--rounds", "2", "--steps", "6", "--no-control"),
+        *("--rounds", "1", "--steps", "4", "--no-control"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Accumulation: What does gradient accumulation cost")
-    listed = scalelab("list", cwd=tmp_path).stdout
+    listed = answer("list", cwd=tmp_path).stdout
     assert "accumulation" in listed
     assert "complete" in listed
-    assert scalelab("resume", cwd=tmp_path).returncode == 0
-    assert scalelab("report", "--markdown", "-", cwd=tmp_path).stdout.startswith("# Accumulation")
+    assert answer("resume", cwd=tmp_path).returncode == 0
+    assert answer("report", "--markdown", "-", cwd=tmp_path).stdout.startswith("# Accumulation")

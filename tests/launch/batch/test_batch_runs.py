@@ -16,7 +16,7 @@ from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Trial, TrialResult, not_run
 from scalelab.runs.experiment import run_trials
-from tests.cli.commands import finished_trials, scalelab, start_scalelab, wait_until
+from tests.cli.commands import answer, finished_trials, start_scalelab, wait_until
 from tests.launch.batch.test_batch_jobs import play_program
 from tests.records import make_store
 from tests.slurm import Cluster
@@ -55,7 +55,7 @@ def read_losses(place: Path) -> dict[str, dict[int, float]]:
 
 
 def test_a_dry_run_shows_the_scripts_and_submits_nothing(place: Path, slurm: Cluster) -> None:
-    shown = scalelab(*ON_SLURM, "--nodes", "2", "--ranks", "1", "2", "--account", "mine", "--dry-run", cwd=place)
+    shown = answer(*ON_SLURM, "--nodes", "2", "--ranks", "1", "2", "--account", "mine", "--dry-run", cwd=place)
     assert shown.returncode == 0, shown.stderr
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks=2", '#SBATCH --account="mine"', "not submitted"):
         assert line in shown.stdout
@@ -67,14 +67,14 @@ def test_a_dry_run_shows_the_scripts_and_submits_nothing(place: Path, slurm: Clu
 def test_a_dry_run_needs_no_batch_system(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     study = ["pbs", "--nodes", "2", "--ranks", "1", "2", "--job-per-trial", "--dry-run"]
-    shown = scalelab(*STUDY, "--launcher", *study, cwd=place)
+    shown = answer(*STUDY, "--launcher", *study, cwd=place)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("Job script for pbs (not submitted)") == 3
     assert "--only ddp-2-r1" in shown.stdout
 
 
 def test_a_run_that_slurm_refuses_has_rows_that_were_not_run(place: Path) -> None:
-    refused = scalelab(*ON_SLURM, "--nodes", "99", "--ranks", "1", "2", cwd=place)
+    refused = answer(*ON_SLURM, "--nodes", "99", "--ranks", "1", "2", cwd=place)
     assert refused.returncode == 1
     assert "was not run: sbatch: error: Batch job submission failed" in refused.stderr
     results, _ = open_last(place).results()
@@ -82,12 +82,12 @@ def test_a_run_that_slurm_refuses_has_rows_that_were_not_run(place: Path) -> Non
     assert {result.status for result in results} == {"not_run"}
     assert all("sbatch: error" in result.reason for result in results)
     assert "fix what the reason names, then scalelab resume" in refused.stderr
-    assert "3 failed" in scalelab("list", cwd=place).stdout
-    assert "not run" in scalelab("show", "last", cwd=place).stdout
+    assert "3 failed" in answer("list", cwd=place).stdout
+    assert "not run" in answer("show", "last", cwd=place).stdout
 
 
 def test_collectives_are_submitted_like_every_study(place: Path) -> None:
-    shown = scalelab("collectives", "--launcher", "pbs", "--ranks", "2", "4", "--nodes", "2", "--dry-run", cwd=place)
+    shown = answer("collectives", "--launcher", "pbs", "--ranks", "2", "4", "--nodes", "2", "--dry-run", cwd=place)
     assert shown.returncode == 0, shown.stderr
     assert '#PBS -l "select=2:ncpus=' in shown.stdout
     assert ":mpiprocs=2" in shown.stdout
@@ -101,14 +101,14 @@ def test_what_was_refused_is_submitted_again_by_resume(place: Path, monkeypatch:
     for name in ("qdel", "qstat"):
         play_program(programs, name, "")
     play_program(programs, "qsub", "qsub: Unauthorized Request\n", 1)
-    refused = scalelab(*STUDY, "--launcher", "pbs", "--ranks", "1", "2", cwd=place)
+    refused = answer(*STUDY, "--launcher", "pbs", "--ranks", "1", "2", cwd=place)
     assert refused.returncode == 1
     assert "fix what the reason names, then scalelab resume runs/" in refused.stderr
-    again = scalelab("resume", "last", cwd=place)
+    again = answer("resume", "last", cwd=place)
     assert again.returncode == 1
     assert "was not run: qsub: Unauthorized Request" in again.stderr
     play_program(programs, "qsub", "7.host\n")
-    taken = scalelab("resume", "last", "--queue", "small", "--detach", cwd=place)
+    taken = answer("resume", "last", "--queue", "small", "--detach", cwd=place)
     assert taken.returncode == 0, taken.stderr
     assert taken.stdout.startswith("Submitted job 7.host for runs/")
     store = open_last(place)
@@ -149,7 +149,7 @@ def test_later_rounds_of_what_was_refused_come_again_too(tmp_path: Path) -> None
     ],
 )
 def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: list[str], words: str) -> None:
-    refused = scalelab(*command, cwd=place)
+    refused = answer(*command, cwd=place)
     assert refused.returncode == 2
     assert words in refused.stderr
     assert not (place / "runs").exists()
@@ -157,27 +157,28 @@ def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: l
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ranks")
 def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place: Path, slurm: Cluster) -> None:
-    local = scalelab(*STUDY, "--threads-per-rank", "1", "--ranks", "1", "2", cwd=place)
+    local = answer(*STUDY, "--threads-per-rank", "1", "--ranks", "1", "2", cwd=place)
     assert local.returncode == 0, local.stderr
     expected = read_losses(place)
-    refused = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", "--json", "x.json", cwd=place)
+    refused = answer(*ON_SLURM, "--ranks", "1", "2", "--detach", "--json", "x.json", cwd=place)
     assert "--detach returns before there is an answer: use --json with" in refused.stderr
-    left = scalelab(*ON_SLURM, "--ranks", "1", "2", "--detach", cwd=place)
+    left = answer(*ON_SLURM, "--ranks", "1", "2", "--detach", cwd=place)
     assert left.returncode == 0, left.stderr
     (number,) = slurm.list_jobs()
     assert left.stdout.startswith(f"Submitted job {number} for runs/")
-    assert f"slurm job {number} " in scalelab("list", cwd=place).stdout
-    assert "when its batch job has ended" in " ".join(scalelab("show", "last", "--full", cwd=place).stdout.split())
-    busy = scalelab("resume", "last", cwd=place)
+    assert f"slurm job {number} " in answer("list", cwd=place).stdout
+    assert "when its batch job has ended" in " ".join(answer("show", "last", "--full", cwd=place).stdout.split())
+    busy = answer("resume", "last", cwd=place)
     assert busy.returncode == 1
     assert f"slurm job {number} of run" in busy.stderr
     slurm.wait_until_empty(90)
-    listed = scalelab("list", "--json", cwd=place).stdout.splitlines()[-1]
+    listed = answer("list", "--json", cwd=place).stdout.splitlines()[-1]
     assert json.loads(listed)["state"] == "complete"
     assert read_losses(place) == expected
-    assert scalelab("show", "last", cwd=place).returncode == 0
-    assert scalelab("resume", "last", cwd=place).returncode == 0
+    assert answer("show", "last", cwd=place).returncode == 0
+    assert answer("resume", "last", cwd=place).returncode == 0
 
 
 @pytest.mark.ranks
@@ -188,7 +189,7 @@ def test_a_trial_with_a_job_of_its_own_is_waited_for_and_its_ranks_have_the_pref
     prefix.chmod(0o755)
     train = ["train", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8", "--steps", "3"]
     on_slurm = ["--ranks", "2", "--launcher", "slurm", "--poll", "0.2s", "--job-per-trial", "--container", str(prefix)]
-    done = scalelab(*train, *on_slurm, "--python", sys.executable, cwd=place)
+    done = answer(*train, *on_slurm, "--python", sys.executable, cwd=place)
     assert done.returncode == 0, done.stderr
     store = open_last(place)
     record = json.loads((store.path / "job.json").read_text())
@@ -212,7 +213,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process_and_what_was_measured(plac
     slurm.wait_until_empty(30)
     wait_until(lambda: not find_at_work(run), seconds=20)
     assert finished_trials(place / "runs")
-    assert "ended" in scalelab("list", cwd=place).stdout
+    assert "ended" in answer("list", cwd=place).stdout
 
 
 def find_at_work(run: str) -> list[psutil.Process]:

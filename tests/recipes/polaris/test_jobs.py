@@ -14,7 +14,7 @@ from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, TrialResult
-from tests.cli.commands import scalelab
+from tests.cli.commands import answer
 from tests.launch.batch.test_batch_jobs import play_program
 from tests.pbs import read_directives
 from tests.slurm import Cluster
@@ -57,7 +57,7 @@ def test_a_job_that_pbs_refuses_is_a_row_that_was_not_run_in_its_words(programs:
     for name in ("qdel", "qstat"):
         play_program(programs, name, "")
     play_qsub(programs, f"{LIMITS}\n", 1)
-    done = scalelab(*P9, "--account", "mine", cwd=tmp_path)
+    done = answer(*P9, "--account", "mine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"A job of 2 nodes was submitted to pbs and rejected: {LIMITS} (published: the queue" in read_words(
         done.stdout
@@ -80,7 +80,7 @@ def test_a_job_that_pbs_takes_and_does_not_begin_is_a_row_with_its_number(progra
     gone = f"#!/bin/sh\nif [ -e {programs}/gone ]; then echo 'Unknown Job Id 7.host' >&2; exit 153; fi\n"
     (programs / "qstat").write_text(f"{gone}cat {programs}/qstat.txt\n")
     (programs / "qdel").write_text(f"#!/bin/sh\n: >{programs}/gone\n")
-    done = scalelab(*P9, "--queue-timeout", "0.1s", cwd=tmp_path)
+    done = answer(*P9, "--queue-timeout", "0.1s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path)
     assert f"submitted to pbs as job 7.host and was not run: {result.reason}" in read_words(done.stdout)
@@ -92,7 +92,7 @@ def test_a_job_that_pbs_takes_and_does_not_begin_is_a_row_with_its_number(progra
 
 def test_without_a_batch_system_the_row_says_so(programs: Path, tmp_path: Path) -> None:
     assert programs.is_dir()
-    done = scalelab(*P9[:-2], cwd=tmp_path)
+    done = answer(*P9[:-2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"No job of 2 nodes was submitted: {NO_BATCH_SYSTEM}" in read_words(done.stdout)
     result = read_result(tmp_path)
@@ -108,7 +108,7 @@ def test_a_slurm_of_one_node_refuses_the_job_of_two(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join(slurm, monkeypatch, tmp_path)
-    done = scalelab(*P9, cwd=tmp_path)
+    done = answer(*P9, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "submitted to slurm and rejected: sbatch: error: Batch job submission failed" in read_words(done.stdout)
     assert read_result(tmp_path).batch == BatchNote(scheduler="slurm", may_come=True)
@@ -121,12 +121,12 @@ def test_a_job_that_was_refused_is_submitted_again_by_resume_and_runs(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join(slurm, monkeypatch, tmp_path)
-    assert scalelab(*P9, cwd=tmp_path).returncode == 0
+    assert answer(*P9, cwd=tmp_path).returncode == 0
     file = RunStore.open(find_runs(tmp_path / "runs")[-1]).trial_directory("p9.job.train-r1") / "trial.json"
     trial = json.loads(file.read_text())
     assert trial["ranks_per_node"] == 1
     file.write_text(json.dumps(trial | {"ranks_per_node": 2}))  # both ranks on the only node that there is
-    done = scalelab("resume", "last", "--poll", "0.2s", "--wall-time", "5min", cwd=tmp_path)
+    done = answer("resume", "last", "--poll", "0.2s", "--wall-time", "5min", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path)
     assert (result.status, {rank.launcher for rank in result.ranks}) == (Status.COMPLETED, {"Slurm"})
