@@ -135,7 +135,7 @@ def read_page(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, caps
 def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory, in which ranks are played and whoever waits for a key or a click gets Ctrl-C."""
     monkeypatch.chdir(directory)
-    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
+    monkeypatch.setattr("scalelab.data.cifar10.check_cifar10", lambda directory, num_files: None)
     for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "runs.experiment", "runs.launching"):
         module = importlib.import_module(f"scalelab.{place}")
         if hasattr(module, "choose_launcher"):  # some import it when they need it

@@ -127,7 +127,7 @@ def test_every_command_that_is_not_executed_parses(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
+    monkeypatch.setattr("scalelab.data.cifar10.check_cifar10", lambda directory, num_files: None)
     page, arguments = COMMANDS[command], shlex.split(command)
     provide_workloads(arguments, page, tmp_path)
     provide_shards(arguments, tmp_path)

@@ -281,7 +281,7 @@ def plan_full(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Trial]:
     """The full size, on a machine with four large GPUs and all data."""
     monkeypatch.setattr("scalelab.studies.shared.job.find_gpus", lambda: GPUS)
     monkeypatch.setattr("scalelab.recipes.feasibility.find_gpus", lambda: GPUS)
-    monkeypatch.setattr("scalelab.workloads.image_options.check_cifar10", lambda directory, num_files: None)
+    monkeypatch.setattr("scalelab.data.cifar10.check_cifar10", lambda directory, num_files: None)
     reproduce = Reproduce(recipe=cast("NameOfRecipe", name), size="full", device="cuda")
     assert {part for _, part in reproduce.obstacles} <= {"mpi", "slurm", "pbs"}, "launchers that may not be here"
     return reproduce.plan()
