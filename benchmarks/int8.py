@@ -1,21 +1,20 @@
-"""What int8 gains, and what it costs to stay in torch: five ways to run the same network, side by side on one thread.
+"""What int8 gains, and what it costs to stay in torch: five ways to run the same network on one thread, interleaved.
 
-`resnet18` has random weights and batch norms with the statistics that these give: how long a kernel takes does not
-depend on what was learned. All runtimes get the same images and, where they quantize, the same calibration images.
-onnxruntime's own `quantize_static` has its best setting for x86: QDQ, per channel, uint8 by int8. Every round goes
-through all runtimes in an order that is drawn anew, with a call before that nobody times (a fixed order without one has
-been seen to turn 0.73 times as long into 1.77 times); ratios are taken round by round. Times are those of the
-processor: on one thread they are latencies, and what other programs take of a busy machine does not count.
+`resnet18` has random weights and matching batch norm statistics: speed does not depend on what was learned. All
+runtimes get the same images and, where they quantize, the same calibration images; the int8 network is that of
+`quantize_model` with default settings. onnxruntime's `quantize_static` has its best setting for x86: QDQ, per channel,
+uint8 by int8. Every round visits all runtimes in a random order after an untimed call (a fixed order without one once
+turned 0.73 times as long into 1.77 times); ratios are taken round by round. Times are CPU times, which on one thread
+are latencies without what other programs take.
 
     float32 / exported              at least 2.8 times as fast at batch 1, 3.0 at batch 64
     exported / quantize_static      at most 1.05 as long, at both batch sizes
     eager / exported                at most 1.6 at batch 1, 1.15 at batch 64
     size                            resnet18 3.9 times smaller, lenet 3.4 times
 
-`lenet` has no bar for speed: it is there to show a network that int8 cannot help, and why. Its arithmetic, at the rate
-that resnet18 reaches in the same runtime, is a small part of its time; the rest is what nodes cost whatever they
-compute, and a first convolution whose few channels leave most lanes of a kernel empty. OpenVINO (with NNCF) and torchao
-are timed too where they are installed.
+`lenet` has no bar for speed: it shows a network that int8 cannot help, and why. Its arithmetic at resnet18's rate is a
+small part of its time; the rest is overhead per node, and a first convolution whose few channels leave most lanes of a
+kernel empty. OpenVINO (with NNCF) and torchao are timed too if installed.
 """
 
 from __future__ import annotations

@@ -1,26 +1,24 @@
-"""What int8 costs in accuracy by default, on networks that nothing was chosen on.
+"""What int8 costs in accuracy by default, on networks that the defaults were not chosen on.
 
-The defaults of `scalelab run quantize` (`quantize_model` with `Quantization()`) were chosen on networks trained with a
-part of CIFAR-10, so what they cost there is a winner's figure (quantize/ranges.py). Here networks are trained anew, on
-all of it and from other seeds (rigs/trained.py): `lenet` as in the lab from three seeds, and a residual network of 20
-layers from one. The first 512 training images calibrate, and onnxruntime executes all 10,000 test images. Beside it is
-onnxruntime's own `quantize_static` with the same images: QDQ, per channel, uint8 by int8, min–max.
+The defaults of `scalelab run quantize` (`quantize_model` with `Quantization()`) were chosen on networks trained with
+part of CIFAR-10 (quantize/calibrate.py), so their figures there are a winner's. Here networks are trained on all of it
+from other seeds (rigs/trained.py): `lenet` from three, a residual network of 20 layers from one. The first 512 training
+images calibrate, onnxruntime executes all 10,000 test images. The baseline is onnxruntime's `quantize_static` on the
+same images: QDQ, per channel, uint8 by int8, min–max.
 
     points lost                     at most 0.15 by lenet, mean of the seeds; 0.3 by resnet20
     more than quantize_static       at most 0.1 points, lenet and resnet20
 
     python benchmarks/int8_accuracy.py DATA_DIR --weights DIR
 
-`DATA_DIR` has what `scalelab data fetch cifar10` gets. Without it the digits are used, and no bar is judged: one of
-their 355 test images is 0.28 points. `--weights` keeps what was trained, and takes it from there the next time.
+`DATA_DIR` is the --out of `scalelab data fetch cifar10`. Without it the digits are used, and no bar is judged: one of
+their 355 test images is 0.28 points. `--weights` stores trained weights and reuses them.
 
-Points lost that are negative were gained. ± of a network is Newcombe's interval for pairs. That of a mean over seeds
-counts every test image once, with the mean of its changes, since all seeds are tested on the same images; ± over seeds
-is Student's, and wide with three of them.
+Negative points lost were gained. ± of a network is Newcombe's interval for pairs. That of a mean over seeds counts
+every test image once, with the mean of its changes; ± over seeds is Student's, and wide with three of them.
 
-**Ties.** Where logits are bytes, as those of `quantize_static` are, several classes can share the largest one, and the
-first of them is taken. Which is the first is a matter of how classes are numbered. So the same figures are told once
-more with every tie shared out evenly among its classes, the mean over all numberings. Bars are held by what is taken.
+**Ties.** Where logits are bytes, as with `quantize_static`, classes can share the largest one, and the first is taken.
+The figures are repeated with every tie shared evenly among its classes. Bars are held by what is taken.
 
 Limits: the test images are those that the defaults were chosen on; only the networks are new. So few epochs leave
 networks less accurate than they could be.

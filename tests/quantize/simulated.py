@@ -7,10 +7,17 @@ from torch.nn import functional
 
 from scalelab.quantize.eager import compile_text, write_layers
 from scalelab.quantize.eager_kernels import make_average_multiplier, make_bias, make_multiplier
-from scalelab.quantize.integer_ops import finish
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.profiles import Profile, find_profile, fuse_multiply_add, make_channels, make_scalar
-from scalelab.quantize.simulate import read_logits, run_layers
+from scalelab.quantize.simulate import (
+    Profile,
+    find_profile,
+    finish,
+    fuse_multiply_add,
+    make_channels,
+    make_scalar,
+    read_logits,
+    run_layers,
+)
 
 
 def simulate(

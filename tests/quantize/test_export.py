@@ -16,10 +16,9 @@ from scalelab.quantize.capture import capture_network
 from scalelab.quantize.export import export_float_onnx, export_onnx
 from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import quantize_model
-from scalelab.quantize.profiles import find_profile
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.sessions import open_session, profile_layers, run_session
-from scalelab.quantize.simulate import compute_integers, simulate_logits
+from scalelab.quantize.simulate import compute_integers, find_profile, simulate_logits
 from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network

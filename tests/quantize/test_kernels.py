@@ -31,8 +31,7 @@ def test_the_profile_of_an_engine_gives_the_integers_of_its_kernels(engine: str,
 def test_a_profile_of_another_engine_is_told_apart() -> None:
     """The comparison can fail: fbgemm's rule does not give qnnpack's integers for all of these ties."""
     require_engine("qnnpack")
-    from scalelab.quantize.profiles import find_profile
-    from scalelab.quantize.simulate import compute_integers
+    from scalelab.quantize.simulate import compute_integers, find_profile
     from tests.quantize.simulated import simulate
     from tests.quantize.torch_engines import run_kernel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer
-from scalelab.quantize.profiles import PROFILES, find_profile, fuse_multiply_add
+from scalelab.quantize.simulate import PROFILES, find_profile, fuse_multiply_add
 
 
 def make_layer(scale: float, grid: Grid, bias: int = 0, channels: int = 1) -> QuantizedLayer:

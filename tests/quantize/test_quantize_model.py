@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
+from scalelab.quantize.calibrate import Method
 from scalelab.quantize.network import CapturedNetwork, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import QuantizedModel, quantize_model
-from scalelab.quantize.ranges import Method
 from scalelab.quantize.scales import quantize_network
 from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from scalelab.quantize.calibrate import Method, choose_range
 from scalelab.quantize.histogram import ValueHistogram, count_values
-from scalelab.quantize.ranges import Method, choose_range
 
 METHODS = get_args(Method)
 

@@ -9,9 +9,8 @@ import torch
 from torch.nn import functional
 
 from scalelab.errors import UnknownName, UsageError
-from scalelab.quantize.integer_ops import bound_sum, find_size, sum_products
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork, compute_layer
-from scalelab.quantize.simulate import simulate_logits
+from scalelab.quantize.simulate import bound_sum, find_size, simulate_logits, sum_products
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.simulated import simulate
 

@@ -17,8 +17,7 @@ import torch
 
 from scalelab.errors import UnknownName
 from scalelab.quantize.network import Grid, QuantizedLayer, QuantizedNetwork
-from scalelab.quantize.profiles import dequantize_bias, find_profile
-from scalelab.quantize.simulate import compute_integers
+from scalelab.quantize.simulate import compute_integers, dequantize_bias, find_profile
 from tests.quantize.simulated import simulate
 
 ENGINES = ("qnnpack", "fbgemm")

@@ -40,7 +40,7 @@ import torch
 
 from scalelab.errors import ScalelabError
 from scalelab.quantize.network import HIGHEST, Grid, Layer, QuantizedLayer
-from scalelab.quantize.profiles import make_scalar
+from scalelab.quantize.simulate import make_scalar
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:

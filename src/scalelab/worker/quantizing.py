@@ -19,7 +19,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.agreement import quantized_file
 from scalelab.quantize.capture import unwrap
 from scalelab.quantize.held_out import HeldOut, split_batch
-from scalelab.quantize.lab.settings import LabSettings
+from scalelab.quantize.lab.chain import LabSettings
 from scalelab.quantize.lab.stages import run_lab
 from scalelab.quantize.pipeline import Pipeline, Task
 from scalelab.records.files import write_json

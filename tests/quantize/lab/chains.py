@@ -7,9 +7,8 @@ from torch import nn
 
 from scalelab.data.images import load_digits
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.lab.chain import LabNetwork, scale_network
+from scalelab.quantize.lab.chain import LabNetwork, LabSettings, scale_network
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
-from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.network import CapturedNetwork
 from scalelab.worker.models.networks import Lenet
 

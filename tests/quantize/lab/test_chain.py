@@ -11,8 +11,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.lab.chain import check_chain, check_sums, scale_network
-from scalelab.quantize.lab.settings import LabSettings
+from scalelab.quantize.lab.chain import LabSettings, check_chain, check_sums, scale_network
 from scalelab.quantize.network import Layer
 from tests.quantize.lab.chains import make_images, make_lab, make_plain, observe
 

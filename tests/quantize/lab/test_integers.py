@@ -9,13 +9,13 @@ from scalelab.errors import ScalelabError
 from scalelab.quantize.lab.chain import (
     LabLayer,
     LabNetwork,
+    LabSettings,
     add_products,
     check_integers,
     run_integers,
     run_layers,
     run_to_sums,
 )
-from scalelab.quantize.lab.settings import LabSettings
 from scalelab.quantize.network import Layer, run_float
 from tests.quantize.lab.chains import make_images, make_lab, make_plain, observe
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.quantize.lab.settings import LabSettings
+from scalelab.quantize.lab.chain import LabSettings
 from scalelab.quantize.lab.stages import regroup, run_lab, take_images
 from scalelab.records.quantized import Quantized
 from tests.quantize.lab.chains import load_half, make_images, make_plain, train_lenet

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from scalelab.quantize.export import INPUT, OUTPUT, GraphParts, write_model
-from scalelab.quantize.lab.chain import LabLayer, LabNetwork
-from scalelab.quantize.lab.settings import HIGH, LOW
+from scalelab.quantize.lab.chain import HIGH, LOW, LabLayer, LabNetwork
 from scalelab.quantize.network import Layer
 from scalelab.quantize.sessions import load_package
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from scalelab.quantize.diagnosis import count_tied, measure_sqnr
-from scalelab.quantize.lab.chain import LabLayer, LabNetwork, find_weight_limit, round_to_int8
+from scalelab.quantize.lab.chain import HIGH, LOW, LabLayer, LabNetwork, LabSettings, find_weight_limit, round_to_int8
 from scalelab.quantize.lab.observe import Observed, make_histogram
-from scalelab.quantize.lab.settings import HIGH, LOW, LabSettings
 from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.records.quantized import Histogram, LayerReport
 

@@ -27,11 +27,19 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network, unwrap
 from scalelab.quantize.export import FLOAT_FILE, INT8_FILE, export_float_onnx
-from scalelab.quantize.lab.chain import LabLayer, LabNetwork, check_chain, run_integers, run_to_sums, scale_network
+from scalelab.quantize.lab.chain import (
+    BiasRule,
+    LabLayer,
+    LabNetwork,
+    LabSettings,
+    check_chain,
+    run_integers,
+    run_to_sums,
+    scale_network,
+)
 from scalelab.quantize.lab.export import export_lab
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
-from scalelab.quantize.lab.settings import BiasRule, LabSettings
 from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.quantized import Quantized, Stage
