@@ -343,7 +343,7 @@ def summarise(
 
 def describe_sweep(plans: Sequence[TrainingPlan]) -> str:
     last, largest = find_last_paying(plans), plans[-1].num_devices
-    if last == largest:
+    if last is None or last == largest:
         return f"Adding devices pays up to {largest}: each row gains more than half of the ideal."
     return f"Beyond {format_count(last, 'device')}, the next row gains less than half of the ideal."
 
