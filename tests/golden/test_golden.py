@@ -66,6 +66,19 @@ TIMED = {
 }
 """Columns that are measured at every call: only whether there is a number is compared."""
 
+CORRECTED = {
+    "reproduce-gpt2": ("'Allocated by torch'", "'Loss'", "'Checks of the published numbers'"),
+    "reproduce-polaris": ("'Checks of the published numbers'",),
+    "reproduce-quantization": ("'Accuracy'",),
+    "reproduce-resnet": (
+        "'Effective bandwidth of one all-reduce per step, per second'",
+        "'Accuracy after the last epoch'",
+        "'What every rank hands to the all-reduce'",
+        "'Checks of the published numbers'",
+    ),
+}
+"""Tables of recipes whose published side was wrong, by run: the changelog names what is right."""
+
 
 def unpack(name: str, directory: Path) -> Path:
     """The directory of a stored run, among those of others that were unpacked there."""
@@ -125,7 +138,10 @@ def assert_same(old: Json, new: Json, timed: frozenset[str] = frozenset()) -> No
 @pytest.mark.parametrize("name", RUNS)
 def test_run_concludes_with_the_same_numbers_on_one_screen(name: str, tmp_path: Path) -> None:
     document, lines = answer_and_print(tmp_path, "show", unpack(name, tmp_path), "--refresh")
-    assert_same(read_golden(name), document)
+    differences = compare_documents(read_golden(name), document)
+    expected = tuple(f"table {title}" for title in CORRECTED.get(name, ()))
+    assert not [words for words in differences if not words.startswith(expected)]
+    assert all(any(words.startswith(title) for words in differences) for title in expected), "a correction is gone"
     check_screen(lines[:-PLACE_LINES], MOST_LINES - PLACE_LINES)
 
 

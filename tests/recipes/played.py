@@ -115,7 +115,7 @@ def play_curve(trial: Trial) -> tuple[CurvePoint, ...]:
         return ()
     steps = run.steps or 20
     lines = [
-        CurvePoint(step=step, epoch=step / steps, loss=1 / (1 + step), learning_rate=1e-3, seconds=0.01)
+        CurvePoint(step=step, epoch=step / steps, loss=1 / (1 + step), accuracy=0.4, learning_rate=1e-3, seconds=0.01)
         for step in range(steps)
     ]
     epochs = run.epochs or 1

@@ -24,7 +24,8 @@ from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import make_options
 
-WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share", "accuracy")
+WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share")
+"""Accuracies are of a dataset: in small it is another one than the published."""
 
 
 def list_arms(outcome: Outcome | None) -> list[Arm]:
@@ -165,17 +166,18 @@ def make_beside_table(
     quotient: Field[Compared] = ratio_column(
         "quotient", "ours / published", lambda line: divide_published(line.ours, line.published)
     )
+    there: Field[Compared] = text_column(
+        "published",
+        "published",
+        lambda line: print_published(quantity, line.published, line.printed),
+        align="right",
+    )
     has_interval = any(isinstance(line.ours, Estimate) and line.ours.low is not None for line in listed)
     return make_table(
         listed,
         text_column("what", "what", lambda line: line.what),
         make_column(quantity, "ours", "ours", lambda line: line.ours),
-        text_column(
-            "published",
-            "published",
-            lambda line: print_published(quantity, line.published, line.printed),
-            align="right",
-        ),
+        there if any(line.published is not None for line in listed) else None,
         quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
         title=title,
         notes=(*((INTERVAL_NOTE,) if has_interval else ()), *notes),

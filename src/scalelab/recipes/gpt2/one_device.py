@@ -20,7 +20,7 @@ from scalelab.recipes.evidence import (
     say,
     scale,
 )
-from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
+from scalelab.recipes.feasibility import choose, count_state_bytes, make_sampling, make_sized_job
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.records.settings import Optimization
@@ -63,16 +63,16 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
     table, main = None, None
     if measured is not None:
         left, reserved = measured.current_bytes, measured.reserved_bytes
-        unused = None if reserved is None or left is None else reserved - left
+        estimate = count_state_bytes(row.trial) if row else 0
+        above = None if left is None else left - estimate
         lines = [
             Compared("peak", measured.peak_bytes, None),
+            compare_megabytes("estimate: 16 bytes per parameter", estimate, published.ESTIMATED_MEGABYTES["together"]),
             compare_megabytes("after the step", left, published.ALLOCATED_MEGABYTES),
+            compare_megabytes("after the step − estimate", above, published.ABOVE_ESTIMATE_MEGABYTES),
             compare_megabytes("reserved", reserved, published.RESERVED_MEGABYTES),
-            compare_megabytes(
-                "reserved − after the step", unused, published.RESERVED_MEGABYTES - published.ALLOCATED_MEGABYTES
-            ),
         ]
-        main = Main("bytes", "allocated after the step", *lines[1][1:])
+        main = Main("bytes", "allocated after the step", *lines[2][1:])
         table = make_beside_table(
             "bytes",
             lines,

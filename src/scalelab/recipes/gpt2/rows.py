@@ -142,7 +142,6 @@ def make_loss_table(outcomes: Outcomes) -> Table | None:
     if not known:
         return None
     last = published.TRAIN_STEPS - 1
-    there = {0: published.FIRST_LOSS, last: published.LAST_LOSS}
 
     def read(name: str, step: int) -> float | None:
         return known[name][step] if step < len(known[name]) else None
@@ -151,9 +150,13 @@ def make_loss_table(outcomes: Outcomes) -> Table | None:
         (0, 5, 10, 15, last),
         count_column("step", "step", lambda step: step),
         *(make_column("loss", name.replace("-", "_"), name, partial(read, name)) for name in known),
-        make_column("loss", "published", "published", there.get),
+        make_column("loss", "published_baseline", "published, 1 GPU", published.BASELINE_LOSSES.get),
+        make_column("loss", "published", "published, 2 GPUs", published.LOSSES.get),
         title="Loss",
-        notes=("published: DDP and FSDP on text; ours on random tokens, with a dropout of its own on every rank",),
+        notes=(
+            "published: GPT-2 large on text, rank 0's share of the batch, equal with DDP and FSDP; ours on random"
+            " tokens, the mean over ranks",
+        ),
     )
 
 
@@ -168,8 +171,8 @@ def compare_losses(outcomes: Outcomes) -> Iterator[str]:
     words = "equal to four decimals" if apart < 5e-5 else f"up to {apart:.1e} apart"
     yield (
         f"Losses fall from {format_loss(reference[0])} to {format_loss(reference[-1])} and are {words} under"
-        f" {', '.join(known)} (published: {published.FIRST_LOSS} to"
-        f" {published.LAST_LOSS} on text, equal under DDP and both forms of FSDP)."
+        f" {', '.join(known)} (published on text: {published.LOSSES[0]} at step 0 and {published.LOSSES[10]} at step"
+        " 10, equal under DDP and both forms of FSDP)."
     )
 
 

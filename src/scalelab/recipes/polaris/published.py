@@ -11,37 +11,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from scalelab.recipes.published import read_published
 from scalelab.recipes.recipe import Check
 from scalelab.workloads.options import TransformerOptions
 
-SAMPLES = 2048
-SRC_LENGTH, TGT_LENGTH, FEATURES = 1, 20, 512
-BYTES_PER_FLOAT = 4
+PRINTED = read_published("polaris")
+
+
+def read(row: str, name: str) -> float:
+    return PRINTED[row][name].number
+
+
+SAMPLES = int(read("P3", "samples"))
+FEATURES = int(read("P3", "features"))
+NUM_RANKS = int(read("P2", "ranks"))
+SRC_LENGTH, TGT_LENGTH = 1, 20
 BATCH_PER_RANK = 32
-NUM_RANKS = 4
 NUM_DEVICES = 4
-"""Of a node."""
 CARD_BYTES = 40_000_000_000
+DIMENSIONS_EPOCHS, FORMAT_EPOCHS, DTYPE_EPOCHS, DTYPE_BATCH = 5, 5, 3, 16
+LINK_STEPS, LINK_RANKS = 2, 2
+"""Not printed: of the homework's code and of Polaris, whose nodes have four A100 of 40 GB."""
+BYTES_PER_FLOAT = 4
 
-NUM_PARAMETERS = 44_140_544
-GRADIENT_MEGABYTES = 176.6
+SINGLE_EPOCHS = int(read("P1", "epochs"))
+SINGLE_SECONDS = read("P1", "seconds")
+SINGLE_STEPS = SINGLE_EPOCHS * SAMPLES // BATCH_PER_RANK
+"""P1: one device, no process group. Steps follow from epochs, samples and batch."""
 
-SINGLE_EPOCHS = 10
-SINGLE_STEPS = 640
-SINGLE_SECONDS = 16.38
-"""P1: one device, no process group."""
-
-RANKS_SECONDS = {"A": 4.50, "B": 4.61}
+RANKS_SECONDS = {"A": read("P2", "seconds_a"), "B": read("P2", "seconds_b")}
 """P2: the same on four ranks, by report."""
-MASKS = (0x3, 0x300, 0x30000, 0x3000000)
+MASKS = tuple(int(PRINTED["P2"][f"mask_{rank}"].text, 16) for rank in range(NUM_RANKS))
 """P2: the cores of each rank, one bit per core."""
 
-DIMENSIONS_EPOCHS = 5
-DIMENSIONS_SECONDS = 2.37
-DIMENSIONS_MEMORY_BYTES = 0.86e9
+DIMENSIONS_SECONDS = read("P3", "seconds")
+DIMENSIONS_MEMORY_BYTES = 1e9 * read("P3", "memory_gigabytes")
 """P3: the baseline on four ranks."""
-UNEQUAL_FEATURES = 1024
-UNEQUAL_WORDS = "feature number must equal d_model"
+UNEQUAL_FEATURES = int(read("P3", "unequal_features"))
+UNEQUAL_WORDS = PRINTED["P3"]["unequal_words"].text
 """P3: what 1024 features gave with d_model 512."""
 
 
@@ -55,40 +62,52 @@ class LinkCost(NamedTuple):
     """Of one call."""
 
 
-LINK_STEPS = 2
-LINK_RANKS = 2
-ONE_NODE = LinkCost(seconds=6.97e-3, share=0.1440, mean_seconds=0.44e-3)
-TWO_NODES = LinkCost(seconds=677.21e-3, share=0.9360, mean_seconds=30.78e-3)
-LINK_RATIO = 97
-NODE_LINK_BYTES_PER_SECOND = 600e9
-NETWORK_BYTES_PER_SECOND = 25e9
+def read_link(where: str) -> LinkCost:
+    return LinkCost(
+        seconds=read("P4", f"{where}_milliseconds") / 1e3,
+        share=read("P4", f"{where}_percent") / 100,
+        mean_seconds=read("P4", f"{where}_call_milliseconds") / 1e3,
+    )
+
+
+ONE_NODE, TWO_NODES = read_link("one_node"), read_link("two_nodes")
+LINK_RATIO = int(read("P4", "ratio"))
+NODE_LINK_BYTES_PER_SECOND = 1e9 * read("P4", "node_link_gigabytes_per_second")
+NETWORK_BYTES_PER_SECOND = 1e9 * read("P4", "network_gigabytes_per_second")
 """P4: NVLink inside a node, the network between nodes."""
 
-PROFILED_SECONDS = 20.68
+PROFILED_SECONDS = read("P5", "seconds")
 """P5: one rank with the profiler."""
-PROFILE_NAME = "cuda_pt_2p8"
+PROFILE_NAME = PRINTED["P5"]["name"].text
 """P5: the prefix of its traces and their directories."""
 
-FORMAT_EPOCHS = 5
 FORMAT_SECONDS = {
-    "in memory": 3.08,
-    "HDF5 gzip": 59.90,
-    "HDF5 plain": 2.89,
-    ".pt": 2.84,
-    ".npz compressed": 2.83,
-    ".npz": 2.91,
-    ".npy": 2.83,
+    "in memory": read("P6", "memory"),
+    "HDF5 gzip": read("P6", "hdf5_gzip"),
+    "HDF5 plain": read("P6", "hdf5"),
+    ".pt": read("P6", "pt"),
+    ".npz compressed": read("P6", "npz_compressed"),
+    ".npz": read("P6", "npz"),
+    ".npy": read("P6", "npy"),
 }
 """P6: on four ranks."""
-PLAIN_MEGABYTES, COMPRESSED_MEGABYTES = 84, 75
+PLAIN_MEGABYTES, COMPRESSED_MEGABYTES = (int(read("P6", f"{kind}_megabytes")) for kind in ("plain", "compressed"))
 """P6: sizes of the files."""
 
-DTYPE_EPOCHS = 3
-DTYPE_BATCH = 16
 DTYPES = ("float32", "float16", "bfloat16")
-DTYPE_SECONDS = {20: (3.58, None, None), 50: (3.36, 4.07, 3.90), 100: (3.44, 3.97, 3.91)}
-DTYPE_MEMORY_BYTES = {20: (1.02e9, None, None), 50: (1.19e9, 1.19e9, 1.07e9), 100: (1.32e9, 1.21e9, 1.05e9)}
-"""P7: by length of the target, in the order of `DTYPES`; None: not given."""
+
+
+def read_dtypes(quantity: str, unit: float) -> dict[int, tuple[float | None, ...]]:
+    """P7: by length of the target, in the order of `DTYPES`; None: not given."""
+    row = PRINTED["P7"]
+    names = {length: [f"{quantity}_{length}_{dtype}" for dtype in DTYPES] for length in (20, 50, 100)}
+    return {
+        length: tuple(unit * row[name].number if name in row else None for name in own) for length, own in names.items()
+    }
+
+
+DTYPE_SECONDS = read_dtypes("seconds", 1)
+DTYPE_MEMORY_BYTES = read_dtypes("gigabytes", 1e9)
 
 
 class ScaleUp(NamedTuple):
@@ -101,15 +120,21 @@ class ScaleUp(NamedTuple):
     samples_per_second: tuple[float, float]
 
 
-SCALE_UPS = (
-    ScaleUp(d_model=1024, dtype="float32", samples=2048, memory_bytes=4.05e9, samples_per_second=(200, 384)),
-    ScaleUp(d_model=4096, dtype="bfloat16", samples=10_000, memory_bytes=15.78e9, samples_per_second=(340, 370)),
-)
-SCALE_UP_PARAMETERS = (126.0e6, 1_409.9e6)
-CLAIMED_LIMIT_BYTES = 16e9
+def read_scale_up(name: str, dtype: str) -> ScaleUp:
+    return ScaleUp(
+        d_model=int(read("P8", f"{name}_d_model")),
+        dtype=dtype,
+        samples=int(read("P8", f"{name}_samples")),
+        memory_bytes=1e9 * read("P8", f"{name}_gigabytes"),
+        samples_per_second=(read("P8", f"{name}_least"), read("P8", f"{name}_most")),
+    )
+
+
+SCALE_UPS = (read_scale_up("small", "float32"), read_scale_up("large", "bfloat16"))
+CLAIMED_LIMIT_BYTES = 1e9 * read("P8", "limit_gigabytes")
 """P8: the memory that float32 allegedly does not fit into."""
 
-REJECTION = "the queue rejected the two-node job"
+REJECTION = PRINTED["P9"]["rejection"].text
 """P9."""
 
 
@@ -133,7 +158,7 @@ def count_static_bytes(d_model: int, dtype: str) -> int:
 
 def find_bus_bandwidth(seconds: float) -> float:
     """P4: bytes per second and rank of a ring all-reduce: 2·M·(N − 1)/N in every step (Patarasu and Yuan 2009)."""
-    gradient_bytes = BYTES_PER_FLOAT * NUM_PARAMETERS
+    gradient_bytes = BYTES_PER_FLOAT * make_model(FEATURES).count_parameters()
     share = 2 * (LINK_RANKS - 1) / LINK_RANKS
     return LINK_STEPS * gradient_bytes * share / seconds
 
@@ -157,19 +182,7 @@ def take_remainders(nodes: Sequence[Sequence[int]], num_devices: int) -> list[li
 
 
 def make_checks() -> list[Check]:
-    return [_check_sizes(), *_check_ranks(), *_check_link(), *_check_formats(), _check_error(), *_check_memory()]
-
-
-def _check_sizes() -> Check:
-    num_parameters = make_model(FEATURES).count_parameters()
-    megabytes = BYTES_PER_FLOAT * num_parameters / 1e6
-    steps = SINGLE_EPOCHS * SAMPLES // BATCH_PER_RANK
-    return Check(
-        id="P1",
-        claim=f"{NUM_PARAMETERS:,} parameters, {GRADIENT_MEGABYTES} MB of gradients, {SINGLE_STEPS} steps",
-        computed=f"{num_parameters:,}, {megabytes:.1f} MB, {steps}, from the layers and the data set",
-        holds=(num_parameters, f"{megabytes:.1f}", steps) == (NUM_PARAMETERS, str(GRADIENT_MEGABYTES), SINGLE_STEPS),
-    )
+    return [*_check_ranks(), *_check_link(), *_check_formats(), _check_dtypes(), *_check_growth(), *_check_memory()]
 
 
 def _check_ranks() -> Iterator[Check]:
@@ -204,6 +217,15 @@ def _check_link() -> Iterator[Check]:
         f" {slowdown / links:.1f} is waiting or a wrong transport, which must be separated",
         holds=slowdown <= links,
     )
+    calls = [link.seconds / link.mean_seconds for link in (TWO_NODES, ONE_NODE)]
+    yield Check(
+        id="P4",
+        claim="both profiles show the same steps",
+        computed=f"total over mean call: {calls[0]:.0f} calls between nodes, {calls[1]:.0f} inside one"
+        f" ({1e3 * TWO_NODES.seconds:.2f} / {1e3 * TWO_NODES.mean_seconds:.2f} and {1e3 * ONE_NODE.seconds:.2f} /"
+        f" {1e3 * ONE_NODE.mean_seconds:.2f} ms): one model sends equally many buckets, so the two windows differ",
+        holds=round(calls[0]) == round(calls[1]),
+    )
 
 
 def _check_formats() -> Iterator[Check]:
@@ -213,10 +235,11 @@ def _check_formats() -> Iterator[Check]:
     fetch, sample = find_fetch_seconds(), count_sample_bytes()
     yield Check(
         id="P6",
-        claim=f"HDF5 with gzip is {times['HDF5 gzip'] / times['in memory']:.1f} times slower than memory: the format",
-        computed=f"compression costs {lazy_cost:.1f}× where samples are read one by one (HDF5) and {whole_cost:.2f}×"
-        f" where all are read up front (.npz): not the format. {1e3 * fetch:.1f} ms for a sample of"
-        f" {sample / 1e3:.0f} kB is {sample / fetch / 1e6:.1f} MB/s: each read inflates a whole chunk",
+        claim=PRINTED["P6"]["claim"].text,
+        computed=f"{times['HDF5 gzip'] / times['in memory']:.1f} times memory. Compression costs {lazy_cost:.1f}× where"
+        f" samples are read one by one (HDF5) and {whole_cost:.2f}× where all are read up front (.npz):"
+        f" {1e3 * fetch:.1f} ms for a sample of {sample / 1e3:.0f} kB is {sample / fetch / 1e6:.1f} MB/s, so each read"
+        " inflates a whole chunk",
         holds=abs(lazy_cost / whole_cost - 1) < ALIKE,
     )
     data_set = SAMPLES * sample
@@ -229,29 +252,38 @@ def _check_formats() -> Iterator[Check]:
     )
 
 
-def _check_error() -> Check:
-    features = UNEQUAL_FEATURES
-    d_model = TransformerOptions().d_model
-    static = count_static_bytes(features, "float32")
+def _check_dtypes() -> Check:
+    pairs = {length: (row[0], row[2]) for length, row in DTYPE_MEMORY_BYTES.items()}
+    known = {length: (full, half) for length, (full, half) in pairs.items() if full and half}
+    saved = ", ".join(f"{1 - half / full:.0%} at length {length}" for length, (full, half) in known.items())
+    full, half = (count_static_bytes(FEATURES, dtype) / 1e9 for dtype in ("float32", "bfloat16"))
     return Check(
         id="P7",
-        claim=f"{features} features: out of memory",
-        computed=f"features {features} and d_model {d_model} must be equal: a shape error (P3:"
-        f" {UNEQUAL_WORDS!r}). A matching model holds {static / 1e9:.1f} GB besides activations, of"
-        f" {CARD_BYTES / 1e9:.0f} GB",
-        holds=features == d_model or static > CARD_BYTES,
+        claim=PRINTED["P7"]["claim"].text,
+        computed=f"yes, {saved}; but parameters, gradients, buckets and moments alone would shrink from {full:.2f} to"
+        f" {half:.2f} GB if the weights were bfloat16, so they stayed float32 (autocast)",
+        holds=all(half < full for full, half in known.values()),
+    )
+
+
+def _check_growth() -> Iterator[Check]:
+    small, large = SCALE_UPS
+    parameters = [make_model(one.d_model).count_parameters() for one in SCALE_UPS]
+    grown, static = parameters[1] / parameters[0], parameters[1] * 2 / (parameters[0] * 4)
+    wider = large.d_model / small.d_model
+    peak = large.memory_bytes / small.memory_bytes
+    yield Check(
+        id="P8",
+        claim=f"{peak:.1f} times the peak at {wider:.0f} times the dimension shows the"
+        f" {PRINTED['P8']['quadratic'].text}",
+        computed=f"quadratic would be {wider**2:.0f}×. The inner layers keep their width, so parameters grow"
+        f" {grown:.1f}× ({parameters[0] / 1e6:,.1f} M to {parameters[1] / 1e6:,.1f} M), and their bytes {static:.1f}×"
+        " because bfloat16 halves each: two changes at once, which the peak cannot tell apart",
+        holds=abs(peak / wider**2 - 1) < ALIKE,
     )
 
 
 def _check_memory() -> Iterator[Check]:
-    for scale_up, printed in zip(SCALE_UPS, SCALE_UP_PARAMETERS, strict=True):
-        found = make_model(scale_up.d_model).count_parameters()
-        yield Check(
-            id="P8",
-            claim=f"d_model {scale_up.d_model}: {printed / 1e6:,.1f} M parameters",
-            computed=f"{found / 1e6:,.1f} M",
-            holds=f"{found / 1e6:.1f}" == f"{printed / 1e6:.1f}",
-        )
     large = SCALE_UPS[-1]
     half, full = (count_static_bytes(large.d_model, dtype) for dtype in ("bfloat16", "float32"))
     yield Check(
@@ -271,7 +303,7 @@ def _check_memory() -> Iterator[Check]:
     batch = BATCH_PER_RANK * length * large.d_model * 2
     yield Check(
         id="P8",
-        claim=f"{large.samples:,} samples fill the device's memory",
+        claim=f"going from {SCALE_UPS[0].samples:,} to {large.samples:,} samples adds to the peak",
         computed=f"a step copies one batch there, {batch / 1e6:.1f} MB, however many samples there are",
         holds=batch > 0.01 * large.memory_bytes,
     )

@@ -30,7 +30,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, find_effective_bandwidth, subtract_ideal
+from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, subtract_ideal
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling
@@ -196,17 +196,15 @@ def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
         what = name_pair(batch, arm)
         num_steps = count_epoch_steps(ranks, batch)
         rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
-        used = published.USED_FOR_512 if batch == 512 else published.EPOCH_SECONDS[1][batch]
-        yield Compared(f"{what}: computation", scale(plain.step, num_steps), used / ranks)
+        ideal = published.COMPUTATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
         printed = published.COMMUNICATION_SECONDS[ranks][batch]
         yield Compared(f"{what}: communication", scale(rest, num_steps), float(printed), f"{printed} s")
 
 
 def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     lines = [
-        Compared(
-            name_pair(batch, arm), measure_bandwidth(plain, arm), find_effective_bandwidth(arm.trial.num_ranks, batch)
-        )
+        Compared(name_pair(batch, arm), measure_bandwidth(plain, arm), None)
         for batch, plain, arm in list_pairs(outcomes)
     ]
     if not lines:
@@ -216,7 +214,7 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         lines,
         title="Effective bandwidth of one all-reduce per step, per second",
         size=size,
-        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: corrected, one per step",),
+        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
     )
     known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in lines if line.ours is not None]
     unresolved = [line.what for line in lines if line.ours is None]
@@ -224,28 +222,39 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     if unresolved:
         sentences.append(f"Communication time is not resolved at {'; '.join(unresolved)}.")
     return Answer(
-        main=make_main("bytes", "bytes/s", lines),
-        tables=keep_tables(table, compare_utilization(size, outcomes)),
+        main=make_main("bytes", "bytes/s by the published method", list_published_rates(outcomes)),
+        tables=keep_tables(table, *compare_as_published(size, outcomes)),
         sentences=tuple(sentences),
     )
 
 
-def compare_utilization(size: Size, outcomes: Outcomes) -> Table | None:
-    """The published method: the time of one all-reduce at the assumed bandwidth over an epoch's communication."""
+def list_published_rates(outcomes: Outcomes) -> list[Compared]:
+    """The published method: the bytes of one all-reduce over the communication of a whole epoch."""
     lines = []
     for batch, plain, arm in list_pairs(outcomes):
         ranks = arm.trial.num_ranks
-        printed = published.UTILIZATION_PERCENT[ranks][batch]
-        per_step = scale(measure_bandwidth(plain, arm), 1 / published.BANDWIDTH_BYTES_PER_SECOND)
-        ours = scale(per_step, 1 / count_epoch_steps(ranks, batch))
-        lines.append(Compared(name_pair(batch, arm), ours, float(printed) / 100, f"{printed} %"))
-    return make_beside_table(
-        "share",
-        lines,
-        title=f"By the published method: utilization of {published.BANDWIDTH_BYTES_PER_SECOND / 1e9:g} GB/s",
-        size=size,
-        notes=("one all-reduce over the communication of a whole epoch, although every step has one",),
-    )
+        ours = scale(measure_bandwidth(plain, arm), 1 / count_epoch_steps(ranks, batch))
+        rate = published.EFFECTIVE_GIGABYTES_PER_SECOND[ranks][batch]
+        lines.append(Compared(name_pair(batch, arm), ours, 1e9 * float(rate), f"{rate} GB/s"))
+    return lines
+
+
+def compare_as_published(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
+    rates, limit = list_published_rates(outcomes), published.BANDWIDTH_BYTES_PER_SECOND
+    percents = [published.UTILIZATION_PERCENT[arm.trial.num_ranks][batch] for batch, _, arm in list_pairs(outcomes)]
+    shares = [
+        Compared(
+            line.what,
+            scale(line.ours, 1 / limit) if isinstance(line.ours, Estimate) else None,
+            float(percent) / 100,
+            f"{percent} %",
+        )
+        for line, percent in zip(rates, percents, strict=True)
+    ]
+    notes = ("one all-reduce over the communication of a whole epoch, although every step has one",)
+    yield make_beside_table("bytes", rates, title="By the published method: bytes per second", size=size, notes=notes)
+    title = f"By the published method: utilization of {limit / 1e9:g} GB/s"
+    yield make_beside_table("share", shares, title=title, size=size, notes=notes)
 
 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:

@@ -14,50 +14,55 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_DOWN, Decimal
 
+from scalelab.recipes.published import read_published
 from scalelab.recipes.recipe import Check
 from scalelab.workloads.image_options import Resnet18Options, list_resnet18_layers
 
-TRAIN_IMAGES = 50_000
-NUM_PARAMETERS = 11_173_962
-GRADIENT_BYTES = 44_695_848
-BUFFER_FLOATS, BUFFER_COUNTERS = 9_600, 20
+PRINTED = read_published("resnet")
 
-COMPUTE_SECONDS = {32: 22.782, 128: 18.051, 512: 19.448, 2048: 19.658}
-OUT_OF_MEMORY_BATCH = 8192
-"""R1: one device, without loading."""
+
+def read(row: str, name: str) -> float:
+    return PRINTED[row][name].number
+
+
+def read_cells(row: str, name: str) -> dict[int, dict[int, str]]:
+    """By number of devices and batch per device, as printed."""
+    return {n: {batch: PRINTED[row][f"{name}_{n}_{batch}"].text for batch in BATCHES} for n in DEVICES}
+
 
 BATCHES = (32, 128, 512)
+DEVICES = (2, 4)
+TRAIN_IMAGES = 50_000
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
+"""Not printed: of the assignment's code."""
+GRADIENT_BYTES = int(read("R4", "gradient_bytes"))
+
+COMPUTE_SECONDS = {batch: read("R1", f"compute_{batch}") for batch in (*BATCHES, 2048)}
+OUT_OF_MEMORY_BATCH = int(read("R1", "out_of_memory"))
+"""R1: one device, without loading."""
+
 EPOCH_SECONDS: Mapping[int, Mapping[int, float]] = {
-    1: {32: 23.550, 128: 18.311, 512: 19.704},
-    2: {32: 16.164, 128: 9.849, 512: 10.012},
-    4: {32: 9.060, 128: 5.023, 512: 5.160},
+    n: {batch: read("R2", f"seconds_{n}_{batch}") for batch in BATCHES} for n in (1, *DEVICES)
 }
 """R2: by number of devices."""
-SPEEDUPS_TWO_TO_FOUR = {32: 1.78, 128: 1.96, 512: 1.94}
+SPEEDUPS_TWO_TO_FOUR = {batch: read("R2", f"speedup_{batch}") for batch in BATCHES}
 
-USED_FOR_512 = 19.764
+USED_FOR_512 = read("R3", "used_for_512")
 """R3: the one-device time of batch 512 that was used; the log says 19.704."""
-COMMUNICATION_SECONDS: Mapping[int, Mapping[int, str]] = {
-    2: {32: "4.389", 128: "0.693", 512: "0.130"},
-    4: {32: "3.172", 128: "0.445", 512: "0.219"},
-}
-"""R3: T_N − T_1/N, as printed."""
+COMPUTATION_SECONDS = read_cells("R3", "computation")
+COMMUNICATION_SECONDS = read_cells("R3", "communication")
+"""R3: T_1/N and T_N − T_1/N."""
 
-BANDWIDTH_BYTES_PER_SECOND = 0.9e9
-UTILIZATION_PERCENT: Mapping[int, Mapping[int, str]] = {
-    2: {32: "1.13", 128: "7.17", 512: "38.20"},
-    4: {32: "2.35", 128: "16.74", 512: "34.02"},
-}
-"""R4: as printed."""
+BANDWIDTH_BYTES_PER_SECOND = 1e9 * read("R4", "bandwidth_gigabytes_per_second")
+EFFECTIVE_GIGABYTES_PER_SECOND = read_cells("R4", "gigabytes_per_second")
+UTILIZATION_PERCENT = read_cells("R4", "percent")
+"""R4: one all-reduce over the communication of an epoch."""
 
-LARGE_RANKS, LARGE_BATCH, LARGE_EPOCHS = 4, 2048, 5
-BASE_BATCH, BASE_RATE, SCALED_RATE = 128, 0.1, 6.4
-MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
-LARGE_LOSS, LARGE_ACCURACY = 1.8399, 0.2899
-"""R5: 4 × 2048, before the learning rate is scaled."""
-
-
-DEVICES = (2, 4)
+LARGE_RANKS, LARGE_BATCH, LARGE_EPOCHS = (int(read("R5", name)) for name in ("ranks", "batch", "epochs"))
+BASE_BATCH, BASE_RATE, SCALED_RATE = int(read("R5", "base_batch")), read("R5", "base_rate"), read("R5", "scaled_rate")
+LARGE_LOSS, LARGE_ACCURACY = read("R5", "training_loss"), read("R5", "training_accuracy")
+SMALL_BATCH_PERCENT = read("R5", "small_batch_percent")
+"""R5: 4 × 2048 on training images, before the learning rate is scaled; and at batch 128, at least."""
 
 
 def subtract_ideal(num_devices: int, batch: int, *, as_used: bool) -> float:
@@ -102,7 +107,26 @@ def find_speedup(numerator: tuple[int, int], denominator: tuple[int, int]) -> fl
 
 
 def make_checks() -> list[Check]:
-    return [*_check_scaling(), *_check_communication(), *_check_bandwidth(), _check_rate(), *_check_messages()]
+    return [
+        _check_text(),
+        *_check_scaling(),
+        *_check_communication(),
+        *_check_bandwidth(),
+        _check_rate(),
+        *_check_messages(),
+    ]
+
+
+def _check_text() -> Check:
+    texts = {batch: PRINTED["R1"][f"text_{batch}"].text for batch in COMPUTE_SECONDS}
+    rounded = {batch: f"{COMPUTE_SECONDS[batch]:.{len(text.partition('.')[2])}f}" for batch, text in texts.items()}
+    wrong = [f"batch {batch}: {rounded[batch]} s" for batch, text in texts.items() if rounded[batch] != text]
+    return Check(
+        id="R1",
+        claim=f"the text says {', '.join(texts.values())} s for batch {', '.join(map(str, texts))}",
+        computed=f"its own log and table give {', '.join(wrong)}",
+        holds=not wrong,
+    )
 
 
 def _check_scaling() -> Iterator[Check]:
@@ -154,7 +178,7 @@ def _check_bandwidth() -> Iterator[Check]:
             id="R4",
             claim=f"bandwidth used at batch {batch}: {'/'.join(printed)} % of {limit / 1e9:g} GB/s on 2/4 devices",
             computed=f"published method, one all-reduce per epoch: {as_published} %; corrected, one in each of {steps}"
-            f" steps: {rates} GB/s, at least {min(found) / limit:.0f} times the assumed bandwidth",
+            f" steps: {rates} GB/s, at least {min(found) / limit:.2f} times the assumed bandwidth",
             holds=max(found) <= limit,
         )
 
@@ -173,17 +197,17 @@ def _check_rate() -> Check:
 def _check_messages() -> Iterator[Check]:
     num_parameters = Resnet18Options().count_parameters()
     yield Check(
-        id="R6",
-        claim=f"{NUM_PARAMETERS:,} parameters, {GRADIENT_BYTES:,} bytes of gradients",
-        computed=f"{num_parameters:,} and {4 * num_parameters:,}, from the layers",
-        holds=(num_parameters, 4 * num_parameters) == (NUM_PARAMETERS, GRADIENT_BYTES),
+        id="R4",
+        claim=f"M = {GRADIENT_BYTES:,} bytes",
+        computed=f"4 bytes for each of {num_parameters:,} parameters, from the layers: {4 * num_parameters:,}",
+        holds=4 * num_parameters == GRADIENT_BYTES,
     )
     normalised = [channels for _, _, channels, _ in list_resnet18_layers()[:-1]]
     num_floats = sum(2 * channels for channels in normalised)
     yield Check(
         id="R6",
-        claim=f"batch-norm buffers: {BUFFER_FLOATS:,} floats and {BUFFER_COUNTERS} counters",
-        computed=f"{num_floats:,} and {len(normalised)}, {4 * num_floats + 8 * len(normalised):,} bytes: a mean and a"
-        " variance per channel and a counter per layer",
-        holds=(num_floats, len(normalised)) == (BUFFER_FLOATS, BUFFER_COUNTERS),
+        claim=f"DDP {PRINTED['R6']['buffers'].text}",
+        computed=f"yes: {len(normalised)} batch norms have a mean and a variance per channel ({num_floats:,} floats)"
+        f" and a counter each: {4 * num_floats + 8 * len(normalised):,} bytes, which rank 0 broadcasts before forward",
+        holds=bool(normalised),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_spread, quote, say, scale
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
+from scalelab.recipes.published import read_published
 from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
@@ -29,21 +30,29 @@ from scalelab.studies.straggler import Straggler
 from scalelab.studies.strategies.study import Strategies
 from scalelab.workloads.options import MlpOptions
 
+PRINTED = read_published("scaling")
+
+
+def read(row: str, name: str) -> int:
+    return int(PRINTED[row][name].number)
+
+
 DIM, DEPTH = 8192, 6
+"""Not printed: of the practical's DDP script."""
 SMALL_DIM, SMALL_DEPTH = 512, 3
-GLOBAL_BATCH = 64
-STEPS, DROPPED = 30, 5
+GLOBAL_BATCH = read("S2", "global_batch")
+STEPS, DROPPED = read("S1", "steps"), read("S1", "dropped")
 """S1: at least this many steps, of which the first are dropped."""
-RANKS = (1, 2, 4)
-SIZES = ((1024, 2), (8192, 8))
+RANKS = tuple(read("S2", f"ranks_{ranks}") for ranks in (1, 2, 4))
+SIZES = tuple((read("S3", f"{case}_dim"), read("S3", f"{case}_depth")) for case in ("small", "large"))
 SMALL_SIZES = ((128, 2), (1024, 3))
 """S3: dim and depth of the small and of the large model."""
 BYTES_PER_PARAMETER = 4
-DELAY = "10ms"
+DELAY = f"{1e3 * PRINTED['S5A']['delay_seconds'].number:g}ms"
 """S5A: before backward, on every rank."""
-BATCHES = (32, 64, 128, 256)
+BATCHES = tuple(read("S5B", f"batch_{number}") for number in (1, 2, 3, 4))
 """S5B."""
-STRAGGLER_DELAY = "20ms"
+STRAGGLER_DELAY = f"{1e3 * PRINTED['S5C']['delay_seconds'].number:g}ms"
 """S5C: on rank 0, in every step."""
 
 

@@ -1,0 +1,36 @@
+"""Published numbers: `published.toml` of an assignment, each as it was printed and where.
+
+    [G2]
+    tokens_per_second = ["32582.4", "002:69"]           text, and the assignment's document and line
+
+A number of ours never stands in these files; tests find every text in its line.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Printed(NamedTuple):
+    """A published figure."""
+
+    text: str
+    """As it was printed, without its unit."""
+    where: str
+    """Document and line, such as 004:411."""
+
+    @property
+    def number(self) -> float:
+        return float(self.text.replace(",", ""))
+
+
+@cache
+def read_published(recipe: str) -> Mapping[str, Mapping[str, Printed]]:
+    """The published figures of an assignment, by row and name."""
+    file = Path(__file__).parent / recipe / "published.toml"
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {row: {name: Printed(*pair) for name, pair in figures.items()} for row, figures in rows.items()}
