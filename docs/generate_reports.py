@@ -3,6 +3,45 @@
     python docs/generate_reports.py RUNS_DIR [NAME …]
 
 The document is derived from the raw samples, as `scalelab report` does it, and stored without the names of the machine.
+
+To retake a report, run its command with `--runs-dir RUNS_DIR` on two cores with a load below 0.2 (`scalelab doctor`),
+one at a time, then this program. Times are for two quiet cores, within a factor of about three; all of them take about
+an hour. A control that is not "no difference" means that the machine was not quiet: take it again.
+
+    batch-scaling     scalelab run batch-scaling --workload lenet                                            2 min
+    batch-size        scalelab run batch-size --workload lenet                                               1 min
+    collectives       scalelab run collectives                                                               4 min
+    comm-volume       scalelab run comm-volume --workload lenet                                              1 min
+    compile           scalelab run compile --workload lenet                                                  3 min
+    delay             scalelab run delay --workload lenet                                                    1 min
+    dimensions        scalelab run dimensions --workload mlp --dim 256 --depth 2
+                          --vary dim=128,256,512 depth=2,4 --grid                                            1 min
+    dtypes            scalelab run dtypes --workload lenet                                                   1 min
+    io-formats        scalelab run io-formats --formats memory npy hdf5 hdf5-gzip --rounds 8                 4 min
+    large-batch       scalelab run large-batch --workload lenet --data digits --epochs 3                     2 min
+    loader-workers    scalelab run loader-workers --workload lenet --data digits --workers 0 1               1 min
+    max-batch         scalelab run max-batch --workload lenet --memory-limit 400MB                           1 min
+    memory            scalelab run memory --workload lenet                                                   1 min
+    model-size        scalelab run model-size                                                                1 min
+    network           scalelab run network --workload lenet                                       (as root)  4 min
+    optimizers        scalelab run optimizers --workload lenet                                               1 min
+    quantize          scalelab quantize                                                                      1 min
+    reproducibility   scalelab run reproducibility --workload lenet                                          1 min
+    straggler         scalelab run straggler --workload lenet                                                1 min
+    strategies        scalelab run strategies --workload lenet                                               1 min
+    strong-scaling    scalelab run strong-scaling --workload gpt2 --size tiny --global-batch-size 8
+                          --ranks 1 2 --profile-steps 3                                                      3 min
+    throughput        scalelab run throughput --workload gpt2 --size tiny                                    1 min
+    train             scalelab train --workload lenet --data digits --epochs 2                               1 min
+    weak-scaling      scalelab run weak-scaling --workload lenet --batch-per-rank 64 --ranks 1 2             1 min
+    gpt2              scalelab reproduce gpt2 --size small                                                   3 min
+    polaris           scalelab reproduce polaris --size small                                     (as root)  9 min
+    quantization      scalelab reproduce quantization                                                        1 min
+    resnet            scalelab reproduce resnet --size small                                                 5 min
+    scaling           scalelab reproduce scaling --size small                                                2 min
+
+The stored ones were taken with scalelab 0.1.0 on a busy machine, and their pages say so: drop that from the page when
+its report is retaken.
 """
 
 from __future__ import annotations
@@ -20,7 +59,7 @@ from scalelab.studies.catalogue import derive_document
 
 REPORTS = Path(__file__).parent / "reports"
 LEFT_OUT = ("host", "git")
-"""What of the environment is nobody's business."""
+"""Parts of the environment that are left out."""
 
 
 def main(runs_dir: str, *wanted: str) -> None:

@@ -44,6 +44,14 @@ def test_every_report_that_is_named_is_stored_and_the_other_way_round() -> None:
     assert sorted({name for names in NAMED.values() for name in names}) == STORED
 
 
+def test_the_command_that_retakes_a_report_is_written_down_for_each() -> None:
+    text = (DOCS / "generate_reports.py").read_text(encoding="utf-8")
+    assert (
+        sorted(re.findall(r"^    ([a-z0-9-]+) +scalelab (?:run|train|quantize|reproduce)\b", text, re.MULTILINE))
+        == STORED
+    )
+
+
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_report_is_measured_and_does_not_speak_of_the_machine_it_was_made_on(name: str) -> None:
     document = BUILDER.read_report(name)
