@@ -58,7 +58,7 @@ def test_a_root_without_parameters_sends_nothing() -> None:
     assert counts == {("all_gather", "forward"): 2, ("all_gather", "backward"): 2, ("reduce_scatter", "backward"): 2}
 
 
-def test_synchronised_batch_norm_gathers_and_reduces_its_statistics() -> None:
+def test_synchronized_batch_norm_gathers_and_reduces_its_statistics() -> None:
     basis = MessageBasis(gradient_bytes=100, num_gradients=25, norm_channels=(64, 128))
     messages = {(m.kind, m.purpose): m for m in expect_messages("ddp", 4, basis, Spreading())}
     gathered, reduced = messages["all_gather", "batch norm"], messages["all_reduce", "batch norm"]

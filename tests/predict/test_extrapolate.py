@@ -69,7 +69,7 @@ def test_the_published_epochs_on_four_devices_follow_from_one_and_two():
         assert found.throughput.holds(1 / four)
 
 
-def test_super_linear_jumps_and_impossible_utilisation_are_doubted():
+def test_super_linear_jumps_and_impossible_utilization_are_doubted():
     jump = make_series({32: 100.0, 64: 245.0})
     (doubt,) = find_doubts(jump)
     assert doubt.gain == pytest.approx(0.225)

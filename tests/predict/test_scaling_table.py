@@ -44,7 +44,7 @@ def test_a_size_that_is_there_twice_is_its_median(write):
     assert found.series.throughput[1] == 11
 
 
-def test_utilisation_is_read_where_it_is(write):
+def test_utilization_is_read_where_it_is(write):
     (found,) = read_table(write("ranks,throughput,mfu_pct\n1,10,120\n2,20,60\n"), Columns())
     assert found.utilization == {1: 1.2, 2: 0.6}
 

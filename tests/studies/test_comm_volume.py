@@ -50,7 +50,7 @@ def make(kind: str, purpose: str, phase: str, payload: int, count: int = 1) -> M
 SENT = send(send_by_strategy, unit_bytes=(100, 300), buffer_bytes=40)
 
 
-def test_resnet18_also_runs_without_buffers_synchronised_and_without_norms() -> None:
+def test_resnet18_also_runs_without_buffers_synchronized_and_without_norms() -> None:
     trials = [trial for trial in make_comm_volume(job=RESNET18).plan() if trial.round == 1]
     found = {trial.configuration: trial for trial in trials}
     assert list(found) == [
@@ -111,7 +111,7 @@ def test_a_message_that_is_missing_is_warned_of(tmp_path: Path) -> None:
     assert "broadcast in forward 40 B instead of 50 B" in find_caution(document, "not-theory", "ddp × 2").message
 
 
-def test_synchronised_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
+def test_synchronized_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
     def send_statistics(trial: Trial) -> tuple[Message, ...]:
         if not trial.spreading.sync_batch_norm:
             return send_by_strategy(trial)
@@ -125,7 +125,7 @@ def test_synchronised_batch_norm_is_priced_in_messages(tmp_path: Path) -> None:
     document = conclude(study, tmp_path, send(send_statistics, buffer_bytes=40))
     synced = find_finding(document, "sync-batch-norm")
     assert synced.values["messages"] == 2
-    assert "Synchronised batch norm adds 2 messages, 104 bytes in all" in synced.text
+    assert "Synchronized batch norm adds 2 messages, 104 bytes in all" in synced.text
     assert "a step takes as long as with ddp: 1.0" in synced.text
     assert find_finding(document, "no-batch-norm").values["payload_bytes"] == 440
 

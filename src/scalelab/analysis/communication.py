@@ -9,7 +9,7 @@ model and its root) that are sharded one by one:
     fsdp-grad-op   the same without gathering again
     fsdp-none      all-reduce of every unit's gradients
     fsdp2          as fsdp-full; without resharding after forward, as fsdp-grad-op
-    synchronised   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
+    synchronized   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
     batch norm     channels; all-reduce of two sums per channel in backward: 2C numbers
 
 One rank sends at least (Patarasuk & Yuan 2009, ring all-reduce) 2·M·(N − 1)/N bytes for an all-reduce of M bytes,

@@ -5,7 +5,7 @@ next one; warm-up is detected as everywhere. The time of a step is the maximum o
 rank waits for the slowest, so step times of ranks differ little even if their work differs a lot: the phases show what
 each rank waits for. The share of input wait comes from sums, because waiting comes in bursts that a median misses.
 
-Steps with phases count as step times too: a Meter's phases are clock readings without device synchronisation. Time
+Steps with phases count as step times too: a Meter's phases are clock readings without device synchronization. Time
 between two loops is in no number here.
 """
 

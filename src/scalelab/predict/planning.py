@@ -4,7 +4,7 @@ The interval of a step comes from drawing the shares of `Efficiency` around thei
 layouts they were fitted to (A100s), two thirds of predicted steps are off by 7 % or less; on other devices the speed of
 matrix products is known less well.
 
-Model FLOPs utilisation (MFU) counts operations without recomputing, over the devices' peak (Chowdhery et al. 2022,
+Model FLOPs utilization (MFU) counts operations without recomputing, over the devices' peak (Chowdhery et al. 2022,
 appendix B). Energy is that of the devices at their limit, without hosts, network and cooling.
 
 The linear rule (`analysis.growth`) divides the throughput of a small model on one device by the ratio of parameter

@@ -13,7 +13,7 @@ which is 1 / efficiency. 1 is perfect scaling; a law of scaling is a law of this
 
 Some series cannot be right, and are reported instead of extrapolated: each rank gets over 10 % faster with more ranks
 (caches and clocks do not explain that; the rows differ in something else, such as the batch), or the model FLOPs
-utilisation exceeds 100 %.
+utilization exceeds 100 %.
 """
 
 from __future__ import annotations
@@ -291,5 +291,5 @@ def _find_jumps(series: ScalingSeries) -> Iterator[SeriesDoubt]:
 def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Iterator[SeriesDoubt]:
     for ranks, share in sorted(utilization.items()):
         if ranks in series.throughput and share > 1:
-            text = f"utilisation on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
+            text = f"utilization on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
             yield SeriesDoubt(text, ranks, utilization=share)

@@ -90,7 +90,7 @@ class MessageBasis:
     unit_bytes: tuple[int, ...] = ()
     """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
     norm_channels: tuple[int, ...] = ()
-    """Of each synchronised batch norm."""
+    """Of each synchronized batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Every collective of one step is counted on every rank with the bytes of its tens
 sizes of the model alone. Where theory is exact the two must be equal to the byte; where they are not, either the
 strategy sends something unnecessary or theory leaves something out.
 
-For a model with batch norm, three variants of DDP show what its statistics cost: buffers not broadcast, synchronised
+For a model with batch norm, three variants of DDP show what its statistics cost: buffers not broadcast, synchronized
 batch norm, and (resnet18) the same network without the norms.
 """
 
@@ -62,7 +62,7 @@ GRADIENTS = FindingKind(
 THEORY = FindingKind("theory", "Whether all bytes are those of theory", REASON, ("rows", "differing"))
 WIRE_RATIO = FindingKind("wire-ratio", "Bytes on the wire over those of DDP", REASON, ("ratio",))
 BUFFERS = FindingKind("buffers", "What broadcasting buffers adds to DDP", DETAIL, ("payload_bytes", "share", "ratio"))
-SYNC_NORM = FindingKind("sync-batch-norm", "What synchronised batch norm adds", DETAIL, ("messages", "ratio"))
+SYNC_NORM = FindingKind("sync-batch-norm", "What synchronized batch norm adds", DETAIL, ("messages", "ratio"))
 BARE = FindingKind("no-batch-norm", "What the network sends without batch norm", DETAIL, ("payload_bytes", "ratio"))
 NOT_THEORY = CautionKind("not-theory", "A strategy sends other bytes than theory gives", "wrong-work")
 
@@ -82,7 +82,7 @@ class CommVolume(Study):
     batch_per_rank: int = 8
     """Samples per step and rank; only batch norm statistics depend on it."""
     batch_norm: bool = True
-    """For models with buffers, also run ddp without broadcasting them, with synchronised batch norm, and (resnet18)
+    """For models with buffers, also run ddp without broadcasting them, with synchronized batch norm, and (resnet18)
     without batch norm."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
@@ -109,7 +109,7 @@ class CommVolume(Study):
         synced = replace(job, spreading=replace(job.spreading, sync_batch_norm=True))
         rows = [
             self._make_row(UNSENT, DEFAULT, unsent, "ddp, buffers not sent"),
-            self._make_row(SYNCED, DEFAULT, synced, "ddp, synchronised batch norm"),
+            self._make_row(SYNCED, DEFAULT, synced, "ddp, synchronized batch norm"),
         ]
         if job.workload == "resnet18":
             bare = replace(job, options={**job.options, "norm": "none"})
@@ -310,7 +310,7 @@ def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:
 
 
 def _describe_norms(arms: Mapping[str, Arm], plain: Arm) -> Iterator[Finding]:
-    """What buffers and synchronised statistics add, and what is left without batch norm."""
+    """What buffers and synchronized statistics add, and what is left without batch norm."""
     unsent, synced, bare = (arms.get(name) for name in (UNSENT, SYNCED, NO_NORM))
     buffers, total = _find(plain, "buffers"), sum_payload(list_lines(plain))
     statistics = _find(synced, "batch norm")
@@ -324,8 +324,8 @@ def _describe_norms(arms: Mapping[str, Arm], plain: Arm) -> Iterator[Finding]:
     if synced is not None and statistics:
         count, ratio = count_messages(statistics) or 0, _compare(synced, plain)
         text = (
-            f"Synchronised batch norm adds {format_count(count, 'message')}, {_count(sum_payload(statistics))} bytes in"
-            f" all: it costs synchronisation, not bandwidth{_describe_ratio(ratio, '; a step')}."
+            f"Synchronized batch norm adds {format_count(count, 'message')}, {_count(sum_payload(statistics))} bytes in"
+            f" all: it costs synchronization, not bandwidth{_describe_ratio(ratio, '; a step')}."
         )
         yield SYNC_NORM(synced.label, text, messages=count, ratio=ratio)
     if bare is not None and (ratio := _compare(bare, plain)) is not None:

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LAUNCH = 5
     """A call that puts work on a device's queue."""
     RUNTIME = 6
-    """Any other call of the device's library: synchronising, allocating."""
+    """Any other call of the device's library: synchronizing, allocating."""
     STEP = 7
     """A step of the profiler on the host."""
     DEVICE_STEP = 8

@@ -17,7 +17,7 @@ It differs from our own breakdown in that
 
 For that, this mode keeps 25 bytes per kernel and 16 per launch; our own does not grow with the file. Every file is
 taken by itself: it counts the steps of all ranks together, which only differs where ranks recorded other steps. Not
-covered: MTIA devices, durations below zero, steps that all have a stream and a correlation, synchronising events that
+covered: MTIA devices, durations below zero, steps that all have a stream and a correlation, synchronizing events that
 have no correlation, and columns of whole numbers so small that its sums overflow (no event without a duration).
 """
 
@@ -225,7 +225,7 @@ class _Table:
         times = np.zeros(len(number), dtype=np.intp)
         if len(names):
             times = np.where(names[place] == number, counts[place], 0)
-        times[number == -1] = 1  # synchronising, without a launch to look for
+        times[number == -1] = 1  # synchronizing, without a launch to look for
         index = np.arange(len(number))
         return np.concatenate([np.repeat(index, times), index[(number == HOST) & (start < last_step)]])
 

@@ -7,7 +7,7 @@ takes too long or too much memory. A timing is
 
     one call that is not timed    caches are as calls in a row leave them
     a meeting of all ranks        an all-reduce of one number
-    clock, calls, device synchronised, clock
+    clock, calls, device synchronized, clock
 
 Calls of microseconds are timed in groups, as nccl-tests does: as many in a row as fill `GROUP_SECONDS`, so that
 neither the clock nor the moment by which ranks leave the meeting apart matters. The group is no longer than that

@@ -1,6 +1,6 @@
 """The one timed loop, in its four forms.
 
-Clean steps carry nothing but two clock readings, with the device synchronised at both edges: they give the step times.
+Clean steps carry nothing but two clock readings, with the device synchronized at both edges: they give the step times.
 The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's noise
 affects all alike. Only the profiled ones come last, because they leave the rank slower for a few steps:
 
@@ -245,7 +245,7 @@ def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
 
 
 class PhaseClock:
-    """Adds up the time of each phase over the passes of a step, with the device synchronised at every mark.
+    """Adds up the time of each phase over the passes of a step, with the device synchronized at every mark.
 
     `read_stall` gives the time so far in which the core was given to others; it is added up by phase as well.
     """

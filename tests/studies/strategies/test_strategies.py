@@ -73,10 +73,10 @@ def test_a_device_that_waits_is_seen_to_idle(tmp_path: Path) -> None:
     assert find_row(devices, "dp × 2 (emulated), all replicas")["busy"].value == pytest.approx(0.65)
     tenths = [cell.value for cell in find_row(over_time, "dp × 2 (emulated), replica 1").values()][1:]
     assert tenths == pytest.approx([0.4] * 10)
-    busy_now = find_finding(document, "utilisation", "dp × 2 (emulated)")
+    busy_now = find_finding(document, "utilization", "dp × 2 (emulated)")
     assert busy_now.values == {"least": pytest.approx(0.4), "most": pytest.approx(0.9)}
     assert "Device 0 alone takes the batch and updates the parameters, 12 % of the step" in busy_now.text
-    assert not {"no-utilisation", "other-programs"} & list_kinds(document)
+    assert not {"no-utilization", "other-programs"} & list_kinds(document)
 
 
 def test_the_excess_of_device_0_is_found_and_said(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_strategy_that_trains_something_else_is_found_out(tmp_path: Path, fact
 
 def test_what_could_not_be_looked_at_is_said(tmp_path: Path) -> None:
     document = conclude(make_strategies(), tmp_path)
-    assert "plain loop" in find_caution(document, "no-utilisation").subject
+    assert "plain loop" in find_caution(document, "no-utilization").subject
     assert find_row(document.tables[1], "ddp × 2, rank 0")["busy"].value is None
 
 
@@ -123,7 +123,7 @@ def test_launches_that_are_too_short_are_said_to_be(tmp_path: Path) -> None:
     def look_once(result: TrialResult) -> TrialResult:
         return replace(result, loads=look_at(lambda _: 1.0)(result).loads[:2])
 
-    assert "too short" in find_caution(conclude(make_strategies(), tmp_path, look_once), "no-utilisation").message
+    assert "too short" in find_caution(conclude(make_strategies(), tmp_path, look_once), "no-utilization").message
 
 
 def test_a_rank_on_another_node_is_looked_at_by_its_own_clock(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_losses_of_0_1_0_are_compared_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_synchronised_batch_norm_on_two_ranks_trains_as_batch_norm_on_one(
+def test_synchronized_batch_norm_on_two_ranks_trains_as_batch_norm_on_one(
     launcher: LocalLauncher, tmp_path: Path, strategy: str
 ) -> None:
     # In float64, because twenty norms over four images each make rounding grow: 3e-4 in float32 after four steps.

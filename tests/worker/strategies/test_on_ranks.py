@@ -1,4 +1,4 @@
-"""What only shows on real ranks: parameters after training, held gradients, hooks, synchronised batch norm."""
+"""What only shows on real ranks: parameters after training, held gradients, hooks, synchronized batch norm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_a_gradient_hook_remembers_can_be_found(launcher: LocalLauncher, tm
 
 
 @pytest.mark.ranks
-def test_synchronised_batch_norm_gives_the_numbers_of_the_whole_batch(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_synchronized_batch_norm_gives_the_numbers_of_the_whole_batch(launcher: LocalLauncher, tmp_path: Path) -> None:
     run_check(launcher, tmp_path, "sync_batch_norm")
 
 

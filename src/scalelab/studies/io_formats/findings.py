@@ -13,7 +13,7 @@ from scalelab.records.tasks import MEMORY, Pass
 from scalelab.records.trial import Cause, Status
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.collectives.report import CROWDED
-from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilisation, find_alike
+from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilization, find_alike
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.cautions import (
@@ -199,14 +199,14 @@ def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     if not shares:
         return
     worst, arm = max(shares, key=lambda pair: pair[0].value)
-    wait, utilisation = estimate_part(arm, read_load), estimate_utilisation(arm, reference)
+    wait, utilization = estimate_part(arm, read_load), estimate_utilization(arm, reference)
     yield LOADER_WAIT(
         arm.label,
         f"In training {arm.label} waits longest for its batches: {format_quantity('seconds', wait)} per step,"
-        f" {format_quantity('share', worst)} of it; accelerator utilisation {format_quantity('share', utilisation)}.",
+        f" {format_quantity('share', worst)} of it; accelerator utilization {format_quantity('share', utilization)}.",
         wait_seconds=wait,
         share=worst,
-        utilisation=utilisation,
+        utilization=utilization,
     )
     idle = ", ".join(other.label for share, other in shares if share.value < NEARLY)
     if idle:

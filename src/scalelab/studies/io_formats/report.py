@@ -102,7 +102,7 @@ def find_alike(every: Sequence[FetchSeries], series: FetchSeries) -> list[FetchS
     return [one for one in every if describe(one) == describe(series)]
 
 
-def estimate_utilisation(arm: Arm, reference: Arm | None) -> Estimate | None:
+def estimate_utilization(arm: Arm, reference: Arm | None) -> Estimate | None:
     """Compute time over total time, round by round: AU of the rules of MLPerf Storage (MLCommons).
 
     The compute time of a step is that of training from memory, so that what reading takes from compute, such as cores
@@ -283,12 +283,12 @@ def make_worker_table(every: Sequence[FetchSeries]) -> Table | None:
 def make_training_table(arms: Mapping[str, Arm]) -> Table:
     """The step of every training, and how long it waits for input."""
     reference = arms.get(IN_MEMORY)
-    note = "accelerator utilisation (MLPerf Storage): compute of training from memory over total time of this one"
+    note = "accelerator utilization (MLPerf Storage): compute of training from memory over total time of this one"
     columns = [
         step_column(),
         seconds_column("input_seconds", "wait", lambda arm: estimate_part(arm, read_load), note="for the batch"),
         share_column("input_share", "of the step", lambda arm: estimate_phase_share(arm, "input")),
-        share_column("accelerator_utilisation", "AU", lambda arm: estimate_utilisation(arm, reference), note=note),
+        share_column("accelerator_utilization", "AU", lambda arm: estimate_utilization(arm, reference), note=note),
         relative_column(reference, header="× memory"),
         samples_column(),
     ]

@@ -10,7 +10,7 @@ trial's directory, and it is deleted afterwards. The references are measured in 
 plain array (`npy`, lazily), and gathering the samples in memory, in the same process.
 
 In training two numbers show what reading costs: the share of the step that waits for its batch, from steps with timed
-phases, and accelerator utilisation as MLPerf Storage defines it: compute time of the same
+phases, and accelerator utilization as MLPerf Storage defines it: compute time of the same
 training from memory, over total time.
 """
 

@@ -12,7 +12,7 @@ from scalelab.report.findings import REASON, FindingKind
 from scalelab.studies.shared.arms import Arm
 
 LOADER_WAIT = FindingKind(
-    "loader-wait", "How long a step waits for its batch", REASON, ("wait_seconds", "share", "utilisation", "rank")
+    "loader-wait", "How long a step waits for its batch", REASON, ("wait_seconds", "share", "utilization", "rank")
 )
 Read = Callable[[StepSample], float | None]
 

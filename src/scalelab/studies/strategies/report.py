@@ -66,10 +66,10 @@ MOST_OTHERS = 0.05
 """A share of the cores' time above which other programs are named."""
 
 VARIATION = FindingKind("variation", "Variation of step times (standard deviation over mean)", DETAIL, ("share",))
-UTILISATION = FindingKind("utilisation", "How busy the devices of a strategy are", DETAIL, ("least", "most"))
+UTILIZATION = FindingKind("utilization", "How busy the devices of a strategy are", DETAIL, ("least", "most"))
 EXCESS = FindingKind("device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",))
 
-NOT_OBSERVED = CautionKind("no-utilisation", "How busy devices were could not be observed", "note")
+NOT_OBSERVED = CautionKind("no-utilization", "How busy devices were could not be observed", "note")
 OTHER_PROGRAMS = CautionKind("other-programs", "Other programs used the cores of the ranks", "noise", ("share",))
 
 
@@ -249,7 +249,7 @@ def _describe_idling(arm: Arm) -> Iterator[Finding]:
     is_one_process = find_strategy(arm.trial.strategy).has_replicas
     text = f"Busy under {arm.label}: {shares}.{_explain_replicas(arm) if is_one_process else ''}"
     weight = REASON if most - least > UNEVEN else DETAIL
-    yield UTILISATION(arm.label, text, weight=weight, least=least, most=most)
+    yield UTILIZATION(arm.label, text, weight=weight, least=least, most=most)
 
 
 def _explain_replicas(arm: Arm) -> str:
@@ -303,7 +303,7 @@ def _describe_losses(arms: Sequence[Arm], reference: Arm) -> Iterator[Finding]:
 
 
 def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
-    """Where utilisation is unknown, or not that of the training alone."""
+    """Where utilization is unknown, or not that of the training alone."""
     unknown = [arm for arm in arms if all(device.utilization is None for device in list_devices(arm))]
     blind = [arm for arm in unknown if not any(result.loads for result in arm.completed)]
     short = ", ".join(arm.label for arm in unknown if arm not in blind)
@@ -312,13 +312,13 @@ def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
         labels = ", ".join(arm.label for arm in blind)
         yield NOT_OBSERVED(
             labels,
-            f"device utilisation was not observed for {labels}",
+            f"device utilization was not observed for {labels}",
             "pip install 'scalelab[gpu]'" if on_gpu else "use --launcher local",
         )
     if short:
         yield NOT_OBSERVED(
             short,
-            f"the launches of {short} are too short to measure device utilisation",
+            f"the launches of {short} are too short to measure device utilization",
             "use more --steps: devices are sampled 20 times a second",
         )
     found = [(describe_utilization(list_launches(arm, OTHERS)), arm.label) for arm in arms]

@@ -4,7 +4,7 @@ Every strategy trains the same model on the same global batches from the same we
 of the others up to rounding: a strategy that is faster because it trains something else is detected. The first
 strategy is the reference. `single` runs on one rank with the whole global batch.
 
-Device utilisation is sampled from outside the ranks, in every round, while clean steps run.
+Device utilization is sampled from outside the ranks, in every round, while clean steps run.
 """
 
 from __future__ import annotations

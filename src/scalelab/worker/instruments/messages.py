@@ -110,7 +110,7 @@ def find_payload(func: Any, args: Sequence[Any]) -> int:
 
 
 def is_norm_calling() -> bool:
-    """Whether a synchronised batch norm started the present call."""
+    """Whether a synchronized batch norm started the present call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(NORM_FILES):

@@ -1,6 +1,6 @@
 """A model as its trial wants it trained: recomputed, compiled and distributed by the strategy that its record names.
 
-The order matters: synchronised batch norm, activation checkpointing, compiled blocks (strategies that wrap blocks), the
+The order matters: synchronized batch norm, activation checkpointing, compiled blocks (strategies that wrap blocks), the
 strategy, and the whole compiled around it (the others, because only there can torch.compile cut its graph at the
 buckets of DDP).
 

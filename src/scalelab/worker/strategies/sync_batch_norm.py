@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 def apply_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with every batch norm synchronised; names in its state dict stay as they are."""
+    """The model with every batch norm synchronized; names in its state dict stay as they are."""
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
@@ -47,7 +47,7 @@ class SyncBatchNormOnCpu(_BatchNorm):
 
     @classmethod
     def copy_of(cls, norm: _BatchNorm) -> SyncBatchNormOnCpu:
-        """A synchronised norm that has taken over the parameters, buffers and mode of an ordinary one."""
+        """A synchronized norm that has taken over the parameters, buffers and mode of an ordinary one."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         made._parameters = norm._parameters
         made._buffers = norm._buffers
