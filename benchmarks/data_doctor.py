@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.data.chunk_cache import CacheSize, count_in_order, count_visits
+from scalelab.data.chunk_cache import CacheSize, Walk, count_in_order
 from scalelab.data.chunks import ColumnChunks, describe_chunks
 from scalelab.data.doctor import Epoch, predict_batched, predict_plain
 from scalelab.data.formats.stored import StoredSet
@@ -99,7 +99,8 @@ def count_differing(path: Path, column: ColumnChunks) -> tuple[int, int]:
     for size in sizes if column.filters else sizes[:1]:
         in_order = count_in_order(grid, size)
         differing += in_order.is_exact and in_order.number != count_really(path, range(column.num_samples), size)
-        differing += count_visits(grid, size, shuffled) != count_really(path, shuffled, size)
+        walk = Walk(grid, size)
+        differing += sum(map(walk.read, shuffled)) != count_really(path, shuffled, size)
     return differing, 2 * (len(sizes) if column.filters else 1)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST_VISITS = 300_000
@@ -276,9 +275,3 @@ def count_shuffled(grid: ChunkGrid, size: CacheSize, most_visits: int = MOST_VIS
     counts = [walk.read(sample) for sample in random.Random(0).sample(range(num_samples), number)]
     late = counts[len(counts) // 2 :]
     return Inflations(sum(counts) + sum(late) / len(late) * (num_samples - number), is_exact=False)
-
-
-def count_visits(grid: ChunkGrid, size: CacheSize, samples: Sequence[int]) -> int:
-    """Chunks inflated when these samples are read in this order."""
-    walk = Walk(grid, size)
-    return sum(map(walk.read, samples))

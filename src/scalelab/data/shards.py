@@ -92,18 +92,15 @@ def split_shards(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return [path for path in paths if path not in tests], tests
 
 
-def open_shard(path: Path, headerless: bool = False) -> Shard:
-    """Memory-map a shard; raises an error if the file does not match its header.
-
-    `headerless`: raw tokens whatever the name; a .raw suffix implies it.
-    """
+def open_shard(path: Path) -> Shard:
+    """Memory-map a shard; raises an error if the file does not match its header. A .raw file has none."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
     except OSError as error:
         raise UsageError(f"shard {path} cannot be read: {error.strerror}") from error
-    if headerless or path.suffix == ".raw":
+    if path.suffix == ".raw":
         kind: ShardKind = "raw"
         if find_kind(header) is not None:
             raise UsageError(f"shard {path} has a header: rename it so it does not end in .raw")

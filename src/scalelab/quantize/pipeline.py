@@ -201,7 +201,7 @@ class Pipeline:
             self._remark(f"{stage} is missing: {error}")
         except Exception as error:  # noqa: BLE001 - whatever it is, what was found before it is kept
             traceback.print_exc()
-            words = str(error).splitlines()[0] if str(error) else "no word"
+            words = str(error).splitlines()[0] if str(error) else "no message"
             self._remark(f"{stage} is missing: it failed ({type(error).__name__}: {words}); see the rank's log")
 
     def _try(self, stage: str, find: Callable[[], LayerDiagnosis]) -> LayerDiagnosis | None:

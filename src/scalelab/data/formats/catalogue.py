@@ -37,7 +37,7 @@ ENTRIES: dict[str, FormatEntry] = {
     ),
     "hdf5": FormatEntry(sentence="contiguous HDF5, memory-mapped", suffix=".h5", module=".hdf5", extra="data"),
     "hdf5-gzip": FormatEntry(sentence="chunked HDF5, gzip", suffix=".h5", module=".hdf5", extra="data"),
-    "hdf5-lzf": FormatEntry(sentence="HDF5 in chunks, by LZF", suffix=".h5", module=".hdf5", extra="data"),
+    "hdf5-lzf": FormatEntry(sentence="chunked HDF5, LZF", suffix=".h5", module=".hdf5", extra="data"),
     "hdf5-blosc2": FormatEntry(sentence="chunked HDF5, Blosc2", suffix=".h5", module=".hdf5", extra="formats"),
     "files": FormatEntry(sentence="one file per sample", suffix="", module=".files", marker="samples.json"),
     "tokens": FormatEntry(sentence="a token shard, memory-mapped", suffix=".bin", module=".tokens"),
