@@ -7,12 +7,13 @@ from typing import Any
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Optimization, Spreading
+from scalelab.records.strategies import list_strategies
 from scalelab.records.trial import Status, StepPlan
 from tests.records import count_steps
 from tests.worker.trials import launch, make_trial
 
-SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
-SPREAD = ("ddp", *SHARDED)
+SPREAD = tuple(list_strategies(lambda strategy: strategy.has_processes))
+"""Every strategy with one process per rank."""
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=5, phase_steps=0, comm_free_steps=0, cycles=1)
 BRIEF = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)

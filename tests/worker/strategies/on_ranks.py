@@ -27,7 +27,7 @@ from scalelab.worker.training import Training, build_training
 
 # A rank is forked from a server that knows nothing of the tests.
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.worker.strategies.cases import CASES, SHARDED
+from tests.worker.strategies.cases import CASES, SPREAD
 from tests.worker.trials import make_trial
 
 Tensor = torch.Tensor
@@ -54,7 +54,7 @@ def check_parameters(rank: int, num_ranks: int, case: str) -> None:
     """Every strategy ends with the very parameters of ddp."""
     fields = CASES[case]
     expected = train(make_trial(num_ranks=num_ranks, **fields), rank)
-    for strategy in SHARDED:
+    for strategy in SPREAD:
         found = train(make_trial(strategy=strategy, num_ranks=num_ranks, **fields), rank)
         assert len(found) == len(expected), strategy
         for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):

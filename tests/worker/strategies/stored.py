@@ -45,6 +45,10 @@ def is_same_processor() -> bool:
 
 
 def check_stored(case: str, strategy: str, num_ranks: int, losses: list[float]) -> None:
-    """Compare with 0.1.0."""
-    stored = [float.fromhex(text) for text in read_stored()["losses"][case][f"{strategy}-{num_ranks}"]]
-    assert losses == (stored if is_same_processor() else pytest.approx(stored, rel=KERNELS)), f"{strategy} on {case}"
+    """Compare with 0.1.0; a newer strategy has nothing there."""
+    texts = read_stored()["losses"][case].get(f"{strategy}-{num_ranks}")
+    if texts is not None:
+        stored = [float.fromhex(text) for text in texts]
+        assert losses == (stored if is_same_processor() else pytest.approx(stored, rel=KERNELS)), (
+            f"{strategy} on {case}"
+        )

@@ -38,6 +38,13 @@ def test_sharded_strategies_on_one_rank_shard_nothing() -> None:
     assert find_strategy("ddp", 1) is STRATEGIES["ddp"]
 
 
+def test_every_strategy_is_a_row_of_its_page() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/strategies.md").read_text(encoding="utf-8")
+    for name, strategy in STRATEGIES.items():
+        count = "one per rank" if strategy.has_processes else "1"
+        assert re.search(rf"^\| `{name}` \|.*\| {count} \|$", page, re.MULTILINE), name
+
+
 def test_no_other_module_compares_the_name_of_a_strategy() -> None:
     quoted = "|".join(map(re.escape, STRATEGIES))
     pattern = re.compile(rf"""strateg\w*(\.name)?\s*(==|!=|in|not in)\s*[(\[{{]?["']({quoted})["']""")

@@ -21,13 +21,14 @@ import pytest
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.workloads.catalogue import BUILT_IN
-from tests.worker.strategies.cases import CASES, SHARDED, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
+from tests.worker.strategies.cases import CASES, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
 from tests.worker.strategies.stored import KERNELS, check_stored, describe_processor, is_same_processor, read_stored
 
 pytestmark = pytest.mark.ranks
 
 ROUNDING = 2e-6
 """Of a loss after six steps, relative: some thirty units in the last place of float32."""
+SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
 QUICK = [case for case in CASES if case != "resnet18"]
 DROPOUT = {"workload": "gpt2", "options": SMALL_GPT2 | {"dropout": 0.1}, "global_batch": 4}
 
@@ -39,7 +40,7 @@ def test_two_ranks_with_half_the_batch_train_as_one_with_all_of_it(
     alone = read_losses(launcher, tmp_path, "single", 1, **CASES[case])
     together = {strategy: read_losses(launcher, tmp_path, strategy, 2, **CASES[case]) for strategy in SPREAD}
     assert together["ddp"] == pytest.approx(alone, rel=ROUNDING)
-    for strategy in SHARDED:
+    for strategy in SPREAD:
         assert together[strategy] == together["ddp"], strategy
     check_stored(case, "single", 1, alone)
     for strategy, losses in together.items():
@@ -66,7 +67,7 @@ def test_losses_of_0_1_0_are_stored_for_every_workload_and_strategy() -> None:
     assert {case["workload"] for case in CASES.values()} == set(BUILT_IN)
     assert set(stored) == set(CASES)
     for losses in stored.values():
-        assert set(losses) == {"single-1", "dp-2", *(f"{strategy}-2" for strategy in SPREAD)}
+        assert set(losses) == {"single-1", *(f"{strategy}-2" for strategy in (*SHARDED, "ddp", "dp"))}
 
 
 def test_losses_of_0_1_0_are_compared_bit_for_bit() -> None:
