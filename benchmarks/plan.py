@@ -33,7 +33,7 @@ from scipy import optimize
 from scalelab.predict.devices import find_device
 from scalelab.predict.layout_cost import Efficiency, time_step
 from scalelab.predict.layouts import Kernels, Layout, PlannedJob, find_footprint
-from scalelab.predict.network_model import LinkCost, reduce_all
+from scalelab.predict.network_model import LinkSpeed, reduce_all
 from scalelab.predict.planning import enclose_step
 from scalelab.predict.transformer_shape import GPT2_SMALL, LLAMA3_8B, Transformer
 
@@ -247,7 +247,7 @@ def fit_link(directory: Path) -> tuple[float, float]:
 
     def miss(values: np.ndarray) -> float:
         share, hop = map(float, np.exp(values))
-        cost = LinkCost(latency_seconds=hop, bytes_per_second=rate * share)
+        cost = LinkSpeed(latency_seconds=hop, bytes_per_second=rate * share)
         return sum(abs(math.log(reduce_all(cost, ranks, size) / seconds)) for ranks, size, seconds in timed)
 
     share, hop = np.exp(optimize.minimize(miss, np.log([0.8, 1e-5]), method="Nelder-Mead").x)

@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from scalelab.analysis.link import fit_line
-from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkCost, share_cores
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, share_cores
 from scalelab.predict.scaled_job import (
     PerSampleCost,
     ScaledJob,
@@ -92,7 +92,7 @@ def describe(case: dict) -> str:
     return f"{case['layers']} × {case['layer_mb']:g} MB, {case['fixed_ms']:g} ms, buckets {bucket}"
 
 
-def make_job(case: dict, gradients: dict, steps: dict, link: LinkCost, busy: list[float]) -> ScaledJob:
+def make_job(case: dict, gradients: dict, steps: dict, link: LinkSpeed, busy: list[float]) -> ScaledJob:
     """The job as one and two ranks show it."""
     one = statistics.median(steps[1][0] + steps[1][1])
     phases = gradients["phases"]
@@ -112,10 +112,10 @@ def make_job(case: dict, gradients: dict, steps: dict, link: LinkCost, busy: lis
     return settle_on_two(job, statistics.median(steps[2][0]), BATCH)
 
 
-def find_link(transfers: dict[str, list[float]]) -> LinkCost:
+def find_link(transfers: dict[str, list[float]]) -> LinkSpeed:
     line = fit_line({int(size): [seconds] for size, seconds in transfers.items()})
     assert line is not None
-    return LinkCost(
+    return LinkSpeed(
         latency_seconds=max(0.0, line.fitted_latency_seconds) / 2, bytes_per_second=1 / line.fitted_byte_seconds
     )
 

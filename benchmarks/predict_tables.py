@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +120,7 @@ def collect(directory: Path) -> list[Scored]:
         for found in read_any(path):
             if len(found.ranks) < 3:
                 continue
-            known = found.keep_smallest(2)
+            known = replace(found, throughput={ranks: found.throughput[ranks] for ranks in found.ranks[:2]})
             is_doubted = bool(find_doubts(known))
             rows += [
                 Scored(path.stem, known.stretch, ranks, found.stretch[ranks], is_doubted) for ranks in found.ranks[2:]

@@ -13,7 +13,7 @@ from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.launch.launcher import Launcher
-from scalelab.predict.network_model import LinkCost
+from scalelab.predict.network_model import LinkSpeed
 from scalelab.predict.scaled_job import scale_out
 from scalelab.records.observations import GradientTimes, Message, RankReport, TracedStep
 from scalelab.records.store import RunStore
@@ -83,7 +83,7 @@ def read_answer(store: RunStore) -> ScalingRun:
 
 
 def declare(rate: float) -> FoundLink:
-    return FoundLink(cost=LinkCost(latency_seconds=0.0, bytes_per_second=rate), source="declared")
+    return FoundLink(cost=LinkSpeed(latency_seconds=0.0, bytes_per_second=rate), source="declared")
 
 
 def test_one_and_two_ranks_tell_four_and_eight(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.network_model import LinkCost, NetworkModel, read_link
+from scalelab.predict.network_model import LinkSpeed, NetworkModel, read_link
 
-LINK = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
+LINK = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
 
 
 def test_one_rank_sends_nothing():
@@ -31,7 +31,7 @@ def test_a_gather_is_half_of_an_all_reduce():
 
 
 def test_between_nodes_the_slow_link_rules():
-    slow = LinkCost(latency_seconds=0, bytes_per_second=1e8)
+    slow = LinkSpeed(latency_seconds=0, bytes_per_second=1e8)
     network = NetworkModel(inside=LINK, between=slow, ranks_per_node=4)
     assert network.cost("all_reduce", 4, 1e8) == pytest.approx(NetworkModel(inside=LINK).cost("all_reduce", 4, 1e8))
     assert network.cost("all_reduce", 8, 1e8) == pytest.approx(1.0 + 0.15, rel=1e-3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.network_model import Gradient, LinkCost, NetworkModel, fill_buckets
+from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel, fill_buckets
 from scalelab.predict.scaled_job import (
     PerSampleCost,
     ScaledJob,
@@ -16,8 +16,8 @@ from scalelab.predict.scaled_job import (
 )
 from scalelab.predict.what_if import WhatIf, change_job
 
-FAST = LinkCost(latency_seconds=0, bytes_per_second=1e15)
-SLOW = LinkCost(latency_seconds=1e-5, bytes_per_second=1e9)
+FAST = LinkSpeed(latency_seconds=0, bytes_per_second=1e15)
+SLOW = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
 JOB = ScaledJob(
     phases={
         "forward": PerSampleCost(per_sample=0.001),

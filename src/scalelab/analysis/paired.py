@@ -46,10 +46,6 @@ class PairedCounts:
         """Of the candidate."""
         return (self.both + self.won) / self.num_samples
 
-    @property
-    def reference_accuracy(self) -> float:
-        return (self.both + self.lost) / self.num_samples
-
 
 def count_pairs(candidate: Sequence[int], reference: Sequence[int], labels: Sequence[int]) -> PairedCounts | None:
     """Who was right on what, by the predictions of both and the true classes; None without a sample."""

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, replace
 
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.network_model import FsdpUnit, LinkCost, overlap_units, reduce_all
+from scalelab.predict.network_model import FsdpUnit, LinkSpeed, overlap_units, reduce_all
 from scalelab.predict.transformer_shape import Product
 
 BACKWARD_MOVES = 2.0
@@ -174,10 +174,10 @@ class _Machine:
         self.peak = device.peak(job.dtype) * device.reach
         self.memory_rate = device.memory_rate * efficiency.memory
         self.per_node = device.per_node
-        self.inside = LinkCost(
+        self.inside = LinkSpeed(
             latency_seconds=efficiency.link_latency, bytes_per_second=device.link_rate * efficiency.link
         )
-        self.between = LinkCost(
+        self.between = LinkSpeed(
             latency_seconds=efficiency.node_latency, bytes_per_second=device.node_rate * efficiency.node
         )
         self.launch_seconds = efficiency.launch_seconds

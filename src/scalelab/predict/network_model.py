@@ -42,7 +42,7 @@ HALVES = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkCost:
+class LinkSpeed:
     """Latency and bandwidth of one hop."""
 
     latency_seconds: float
@@ -63,7 +63,7 @@ class LinkCost:
     def words(self) -> str:
         return f"{format_bytes(self.bytes_per_second)}/s, {self.latency_seconds * 1e6:.3g} µs"
 
-    def scale(self, *, latency: float = 1.0, bandwidth: float = 1.0) -> LinkCost:
+    def scale(self, *, latency: float = 1.0, bandwidth: float = 1.0) -> LinkSpeed:
         return replace(
             self,
             latency_seconds=self.latency_seconds * latency,
@@ -75,9 +75,9 @@ class LinkCost:
 class NetworkModel:
     """What joins the ranks of a job."""
 
-    inside: LinkCost
+    inside: LinkSpeed
     """Between ranks of one node, or between all where nodes do not matter."""
-    between: LinkCost | None = None
+    between: LinkSpeed | None = None
     """Between nodes: what one node has for all its ranks."""
     ranks_per_node: int | None = None
     """None: all ranks are on one."""
@@ -112,7 +112,7 @@ class NetworkModel:
         return sent * self.byte_core_seconds * per_node / self.cores
 
 
-def share_cores(link: LinkCost, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> NetworkModel:
+def share_cores(link: LinkSpeed, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> NetworkModel:
     """A host whose ranks share its cores, from the core time of a step on one and on two ranks.
 
     The difference is the core time of the sent bytes, up to the time that the link needs for them.
@@ -121,7 +121,7 @@ def share_cores(link: LinkCost, cores: int, one_seconds: float, two_seconds: flo
     return NetworkModel(inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores)
 
 
-def reduce_all(link: LinkCost, num_ranks: int, payload_bytes: float) -> float:
+def reduce_all(link: LinkSpeed, num_ranks: int, payload_bytes: float) -> float:
     """The cheaper of a ring and a tree."""
     if num_ranks < 2:
         return 0.0
@@ -140,7 +140,7 @@ def parse_rate(text: str) -> float:
     raise UsageError(f"{text!r} is not a valid rate: use a form such as 25GB/s or 100gbit")
 
 
-def read_link(text: str) -> LinkCost:
+def read_link(text: str) -> LinkSpeed:
     """A link such as 25GB/s,5us or 100gbit; the latency is optional."""
     rate, _, latency = (part.strip() for part in text.partition(","))
     try:
@@ -148,7 +148,7 @@ def read_link(text: str) -> LinkCost:
         seconds = parse_seconds(latency) if latency else 0.0
     except UsageError as error:
         raise UsageError(f"--link {text!r} is not a valid link: use a form such as 25GB/s,5us or 100gbit") from error
-    return LinkCost(latency_seconds=seconds, bytes_per_second=per_second)
+    return LinkSpeed(latency_seconds=seconds, bytes_per_second=per_second)
 
 
 Cost = Callable[[float], float]

@@ -62,11 +62,6 @@ class ScalingSeries:
         base = first / self.throughput[first]
         return {ranks: ranks / self.throughput[ranks] / base for ranks in self.ranks}
 
-    def keep_smallest(self, count: int) -> ScalingSeries:
-        """The series as it was known when only so many sizes had been run."""
-        kept = {ranks: self.throughput[ranks] for ranks in self.ranks[:count]}
-        return ScalingSeries(label=self.label, throughput=kept, is_time=self.is_time, unit=self.unit)
-
     def throughput_at(self, ranks: int, stretch: float) -> float:
         """The throughput that a stretch stands for."""
         first = self.ranks[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scalelab.errors import UsageError
-from scalelab.predict.network_model import MEBIBYTE, LinkCost
+from scalelab.predict.network_model import MEBIBYTE, LinkSpeed
 from scalelab.predict.scaled_job import (
     PerSampleCost,
     ScaledJob,
@@ -41,8 +41,8 @@ class WhatIf:
     bucket_mb: float | None = None
     compression: Compression = "none"
     accumulation: int | None = None
-    link: LinkCost | None = None
-    between: LinkCost | None = None
+    link: LinkSpeed | None = None
+    between: LinkSpeed | None = None
     ranks_per_node: int | None = None
     delay_seconds: float = 0.0
     slow_factor: float = 1.0

@@ -16,7 +16,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
 from scalelab.analysis.stats import drop_empty
 from scalelab.errors import NothingMeasured, UsageError
-from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkCost, NetworkModel, share_cores
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, share_cores
 from scalelab.predict.scaled_job import (
     NUM_UNITS,
     InputErrors,
@@ -64,7 +64,7 @@ class ScalingRun:
 class FoundLink:
     """The link between ranks, and how it is known."""
 
-    cost: LinkCost
+    cost: LinkSpeed
     source: str
     latency_spread: float = 0.2
     bandwidth_spread: float = 0.1
@@ -216,7 +216,7 @@ def find_own_link(arm: Arm) -> FoundLink:
         raise UsageError(
             "this run did not measure its link: use --link 10GB/s,5us, or --collectives RUN (from scalelab collectives)"
         )
-    cost = LinkCost(latency_seconds=0.0, bytes_per_second=statistics.median(rates))
+    cost = LinkSpeed(latency_seconds=0.0, bytes_per_second=statistics.median(rates))
     return FoundLink(cost=cost, source=source, bandwidth_spread=TRACED_SPREAD)
 
 
@@ -249,7 +249,7 @@ def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink
     if not fits:
         raise UsageError(f"{source} did not measure all_reduce on 2 ranks: run scalelab collectives --ranks 2")
     fit = fits[0]
-    cost = LinkCost(
+    cost = LinkSpeed(
         latency_seconds=max(0.0, fit.line.fitted_latency_seconds) / 2,
         bytes_per_second=1 / fit.line.fitted_byte_seconds,
     )
