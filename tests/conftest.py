@@ -18,7 +18,10 @@ from tests.launch.lent import lend_ranks
 
 pytest_plugins = ("tests.slurm",)
 
-OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+OWN_VARIABLES = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTEST_CURRENT_TEST",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

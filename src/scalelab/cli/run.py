@@ -26,12 +26,14 @@ def main(args: Sequence[str]) -> int:
         raise UsageError(f"the study comes first: scalelab run STUDY {args[0]} …; studies: {', '.join(STUDIES)}")
     from scalelab.cli.study_flags import parse_study
 
-    study, execution = parse_study(args[0], args[1:])
+    words = list(args[1:])
+    script = words[words.index("--") + 1 :] if "--" in words else None
+    study, execution = parse_study(args[0], words[: words.index("--")] if script is not None else words, script)
     return measure_study(study, execution, ["scalelab", "run", *args])
 
 
 def print_studies() -> None:
-    lines = ["usage: scalelab run STUDY [OPTIONS]", "", "Studies:"]
+    lines = ["usage: scalelab run STUDY [OPTIONS] [-- SCRIPT [ARGUMENTS]]", "", "Studies:"]
     for name, entry in STUDIES.items():
         lines += textwrap.wrap(entry.question, 98, initial_indent=f"  {name:<18}", subsequent_indent=" " * 20)
     lines += ["  file.py:Class     your own study: a subclass of scalelab.Study", ""]

@@ -24,8 +24,9 @@ from scalelab.cli.output import Output
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option
-from scalelab.studies.catalogue import find_name, load_study
+from scalelab.studies.catalogue import STUDIES, find_name, load_study
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.script import read_script
 from scalelab.studies.shared.study import Study
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
@@ -42,11 +43,14 @@ class Execution:
     output: Output = field(default_factory=Output)
 
 
-def parse_study(name: str, args: Sequence[str]) -> tuple[Study, Execution]:
-    """A study from the flags of `scalelab run`."""
+def parse_study(name: str, args: Sequence[str], script: Sequence[str] | None = None) -> tuple[Study, Execution]:
+    """A study from the flags of `scalelab run`, and from the words after `--`, if there are any."""
     if find_name(name) != name:
         print(f"note: {name} is now called {find_name(name)}", file=sys.stderr)  # noqa: T201
-    return parse_kind(load_study(name), args, f"run {find_name(name)}")
+    verb = f"run {find_name(name)}"
+    if script is None:
+        return parse_kind(load_study(name), args, verb)
+    return parse_script_study(load_study(name), args, verb, script)
 
 
 def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
@@ -67,6 +71,21 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     options = read_options(answer.options, extra)
     job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
     return dataclasses.replace(answer.study, job=job), answer.execution
+
+
+def parse_script_study(
+    kind: type[Any], args: Sequence[str], verb: str, words: Sequence[str]
+) -> tuple[Study, Execution]:
+    """A study of a training script; flags of workloads are not there."""
+    if not kind.takes_script:
+        able = ", ".join(name for name in STUDIES if load_study(name).takes_script)
+        raise UsageError(f"{kind.name} does not take a script after --: use a workload, or one of {able}")
+    script = read_script(words, Path.cwd())
+    given = find_flag_value(args, "--workload") or find_flag_value(args, "--strategy")
+    if given is not None:
+        raise UsageError(f"{given} does not apply to a script: leave out --workload and --strategy with --")
+    study, execution = parse_plain(kind, args, verb)
+    return dataclasses.replace(study, job=dataclasses.replace(study.job, script=script)), execution
 
 
 def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:

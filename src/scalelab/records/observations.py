@@ -257,6 +257,25 @@ class ReadingReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptReport:
+    """What was seen of a training script besides its steps."""
+
+    num_optimizers: int = 0
+    num_passes: int | None = None
+    """Backward passes per step; None: the script ended before it was known."""
+    num_samples: int | None = None
+    """Samples per step on this rank, as they came out of the data loader or went into the model; None: not seen."""
+    is_regular: bool = True
+    """Whether every step has the same optimizer calls."""
+    num_evaluations: int = 0
+    num_checkpoints: int = 0
+    num_skipped: int = 0
+    """Steps with an evaluation, with a checkpoint, or skipped by a GradScaler: they are kept apart."""
+    obstacle: str = ""
+    """Why communication-free steps were left out; empty: they were not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankReport:
     """What is known of one rank besides its samples."""
 
@@ -299,6 +318,7 @@ class RankReport:
     counters: DdpCounters | None = None
     gradients: GradientTimes | None = None
     reading: ReadingReport | None = None
+    script: ScriptReport | None = None
     shuffle: str = ""
     """How the samples of its training are shuffled, in words, where that is not fully."""
     traced_steps: tuple[TracedStep, ...] = ()

@@ -219,7 +219,11 @@ STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _KNOW
 PLAIN = "single"
 DEFAULT = "ddp"
 """The strategy of several ranks unless another is asked for."""
-OTHER = Strategy(name="", description="ranks of a script, or of collectives alone", apply="")
+SCRIPT = Strategy(
+    name="script", description="what a training script does by itself", apply="", can_skip_communication=True
+)
+"""Of trials that run a script: no flag chooses it."""
+OTHER = Strategy(name="", description="ranks of collectives alone", apply="")
 """Instead of a record, where a trial has none of these strategies."""
 
 if TYPE_CHECKING:
@@ -235,7 +239,7 @@ else:
 
 def find_strategy(name: str, num_ranks: int | None = None) -> Strategy:
     """The record of a strategy; with a number of ranks, of what it becomes on so many."""
-    found = STRATEGIES.get(name, OTHER)
+    found = SCRIPT if name == SCRIPT.name else STRATEGIES.get(name, OTHER)
     return STRATEGIES[found.on_one_rank] if num_ranks == 1 and found.on_one_rank else found
 
 

@@ -1,6 +1,7 @@
 """What a trial does: `Task`, a tagged union.
 
     measure    train for a few steps, in blocks of clean and instrumented ones
+    script     run a training script of the user's own as it is, and measure its steps from outside
     train      a whole training run: log lines, evaluations, checkpoints
     exchange   time one collective at several message sizes, without a model
     read       write a dataset and read it in several ways, without a model
@@ -153,6 +154,20 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     """Take the batches from this dataset; None: from the workload."""
 
 
+class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="script"):
+    """Run a training script as `python FILE` or `python -m MODULE` would, until it has taken the steps of a plan."""
+
+    target: str
+    """The file, absolute, or the module."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    directory: str = ""
+    """The working directory; empty: where scalelab was started."""
+    plan: StepPlan = msgspec.field(default_factory=StepPlan)
+    checks_batch: bool = True
+    """Whether its data loader must give the trial's batch: not where the script chooses its batch itself."""
+
+
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train"):
     """Train to the end of a training run."""
 
@@ -214,4 +229,4 @@ class Quantize(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     """The training run before it; None: none."""
 
 
-Task = Measure | Train | Exchange | Read | Forecast | Quantize
+Task = Measure | Script | Train | Exchange | Read | Forecast | Quantize

@@ -44,7 +44,7 @@ from scalelab.records.steps import StepKind as StepKind
 from scalelab.records.steps import StepPlan as StepPlan
 from scalelab.records.steps import StepSample as StepSample
 from scalelab.records.strategies import DEFAULT, STRATEGIES, check_spreading, find_strategy
-from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Task, Train
+from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Script, Task, Train
 
 Option = bool | int | float | str
 """The type of a workload's option: it must survive JSON and a command line."""
@@ -254,7 +254,7 @@ class Trial:
     @property
     def step_plan(self) -> StepPlan | None:
         """The steps to measure, if the trial measures."""
-        return self.task.plan if isinstance(self.task, Measure) else None
+        return self.task.plan if isinstance(self.task, Measure | Script) else None
 
     @property
     def dataset(self) -> Dataset | None:

@@ -69,6 +69,7 @@ class BatchSize(SweepStudy):
     name: ClassVar[str] = "batch-size"
     title: ClassVar[str] = "Batch size"
     question: ClassVar[str] = "How do throughput and memory grow with the batch, and where do they end?"
+    takes_script: ClassVar[bool] = True
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Samples per step on each rank, ascending."""

@@ -2,8 +2,8 @@
 
 An all-reduce ends when the last rank has joined, so one slow rank makes every step slow and all the others wait. Their
 clocks do not show it plainly: the waiting is in their backward, where gradients are reduced, whatever phase the slow
-rank was late in. So each rank's own time is separated from waiting first (`analysis/step_parts.py`), and the ranks are
-then compared phase by phase (`analysis/step_parts.py`).
+rank was late in. So each rank's own time is separated from waiting, and the ranks are then compared phase by phase
+(`analysis/step_parts.py`).
 
 Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the job without delay is
 measured in the same rounds too. That shows what the delay costs, and how well the model holds: a step takes as long as
@@ -316,6 +316,7 @@ class Straggler(Study):
     name: ClassVar[str] = "straggler"
     title: ClassVar[str] = "Straggler"
     question: ClassVar[str] = "Which rank is slow, in which phase, and what does it cost?"
+    takes_script: ClassVar[bool] = True
 
     ranks: int = 2
     """Ranks of the job."""
@@ -367,7 +368,7 @@ class Straggler(Study):
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms(results, self.sampling.warmup)
         answer = StragglerAnswer(arms=arms, perturbation=self.job.perturbation)
-        words = (f"{self.strategy} × {self.ranks}", self.job.dtype, f"global batch {self.global_batch}")
+        words = (self.job.name_ranks(self.strategy, self.ranks), self.job.dtype, f"global batch {self.global_batch}")
         return Document(
             title=self.title,
             question=self.question,

@@ -61,6 +61,7 @@ class Throughput(SweepStudy):
     name: ClassVar[str] = RUN
     title: ClassVar[str] = "Throughput"
     question: ClassVar[str] = "How many tokens per second, and how long would a larger model train?"
+    takes_script: ClassVar[bool] = True
 
     batch_per_rank: int = 8
     """Samples per step on each rank."""

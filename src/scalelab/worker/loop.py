@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -144,10 +144,12 @@ class SavedState:
     Copies stay in the host's memory, where there is more of it.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._optimizer = training.optimizer
+    def __init__(
+        self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, others: Iterable[Any] = ()
+    ) -> None:
+        self._optimizer = optimizer
         self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
-        self._tensors = [*training.model.parameters(), *training.model.buffers()]
+        self._tensors = [tensor for one in modules for tensor in (*one.parameters(), *one.buffers())]
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
         if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
             raise MemoryError("the memory limit leaves no room for a copy of the model state")
@@ -158,14 +160,16 @@ class SavedState:
             if not isinstance(value, torch.Tensor)
         ]
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._others = [(part, part.state_dict()) for part in (training.scheduler, training.scaler) if part]
+        self._others = [(part, part.state_dict()) for part in others if part]
         self._random = read_random_state()
 
     @classmethod
-    def copy_of(cls, training: Training) -> SavedState | None:
+    def copy_of(
+        cls, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, others: Iterable[Any] = ()
+    ) -> SavedState | None:
         """The state now; None when there is no memory for a copy."""
         try:
-            return cls(training)
+            return cls(modules, optimizer, others)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return None
@@ -278,8 +282,9 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
     """
     if not can_update_without_sync(training.model):
         return
-    saved = SavedState.copy_of(training)
-    if not is_so_everywhere(saved is not None, training):
+    saved = SavedState.copy_of([training.model], training.optimizer, (training.scheduler, training.scaler))
+    device = next(training.model.parameters()).device
+    if not is_so_everywhere(saved is not None, device):
         return
     assert saved is not None
     is_done = True
@@ -294,15 +299,14 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
         training.optimizer.zero_grad()
     saved.restore()
     del saved
-    if not is_so_everywhere(is_done, training):
+    if not is_so_everywhere(is_done, device):
         raw.clear()
 
 
-def is_so_everywhere(is_so: bool, training: Training) -> bool:
+def is_so_everywhere(is_so: bool, device: torch.device) -> bool:
     """Whether something holds on every rank."""
     if not dist.is_initialized():
         return is_so
-    device = next(training.model.parameters()).device
     votes = torch.tensor(int(is_so), device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
     return bool(votes.item())

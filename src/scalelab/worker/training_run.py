@@ -113,13 +113,14 @@ def take_together(training: Training) -> Iterator[Any]:
     """
     assert training.test_batches is not None
     iterator, num_taken = iter(training.test_batches), 0
+    device = next(training.model.parameters()).device
     while True:
         batch = next(iterator, NO_BATCH)
-        if not is_so_everywhere(batch is not NO_BATCH, training):
+        if not is_so_everywhere(batch is not NO_BATCH, device):
             break
         num_taken += 1
         yield batch
-    if not is_so_everywhere(batch is NO_BATCH, training):
+    if not is_so_everywhere(batch is NO_BATCH, device):
         raise UsageError(
             f"some ranks have only {num_taken} test batches, others have more: return the same number on every rank"
         )

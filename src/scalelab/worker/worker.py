@@ -46,7 +46,7 @@ from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.schema import read_trial
-from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
+from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
 from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored import read_from_set
 from scalelab.worker.exchange import name_backend, run_exchange
@@ -121,6 +121,10 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
             report = _run_plan(plan, training, directory, report, lines, device)
             report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
             report = _leave(training, watch, look(trial, training, directory, report))
+        case Script() as script:
+            device = prepare_process(trial, assignment)
+            report = _run_script(trial, script, assignment, directory, locate_rank(trial, report), lines)
+            report = replace(report, peak_memory_bytes=read_peak_memory(device))
         case Train(run=run):
             device, report = _enter(trial, assignment, report)
             training, watch, report = _build(trial, assignment, device, directory, report)
@@ -145,6 +149,8 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
 def _enter(trial: Trial, assignment: Assignment, report: RankReport) -> tuple[torch.device, RankReport]:
     """Set up the process and join the group."""
     device = prepare_process(trial, assignment)
+    if trial.joins_group and not dist.is_initialized():
+        join_group(trial, assignment)
     return device, locate_rank(trial, report)
 
 
@@ -200,13 +206,22 @@ def _run_plan(
     return report
 
 
+def _run_script(
+    trial: Trial, script: Script, assignment: Assignment, directory: Path, report: RankReport, lines: list[Any]
+) -> RankReport:
+    """Run the user's script; what watches it is loaded only here."""
+    from scalelab.worker.script.run import measure_script
+
+    return measure_script(trial, script, assignment, directory, report, lines)
+
+
 def _split_first(num_steps: int) -> tuple[int, ...]:
     """The first step on its own, to separate its errors from later ones; then the rest."""
     return (1, num_steps - 1) if num_steps > 1 else (num_steps,)
 
 
 def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
-    """Pin the cores, choose the device and join the process group."""
+    """Pin the cores and choose the device."""
     if assignment.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share_cores(trial, assignment)[0])
     torch.set_num_threads(trial.threads_per_rank)
@@ -223,8 +238,6 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
             )
         device = torch.device("cuda", assignment.local_rank)
         torch.cuda.set_device(device)
-    if trial.joins_group and not dist.is_initialized():
-        join_group(trial, assignment)
     return device
 
 

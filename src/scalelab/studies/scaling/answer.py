@@ -27,7 +27,7 @@ from scalelab.analysis.speedup import (
     karp_flatt,
 )
 from scalelab.analysis.stats import Rounds, Verdict, estimate_ratio, judge
-from scalelab.records.strategies import find_strategy
+from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.studies.shared.arms import Arm, group_arms
@@ -88,7 +88,9 @@ class ScalingAnswer:
     def from_results(
         cls, results: Sequence[TrialResult], strategy: str, forced_warmup: int | None, *, is_strong: bool
     ) -> ScalingAnswer:
-        return cls(arms=group_arms(results, forced_warmup), strategy=strategy, is_strong=is_strong)
+        is_script = any(result.trial.strategy == SCRIPT.name for result in results)
+        arms = group_arms(results, forced_warmup)
+        return cls(arms=arms, strategy=SCRIPT.name if is_script else strategy, is_strong=is_strong)
 
     @cached_property
     def plain(self) -> Arm | None:
@@ -105,7 +107,8 @@ class ScalingAnswer:
     @cached_property
     def spread(self) -> list[Arm]:
         """The strategy's arms that were measured, by number of ranks."""
-        arms = [arm for arm in self.arms.values() if arm.trial.strategy == self.strategy and arm.is_measured]
+        rows = [arm for arm in self.arms.values() if arm.is_measured and arm is not self.control]
+        arms = [arm for arm in rows if arm.trial.strategy == self.strategy]
         return sorted(arms, key=lambda arm: arm.trial.num_ranks)
 
     @cached_property
@@ -155,10 +158,10 @@ class ScalingAnswer:
 
     @cached_property
     def control_ratio(self) -> Estimate | None:
-        """The plain loop measured again, over itself: what is not 1 here is the machine."""
-        if self.plain is None or self.control is None:
+        """The reference measured again, over itself: what is not 1 here is the machine."""
+        if self.base is None or self.control is None:
             return None
-        return estimate_ratio(self.control.clean, self.plain.clean)
+        return estimate_ratio(self.control.clean, self.base.clean)
 
     @cached_property
     def amdahl(self) -> AmdahlFit | None:

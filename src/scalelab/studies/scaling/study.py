@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from scalelab.checks import check_at_least
-from scalelab.errors import UnknownName
+from scalelab.errors import UnknownName, UsageError
 from scalelab.records.observations import Instrument
-from scalelab.records.strategies import PLAIN, STRATEGIES, ParallelStrategy, find_strategy
+from scalelab.records.strategies import PLAIN, SCRIPT, STRATEGIES, ParallelStrategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_rounds
+from scalelab.studies.shared.script import ScriptSource
 from scalelab.studies.shared.study import Study
 
 
@@ -25,6 +26,7 @@ from scalelab.studies.shared.study import Study
 class Scaling(Study):
     """One strategy on several world sizes, beside the plain loop."""
 
+    takes_script: ClassVar[bool] = True
     is_strong: ClassVar[bool]
 
     ranks: tuple[int, ...] = (1, 2)
@@ -47,7 +49,12 @@ class Scaling(Study):
         raise NotImplementedError
 
     def plan(self) -> list[Trial]:
-        """The plain loop, its control, and the strategy on one rank and on each number of ranks."""
+        """The plain loop, its control, and the strategy on one rank and on each number of ranks.
+
+        A script has no plain loop: one rank of it is the reference.
+        """
+        if self.job.script is not None:
+            return self._plan_script(self.job.script)
         if self.strategy not in STRATEGIES:
             raise UnknownName("strategy", self.strategy, STRATEGIES)
         names = ["single-1", "control"] if self.sampling.control else ["single-1"]
@@ -63,6 +70,21 @@ class Scaling(Study):
                 instruments=choose_instruments(self.strategy, n),
             )
             for n in sorted({1, *self.ranks})
+        ]
+        return plan_rounds(self.job, self.sampling, configurations)
+
+    def _plan_script(self, script: ScriptSource) -> list[Trial]:
+        """The script on one rank, once more as the control, and on each number of ranks."""
+        if self.is_strong and not script.sets_batch:
+            raise UsageError(
+                f"{script.label} needs the batch size of each trial: write {{batch_per_rank}} in its"
+                " arguments, where it takes its batch size"
+            )
+        rows = {f"{SCRIPT.name}-1": 1} | ({"control": 1} if self.sampling.control else {})
+        rows |= {f"{SCRIPT.name}-{n}": n for n in sorted(self.ranks) if n > 1}
+        configurations = [
+            Configuration(name=name, strategy=SCRIPT.name, num_ranks=n, global_batch=self.size_batch(n))
+            for name, n in rows.items()
         ]
         return plan_rounds(self.job, self.sampling, configurations)
 

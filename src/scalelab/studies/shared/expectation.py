@@ -23,7 +23,7 @@ from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
 from scalelab.records.schema import upgrade_result
 from scalelab.records.settings import TrainingRun
-from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
+from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
 from scalelab.records.trial import Status, Trial, to_builtins
 from scalelab.units import format_bytes, format_count, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
@@ -132,7 +132,7 @@ def expect_reading(trial: Trial) -> float:
 def count_steps(trial: Trial) -> int | None:
     """The steps of a trial; None if the length of an epoch decides."""
     match trial.task:
-        case Measure(plan=plan):
+        case Measure(plan=plan) | Script(plan=plan):
             return plan.num_steps
         case Train(run=run) | Quantize(run=TrainingRun() as run):
             return run.num_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,8 +16,9 @@ from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, f
 from scalelab.launch.ranks.links import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
-from scalelab.records.strategies import find_strategy
+from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import Option
+from scalelab.studies.shared.script import ScriptSource
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
 from scalelab.workloads.source import OwnWorkload, split_name
@@ -30,6 +31,8 @@ class Job:
     workload: str = "gpt2"
     """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
+    script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
+    """A training script instead of a workload: the words after `--`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
@@ -79,6 +82,18 @@ class Job:
         if self.memory_limit is not None:
             check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
         self._check_hosts()
+        if self.script is not None:
+            self._check_script()
+
+    def _check_script(self) -> None:
+        """Refuse what only a script itself can decide."""
+        for name in ("dtype", "shape", "optimization", "spreading", "allocator", "perturbation"):
+            value, plain = getattr(self, name), getattr(Job(), name)
+            parts = [one.name for one in fields(value)] if is_dataclass(value) else []
+            changed = [part for part in parts if getattr(value, part) != getattr(plain, part)]
+            if value != plain:
+                given = flag(changed[0] if changed else name)
+                raise UsageError(f"{given} does not apply to a script: use the script's own arguments, after --")
 
     def _check_hosts(self) -> None:
         check_at_least("ranks_per_host", self.ranks_per_host, 1)
@@ -134,11 +149,14 @@ class Job:
     @property
     def built_in(self) -> WorkloadOptions | None:
         """The options of a built-in workload; None for a workload of the user's own."""
-        return make_options(self.workload, self.options) if self.workload in BUILT_IN else None
+        is_built_in = self.script is None and self.workload in BUILT_IN
+        return make_options(self.workload, self.options) if is_built_in else None
 
     @property
     def workload_spec(self) -> str:
         """The workload as a trial carries it; raises `UsageError` if there is none, or not with these options."""
+        if self.script is not None:
+            return self.script.spec
         options = self.built_in
         if options is not None:
             if not self.sees_failure:
@@ -147,14 +165,20 @@ class Job:
         found = find_workload(self.workload)
         return found.spec if isinstance(found, OwnWorkload) else self.workload
 
+    def name_ranks(self, strategy: str, num_ranks: int) -> str:
+        """The strategy and world size; a script has its own strategy."""
+        return f"{strategy if self.script is None else SCRIPT.name} × {num_ranks}"
+
     @property
     def trial_options(self) -> dict[str, Option]:
         """The workload's options as a trial carries them: paths are absolute, so that a run can be resumed anywhere."""
-        return resolve_options(self.workload, self.options)
+        return resolve_options(self.workload, self.options) if self.script is None else {}
 
     @property
     def label(self) -> str:
         """What tables call the workload; a file of the user's own need not exist to be named."""
+        if self.script is not None:
+            return self.script.label
         if self.built_in is not None:
             return self.built_in.label
         file, function = split_name(self.workload)

@@ -12,8 +12,8 @@ from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
-from scalelab.records.strategies import find_strategy
-from scalelab.records.tasks import Measure
+from scalelab.records.strategies import SCRIPT, find_strategy
+from scalelab.records.tasks import Measure, Script
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
 from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
 from scalelab.units import format_count
@@ -93,6 +93,8 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
 
     Every other round runs backwards: what comes first in a round is not always the same.
     """
+    if job.script is not None:
+        configurations = [replace(one, strategy=SCRIPT.name) for one in configurations]
     most_ranks = max(configuration.num_ranks for configuration in configurations)
     if job.found_device == "cuda" and not job.is_elsewhere:
         check_gpus(job.count_on_node(most_ranks))
@@ -105,9 +107,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             global_batch=configuration.global_batch,
             round=number,
             **share_cores(job, configuration.num_ranks, most_ranks),
-            task=Measure(
-                plan=plan_steps(sampling, configuration.strategy, (configuration.job or job).memory_limit_bytes)
-            ),
+            task=plan_task(configuration.job or job, sampling, configuration),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
             **alike[configuration.name],
@@ -115,9 +115,22 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
         for number in range(1, sampling.rounds + 1)
         for configuration in (configurations if number % 2 else reversed(configurations))
     ]
-    for trial in trials:
-        check_strategy(trial)
+    if job.script is None:
+        for trial in trials:
+            check_strategy(trial)
     return trials
+
+
+def plan_task(job: Job, sampling: Sampling, configuration: Configuration) -> Measure | Script:
+    """What the ranks of a configuration do: train the workload, or run the script."""
+    plan = plan_steps(sampling, configuration.strategy, job.memory_limit_bytes)
+    if job.script is None:
+        return Measure(plan=plan)
+    num_ranks = configuration.num_ranks
+    check_divisible(configuration.global_batch, num_ranks)
+    return job.script.make_task(
+        plan, batch_per_rank=configuration.global_batch // num_ranks, num_ranks=num_ranks, seed=job.seed
+    )
 
 
 def share_cores(job: Job, num_ranks: int, most_ranks: int) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class Study:
     question: ClassVar[str]
     swept_options: ClassVar[tuple[str, ...]] = ()
     """Options of the workload that the study sets itself: they have no flag."""
+    takes_script: ClassVar[bool] = False
+    """Whether a training script can take the place of the workload: `-- train.py …`."""
     has_own_launchers: ClassVar[bool] = False
     """Whether its trials choose their launchers themselves, as the rows of a recipe do."""
     is_recorded: ClassVar[bool] = False

@@ -158,6 +158,7 @@ def describe_measurement(
 ) -> str:
     """What was measured, in one line: the workload (or `label`), what the study adds, cores and launches."""
     every = list(arms)
+    words = tuple(word for word in words if job.script is None or word != job.dtype)  # a script decides it itself
     threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
     dropped = every[0].num_dropped if every else UNKNOWN
     how = "" if sampling.warmup is not None else " (auto)"
@@ -278,7 +279,9 @@ class SweepStudy(Study, is_abstract=True):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         sweep = self.group(results)
-        settings = (describe_placement(self.strategy, self.ranks), *self.list_settings())
+        is_script = self.job.script is not None
+        place = self.job.name_ranks("", self.ranks) if is_script else describe_placement(self.strategy, self.ranks)
+        settings = (place, *self.list_settings())
         return Document(
             title=self.title,
             question=self.question,

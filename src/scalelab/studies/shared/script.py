@@ -1,0 +1,104 @@
+"""A training script as what a study trains: `scalelab run STUDY … -- train.py --batch-size {batch_per_rank}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalelab.errors import UnknownName, UsageError
+from scalelab.records.steps import StepPlan
+from scalelab.records.tasks import Script
+
+PLACEHOLDERS = {
+    "batch_per_rank": "samples per step on each rank",
+    "global_batch": "samples per step over all ranks",
+    "ranks": "world size",
+    "seed": "--seed",
+    "steps": "steps that are measured; the script may take more",
+}
+BATCH_PLACEHOLDERS = ("batch_per_rank", "global_batch")
+SPARE_STEPS = 8
+"""Steps beyond the plan that {steps} asks for: a few are dropped when blocks change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSource:
+    """The words after `--`, and where they were typed."""
+
+    target: str
+    """A file, or a module with `is_module`."""
+    arguments: tuple[str, ...] = ()
+    """With placeholders, which every trial fills in."""
+    is_module: bool = False
+    directory: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.target if self.is_module else Path(self.target).name
+
+    @property
+    def spec(self) -> str:
+        """What a trial calls its workload."""
+        return f"{self.target}:__main__"
+
+    @property
+    def sets_batch(self) -> bool:
+        """Whether the script is given the batch size of a trial."""
+        return any(name in BATCH_PLACEHOLDERS for name in find_placeholders(self.arguments))
+
+    def make_task(self, plan: StepPlan, *, batch_per_rank: int, num_ranks: int, seed: int) -> Script:
+        """The script as one trial runs it."""
+        values = {
+            "batch_per_rank": batch_per_rank,
+            "global_batch": batch_per_rank * num_ranks,
+            "ranks": num_ranks,
+            "seed": seed,
+            "steps": plan.num_steps + SPARE_STEPS,
+        }
+        return Script(
+            target=self.target,
+            arguments=tuple(fill_in(word, values) for word in self.arguments),
+            is_module=self.is_module,
+            directory=self.directory,
+            plan=plan,
+            checks_batch=self.sets_batch,
+        )
+
+
+def read_script(words: Sequence[str], directory: Path) -> ScriptSource:
+    """The script from the words after `--`: `FILE …` or `-m MODULE …`, as Python takes them."""
+    if not words:
+        raise UsageError("-- needs a script: scalelab run STUDY … -- train.py --batch-size {batch_per_rank}")
+    is_module = words[0] == "-m"
+    if is_module and len(words) == 1:
+        raise UsageError("-- -m needs a module: -- -m mypackage.train")
+    target, arguments = (words[1], words[2:]) if is_module else (words[0], words[1:])
+    if not is_module:
+        target = str(check_file(target, directory))
+    for name in find_placeholders(arguments):
+        if name not in PLACEHOLDERS:
+            raise UnknownName("placeholder", f"{{{name}}}", [f"{{{known}}}" for known in PLACEHOLDERS])
+    return ScriptSource(target=target, arguments=tuple(arguments), is_module=is_module, directory=str(directory))
+
+
+def check_file(name: str, directory: Path) -> Path:
+    """The absolute path of a script; raises an error for what Python could not run."""
+    path = (directory / name).resolve()
+    if name in ("python", "python3", "torchrun") or path.name in ("python", "python3", "torchrun"):
+        raise UsageError(f"-- {name} …: leave out {name}; scalelab starts the ranks itself: -- train.py …")
+    if path.suffix == ".ipynb":
+        raise UsageError(f"{name} is a notebook: export it first (jupyter nbconvert --to script {name})")
+    if not path.is_file():
+        raise UsageError(f"there is no script {name} in {directory}")
+    return path
+
+
+def find_placeholders(words: Sequence[str]) -> list[str]:
+    """Names in braces; braces with anything else in them, such as JSON, are the script's own."""
+    return [name for word in words for name in re.findall(r"(?<!\{)\{([a-z_]+)\}(?!\})", word)]
+
+
+def fill_in(word: str, values: dict[str, int]) -> str:
+    return re.sub(r"(?<!\{)\{([a-z_]+)\}(?!\})", lambda found: str(values.get(found[1], found[0])), word)

@@ -1,0 +1,91 @@
+"""Scripts run as trials: real ranks, unedited files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from scalelab.launch.local import LocalLauncher
+from scalelab.records.tasks import Script
+from scalelab.records.trial import Cause, Status, StepKind
+from tests.worker.script.scripts import make_script_trial, write_script
+from tests.worker.trials import launch
+
+pytestmark = pytest.mark.ranks
+
+
+def read_losses(directory: Path, rank: int) -> list[float]:
+    return [float(line) for line in (directory / f"losses{rank}.txt").read_text().split()]
+
+
+def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLauncher) -> None:
+    result = launch(launcher, make_script_trial(write_script(tmp_path)), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
+    by_kind = {kind: [s for s in result.samples if s.kind is kind and s.rank == 0] for kind in StepKind}
+    assert [len(by_kind[kind]) for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.COMM_FREE)] == [7, 2, 2]
+    assert all(one.ready_seconds for one in by_kind[StepKind.PHASES])
+    for rank in range(2):
+        seen = [one.loss for one in result.samples if one.rank == rank and one.step < 10]
+        assert seen == read_losses(tmp_path, rank)[:10], "the loss of every step, bit for bit"
+        report = result.ranks[rank].script
+        assert report is not None
+        assert (report.num_optimizers, report.num_passes, report.num_samples) == (1, 1, 4)
+        assert result.ranks[rank].num_parameters == 8 * 16 + 16 + 16 * 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "cause", "words"),
+    [
+        ("raise ValueError('bad data')", Status.INVALID, Cause.RAISED, "ValueError: bad data"),
+        ("raise SystemExit(3)", Status.INVALID, Cause.UNUSABLE, "exited with code 3 after 0 of 13 planned steps"),
+        ("exec('if len(data) == 512: break')", Status.INVALID, Cause.RAISED, "SyntaxError"),
+        ("os._exit(5)", Status.CRASHED, Cause.ENDED, ""),
+    ],
+)
+def test_a_script_that_fails_is_a_named_result(
+    action: str, status: Status, cause: Cause, words: str, tmp_path: Path, launcher: LocalLauncher
+) -> None:
+    result = launch(launcher, make_script_trial(write_script(tmp_path, action=action)), tmp_path / "trial")
+    assert (result.status, result.cause) == (status, cause)
+    assert words in result.reason
+    if cause is Cause.RAISED:
+        assert "train.py" in result.traceback
+
+
+def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, launcher: LocalLauncher) -> None:
+    text = write_script(tmp_path).read_text().replace("range(100)", "range(1)").replace("512", "24")
+    (tmp_path / "train.py").write_text(text)
+    result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert "ended after 3 of 13 planned steps: let it train longer, or lower --steps" in result.reason
+
+
+def test_a_script_without_an_optimizer_says_what_was_seen(tmp_path: Path, launcher: LocalLauncher) -> None:
+    (tmp_path / "train.py").write_text("print('nothing to do')\n")
+    result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert "without an optimizer step (0 trained modules and 0 backward passes were seen)" in result.reason
+
+
+def test_another_batch_than_planned_is_refused_after_a_few_steps(tmp_path: Path, launcher: LocalLauncher) -> None:
+    result = launch(launcher, make_script_trial(write_script(tmp_path), "--batch-size", "2"), tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert "the data loader gave 2 samples per step and rank, the plan says 4" in result.reason
+    assert len(result.samples) <= 2 * 3
+
+
+def test_a_module_runs_like_python_m(tmp_path: Path, launcher: LocalLauncher) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("SIZE = 4\n")
+    text = write_script(tmp_path).read_text()
+    (package / "train.py").write_text(f"from .sizes import SIZE\n{text}")
+    trial = make_script_trial(tmp_path / "train.py", "--batch-size", "4")
+    task = msgspec.structs.replace(cast(Script, trial.task), target="mine.train", is_module=True)
+    result = launch(launcher, replace(trial, task=task), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
