@@ -14,7 +14,7 @@ import pytest
 
 from scalelab.data import cifar10
 from scalelab.data.cifar10 import BINARY, PYTHON, check_cifar10, load_cifar10
-from scalelab.data.fetching.published import Published
+from scalelab.data.fetching.checksums import Published
 from scalelab.errors import UsageError
 from tests.data.shared import SHARED_DATA, needs
 

@@ -12,7 +12,7 @@ import pytest
 
 from scalelab.data import fashion_mnist
 from scalelab.data.fashion_mnist import check_fashion_mnist, load_fashion_mnist, parse_idx
-from scalelab.data.fetching.published import Published
+from scalelab.data.fetching.checksums import Published
 from scalelab.errors import UsageError
 
 

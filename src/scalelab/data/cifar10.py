@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scalelab.data.fetching.published import Published
+from scalelab.data.fetching.checksums import Published
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet
 from scalelab.errors import UsageError
 

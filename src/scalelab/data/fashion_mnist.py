@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from scalelab.data.fetching.published import Published, check_file
+from scalelab.data.fetching.checksums import Published, check_file
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet
 from scalelab.errors import DataUnreadable, UsageError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from scalelab.data.fetching.checksums import Published
 from scalelab.data.fetching.known import Form, KnownSet, Package, make_copied
-from scalelab.data.fetching.published import Published
 
 FILES = {"one.bin": b"1" * 3000, "two.bin": bytes(range(256)) * 10}
 

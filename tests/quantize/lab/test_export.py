@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelab.quantize.lab.chain import LabSettings, run_integers
-from scalelab.quantize.lab.export import export_lab
+from scalelab.quantize.lab.chain import LabSettings, export_lab, run_integers
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.worker.models.networks import Lenet
 from tests.quantize.lab.chains import make_images, make_lab, make_plain

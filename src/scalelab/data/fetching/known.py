@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from scalelab.data import cifar10, fashion_mnist
 from scalelab.data.cifar10 import NUM_CLASSES, NUM_TRAIN_FILES, PIXEL_BYTES, list_names
-from scalelab.data.fetching.published import Published
+from scalelab.data.fetching.checksums import Published
 from scalelab.data.images import NUM_CHANNELS, SIDE
 from scalelab.errors import DataUnreadable, UnknownName, UsageError
 

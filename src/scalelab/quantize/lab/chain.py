@@ -1,4 +1,4 @@
-"""Q2, Q4 and Q5: the scales of a chain of layers, its integer weights and biases, and the integer forward pass.
+"""Q2, Q4 and Q5: a chain of layers in integers: its scales, weights and biases, forward pass and ONNX file.
 
 A scale n is a factor here: the integer is n times the number, rounded. A weight has n_w = 127 / max|w|, or 127 / 3σ;
 the input has n_in = K / max|x|. A layer's sums are n_w · n_in times too large, and so on along the chain, so the factor
@@ -14,21 +14,30 @@ activation becomes 127.
 Sums are formed in float64, exact below 2⁵³; layers whose sums can reach 2²⁴ are refused, so float32 and int32 would
 give the same. sum · n_out in float32 is rounded half to even and clamped to [−128, 127]. ReLU and max pooling commute
 with rounding. Every layer checks that its input is int8.
+
+The exported ONNX file gives bit-equal logits: ConvInteger and MatMulInteger, bias, one float32 multiplication, Round
+(half to even), Clip, in the same order. Integers are stored as uint8 with zero point 128, weights too: kernels for
+signed weights add pairs of products in 16 bits on CPUs without VNNI, which silently saturates. That costs speed, which
+is not the lab's subject.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from scalelab.checks import check_at_least
 from scalelab.errors import ScalelabError, UsageError
+from scalelab.quantize.export import INPUT, OUTPUT, GraphParts, write_model
 from scalelab.quantize.lab.observe import Observed, Seen
 from scalelab.quantize.network import PASSING, CapturedNetwork, Layer, compute_layer, compute_sum
+from scalelab.quantize.sessions import load_package
 
 LOW, HIGH = -128, 127
 """The range of int8; outputs are clamped to it."""
@@ -253,3 +262,99 @@ def check_integers(name: str, integers: torch.Tensor) -> None:
             f"{name} received {outside[0].item():g}, which is not an int8: clamp the output of the previous layer to"
             f" [{LOW}, {HIGH}]"
         )
+
+
+ZERO = -LOW
+"""The zero point."""
+
+
+def export_lab(network: LabNetwork, path: Path) -> int:
+    """Write a model from float images to logits, integers from −128 to 127 as float32; returns its size in bytes."""
+    types = load_package("onnx").TensorProto
+    parts = GraphParts()
+    scaled = add_named(parts, "Mul", [INPUT, hold_number(parts, network.input_scale)], "input/scaled")
+    value = add_rounding(parts, scaled, "input", LOW)
+    for one in network.layers[1:]:
+        if one.weight is None:
+            value = add_passing(parts, one.layer, value)
+        else:
+            scaled = add_scaling(parts, one, add_product_nodes(parts, one, value))
+            value = add_rounding(parts, scaled, one.name, 0 if one.layer.has_relu else LOW)
+    unsigned = add_named(parts, "Cast", [value], "logits/unsigned", to=types.FLOAT)
+    add_named(parts, "Sub", [unsigned, hold_number(parts, ZERO)], OUTPUT)
+    return write_model(parts, network.input_shape, path)
+
+
+def add_named(parts: GraphParts, op: str, inputs: list[str], name: str, **attributes: object) -> str:
+    """A node named after its result."""
+    return parts.add_node(op, inputs, name, name, attributes)
+
+
+def hold_number(parts: GraphParts, value: float) -> str:
+    return parts.add_constant(f"number/{value!r}", np.float32(value))
+
+
+def hold_zero(parts: GraphParts, name: str) -> str:
+    """A zero point per node: onnxruntime may rewrite a shared one."""
+    return parts.add_constant(f"{name}/zero", np.uint8(ZERO))
+
+
+def add_product_nodes(parts: GraphParts, one: LabLayer, value: str) -> str:
+    """A layer's int32 sums with bias."""
+    assert one.weight is not None
+    weight = (one.weight.to(torch.int16) + ZERO).to(torch.uint8)
+    is_conv = one.layer.op == "conv"
+    stored = weight if is_conv else weight.t().contiguous()
+    inputs = [
+        value,
+        parts.add_constant(f"{one.name}/w", stored.numpy()),
+        hold_zero(parts, f"{one.name}/x"),
+        hold_zero(parts, f"{one.name}/w"),
+    ]
+    attributes: dict[str, object] = {}
+    if is_conv:
+        height, width = weight.shape[2:]
+        attributes = {**describe_window(one.layer, (height, width)), "group": one.layer.groups}
+    op = "ConvInteger" if is_conv else "MatMulInteger"
+    sums = parts.add_node(op, inputs, f"{one.name}/products", one.name, attributes)
+    if one.bias is None:
+        return sums
+    shape = (1, -1, 1, 1) if is_conv else (1, -1)
+    return add_named(
+        parts, "Add", [sums, parts.add_constant(f"{one.name}/b", one.bias.reshape(shape).numpy())], f"{one.name}/sums"
+    )
+
+
+def describe_window(layer: Layer, kernel: tuple[int, int]) -> dict[str, object]:
+    """Attributes that convolutions and poolings share."""
+    return {
+        "kernel_shape": list(kernel),
+        "strides": list(layer.stride),
+        "pads": [*layer.padding, *layer.padding],
+        "dilations": list(layer.dilation),
+    }
+
+
+def add_scaling(parts: GraphParts, one: LabLayer, sums: str) -> str:
+    as_float = add_named(parts, "Cast", [sums], f"{one.name}/float", to=load_package("onnx").TensorProto.FLOAT)
+    return add_named(parts, "Mul", [as_float, hold_number(parts, one.output_scale)], f"{one.name}/scaled")
+
+
+def add_rounding(parts: GraphParts, scaled: str, name: str, low: int) -> str:
+    """Round, clamp and store. `low` is 0 behind a ReLU."""
+    rounded = add_named(parts, "Round", [scaled], f"{name}/rounded")
+    ends = [hold_number(parts, low), hold_number(parts, HIGH)]
+    clamped = add_named(parts, "Clip", [rounded, *ends], f"{name}/clamped")
+    shifted = add_named(parts, "Add", [clamped, hold_number(parts, ZERO)], f"{name}/shifted")
+    return add_named(parts, "Cast", [shifted], f"{name}/q", to=load_package("onnx").TensorProto.UINT8)
+
+
+def add_passing(parts: GraphParts, layer: Layer, value: str) -> str:
+    """Pooling, flatten and ReLU on the stored integers."""
+    result = f"{layer.name}/q"
+    if layer.op == "flatten":
+        return parts.add_node("Flatten", [value], result, layer.name, {"axis": 1})
+    if layer.op == "relu":
+        return parts.add_node("Clip", [value, hold_zero(parts, layer.name)], result, layer.name)
+    assert layer.kernel is not None
+    return parts.add_node("MaxPool", [value], result, layer.name, describe_window(layer, layer.kernel))

@@ -33,11 +33,11 @@ from scalelab.quantize.lab.chain import (
     LabNetwork,
     LabSettings,
     check_chain,
+    export_lab,
     run_integers,
     run_to_sums,
     scale_network,
 )
-from scalelab.quantize.lab.export import export_lab
 from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
 from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
 from scalelab.quantize.network import CapturedNetwork, Layer, run_float
