@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.launch.stepped import Step
-from scalelab.launch.steps import tell_kind
+from scalelab.launch.starters import tell_kind
+from scalelab.launch.stepped import LaunchStep
+from scalelab.records.launchers import MPI
 
 PLACE = Path(__file__).parents[2] / ".mpi"
 """Where `make mpi` puts the wheels, each into a directory of its own: all of them have a bin/mpiexec."""
@@ -23,10 +24,10 @@ def find_mpiexec(kind: str) -> str:
     return str(path)
 
 
-def make_step(name: str) -> Step:
+def make_step(name: str) -> LaunchStep:
     """torchrun, or an mpiexec by its kind."""
     if name == "torchrun":
-        return Step(kind="", is_torchrun=True)
+        return LaunchStep(kind="", is_torchrun=True)
     program = find_mpiexec(name)
-    assert tell_kind(program) == name
-    return Step(kind=name, program=program)
+    assert tell_kind(program, MPI) == name
+    return LaunchStep(kind=name, program=program)

@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from scalelab.launch.stepped import Step, StepLauncher
+from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.records.schema import read_trial
 directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
-launcher = StepLauncher(Step(**step, allocation=find_allocation(os.environ)))
+launcher = StepLauncher(LaunchStep(**step, allocation=find_allocation(os.environ)))
 launcher.launch(read_trial(directory), directory)
 """
 

@@ -16,7 +16,7 @@ from scalelab.launch.agreement import outcome_file, samples_file
 from scalelab.launch.fake import FakeLauncher
 from scalelab.launch.meter_result import (
     MeterFailure,
-    Outcome,
+    MeterOutcome,
     Stay,
     announce,
     assemble_result,
@@ -46,9 +46,9 @@ def find_directory(store: RunStore) -> Path:
     return store.trial_directory("my-run-r1")
 
 
-def make_outcome(rank: int, failure: MeterFailure | None = None) -> Outcome:
+def make_outcome(rank: int, failure: MeterFailure | None = None) -> MeterOutcome:
     report = RankReport(rank=rank, peak_memory_bytes=1000 + rank)
-    return Outcome(report=report, stay=STAY, left_seconds=20.0, failure=failure)
+    return MeterOutcome(report=report, stay=STAY, left_seconds=20.0, failure=failure)
 
 
 def write_steps(directory: Path, rank: int, num_steps: int, tail: str = "") -> None:

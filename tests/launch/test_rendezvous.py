@@ -137,6 +137,14 @@ def test_a_rank_that_came_and_left_is_named(tmp_path: Path) -> None:
     guest.join()
 
 
+def test_ranks_of_a_training_run_that_may_take_years_meet_too(tmp_path: Path) -> None:
+    years = 10 * 365 * 86400.0
+    guest = threading.Thread(target=join_here, args=(tmp_path, 1, years))
+    guest.start()
+    assert open_here(tmp_path, 2, seconds=years).port > 0
+    guest.join()
+
+
 def test_one_that_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
     def come_after_a_mute() -> None:
         port = wait_for_port(tmp_path)

@@ -16,7 +16,7 @@ from scalelab.launch.ranks.allocation import Allocation
 from scalelab.launch.ranks.links import parse_link
 from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts
 from scalelab.launch.rendezvous import Guest, seat_guests
-from scalelab.launch.stepped import Step, StepLauncher
+from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.launch.supervisor import choose_cores, choose_device_number
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from tests.launch.played import write_mpiexec
@@ -34,7 +34,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(trial: Trial, step: dict[str, Any] | None = None, **how: Any) -> TrialResult:
         monkeypatch.setenv("PLAY", json.dumps(how))
-        chosen = Step(kind="mpich", program=write_mpiexec(tmp_path), **(step or {}))
+        chosen = LaunchStep(kind="mpich", program=write_mpiexec(tmp_path), **(step or {}))
         return launch(StepLauncher(chosen), trial, tmp_path / "t")  # type: ignore[arg-type]
 
     return run

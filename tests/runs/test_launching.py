@@ -10,10 +10,10 @@ import pytest
 
 from scalelab.errors import LaunchFailed, UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.launch.stepped import Step, StepLauncher
+from scalelab.launch.stepped import LaunchStep, StepLauncher, find_step
 from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.runs.launching import choose_launcher, find_step
+from scalelab.runs.launching import choose_launcher
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
 from tests.launch.played import write_mpiexec
@@ -82,7 +82,7 @@ def test_a_trials_own_mpiexec_and_ranks_per_node_reach_its_launcher(
 ) -> None:
     program = write_mpiexec(tmp_path)
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
-    steps: list[Step] = []
+    steps: list[LaunchStep] = []
 
     def launch(launcher: StepLauncher, trial: Trial, _: Path) -> TrialResult:
         steps.append(launcher.step)

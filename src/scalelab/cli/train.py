@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.answers.train import TrainStudy
-from scalelab.cli.batch.submission import prepare, show_scripts
-from scalelab.cli.batch.submit import start_and_submit
 from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.resume import reopen_training
 from scalelab.cli.study_flags import parse_kind
+from scalelab.cli.submission import prepare
+from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
+from scalelab.launch.batch.handover import show_scripts
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
@@ -37,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     if execution.dry_run:
         what = f"{trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
         print(f"{what}, batch {trial.batch_per_rank} per rank. Nothing was run.")  # noqa: T201
-        sys.stdout.write(show_scripts(train, [trial], record, execution.runs_dir) if record else "")
+        sys.stdout.write(show_scripts([trial], record, execution.runs_dir, train.job.ranks_per_node) if record else "")
         return 0
     if member and member.rank > 0:
         return run_member(member, execution.runs_dir)

@@ -23,6 +23,7 @@ from scalelab.errors import UsageError
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.recipes.scripts import write_scripts
 from scalelab.records.files import storage_errors, write_atomically
+from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import RunStore, hash_workload
 from scalelab.report.text import clean_text
 
@@ -161,7 +162,7 @@ def list_commands(store: RunStore, number: int = 1) -> Iterator[str]:
         yield f"# made by: {describe_command(store) or 'a Python program'}"
         return
     launcher = store.trials()[0].launcher
-    if launcher not in ("local", "hosts"):
+    if not LAUNCHERS[launcher].is_on_this_machine:
         yield f"# ranks started by {launcher}: run this where {launcher} works"
     variables = {}
     for name, path in find_inputs(store).items():

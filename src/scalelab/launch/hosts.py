@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.errors import LaunchFailed
+from scalelab.launch.launcher import Launched
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.links import parse_link
 from scalelab.launch.ranks.namespaces import (
@@ -27,8 +28,8 @@ from scalelab.launch.ranks.namespaces import (
     find_host_obstacle,
     remove_stale,
 )
+from scalelab.launch.starters import StepCommand
 from scalelab.launch.stepped import SUPERVISOR, run_step
-from scalelab.launch.steps import StepCommand
 from scalelab.records.trial import Trial, TrialResult
 
 
@@ -40,6 +41,10 @@ class HostsLauncher:
         self._is_clean = False
         self.sent_bytes: tuple[int, ...] = ()
         """What each host of the last trial has sent over its link, headers included."""
+
+    @classmethod
+    def open(cls, _: Launched) -> HostsLauncher:
+        return cls()
 
     def __enter__(self) -> HostsLauncher:
         return self

@@ -51,7 +51,7 @@ DUMP_SECONDS = 2.0
 def find_member(variables: Mapping[str, str]) -> Membership | None:
     """This process's rank in an externally launched job; None: not under a launcher, or the only rank."""
     member = find_membership(variables)
-    is_alone = member is not None and member.num_ranks == 1 and member.launcher != "torchrun"
+    is_alone = member is not None and member.num_ranks == 1 and not member.is_elastic
     return None if is_alone else member
 
 
@@ -152,8 +152,8 @@ def meet(member: Membership, directory: Path, variables: Mapping[str, str], word
 
 def find_meeting_place(member: Membership, directory: Path, variables: Mapping[str, str]) -> MeetingPlace:
     """How these ranks find each other; the address of a torchrun is its agents', which listen there."""
-    is_torchrun, deadline = member.launcher == "torchrun", time.monotonic() + MEETING_SECONDS
-    given = {name: value for name, value in variables.items() if not (is_torchrun and name.startswith("MASTER_"))}
+    deadline = time.monotonic() + MEETING_SECONDS
+    given = {key: value for key, value in variables.items() if not (member.is_elastic and key.startswith("MASTER_"))}
     if member.num_ranks == 1:
         return MeetingPlace(launch="", deadline=deadline)
     if given.get("MASTER_ADDR") and given.get("MASTER_PORT"):
@@ -170,7 +170,7 @@ def find_meeting_place(member: Membership, directory: Path, variables: Mapping[s
     address = choose_address(given, is_one_node=member.num_nodes == 1) if member.rank == 0 else ""
     # A torchrun that was killed may have left a file of the same name; rank 0 writes its own over it.
     return MeetingPlace(
-        launch=member.launch, directory=directory, address=address, deadline=deadline, is_patient=is_torchrun
+        launch=member.launch, directory=directory, address=address, deadline=deadline, is_patient=member.is_elastic
     )
 
 

@@ -13,7 +13,19 @@ from typing import Any, Protocol
 
 from scalelab.errors import LaunchFailed
 from scalelab.records.environment import count_oom_kills, installed_version, read_load_average, read_stolen_seconds
+from scalelab.records.launchers import LAUNCHERS, LauncherName, load
 from scalelab.records.trial import Trial, TrialResult
+
+
+class Launched(Protocol):
+    """What a job and a trial say about how ranks are started."""
+
+    @property
+    def launcher(self) -> LauncherName: ...
+    @property
+    def mpiexec(self) -> str | None: ...
+    @property
+    def ranks_per_node(self) -> int | None: ...
 
 
 class Launcher(Protocol):
@@ -23,11 +35,21 @@ class Launcher(Protocol):
     only when no trial could be started at all (`LaunchFailed`) or nothing can be stored does `launch` raise.
     """
 
+    def check(self) -> None:
+        """Raise `LaunchFailed` where nothing can be started, before a run is made."""
+        ...
+
     def launch(self, trial: Trial, directory: Path) -> TrialResult: ...
 
     def close(self) -> None:
         """End every process that the launcher started."""
         ...
+
+
+def open_launcher(job: Launched) -> Launcher:
+    """The launcher that a job names; raises `LaunchFailed` if something it needs is missing."""
+    launcher: Launcher = load(LAUNCHERS[job.launcher].type).open(job)
+    return launcher
 
 
 def check_torch() -> None:

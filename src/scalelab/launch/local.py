@@ -24,7 +24,7 @@ from typing import Any
 
 from scalelab.errors import LaunchFailed, StorageFull
 from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch
-from scalelab.launch.launcher import check_torch, read_conditions
+from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
@@ -133,6 +133,10 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._server: ServerProcess | None = None
+
+    @classmethod
+    def open(cls, _: Launched) -> LocalLauncher:
+        return cls()
 
     def __enter__(self) -> LocalLauncher:
         return self

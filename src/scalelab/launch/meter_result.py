@@ -52,7 +52,7 @@ class MeterFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class MeterOutcome:
     """A rank's outcome when its Meter ends."""
 
     report: RankReport
@@ -68,7 +68,7 @@ def announce(directory: Path, rank: int, stay: Stay) -> None:
     write_json(outcome_file(directory, rank), {**identity, "stay": to_builtins(stay)})
 
 
-def leave_outcome(directory: Path, outcome: Outcome) -> None:
+def leave_outcome(directory: Path, outcome: MeterOutcome) -> None:
     """Say how it ended; a rank that comes when the result has been written only tidies up."""
     rank = outcome.report.rank
     if (directory / "result.json").exists():
@@ -116,7 +116,7 @@ def assemble_result(trial: Trial, directory: Path) -> TrialResult:
     )
 
 
-def find_blame(directory: Path, outcomes: Sequence[Outcome | None]) -> MeterFailure | None:
+def find_blame(directory: Path, outcomes: Sequence[MeterOutcome | None]) -> MeterFailure | None:
     """An error of a rank's own, else the ranks that left no outcome, else a rank that lost another."""
     failures = [outcome.failure for outcome in outcomes if outcome is not None and outcome.failure is not None]
     own = [failure for failure in failures if failure.cause is not Cause.LOST_PEER]
@@ -157,14 +157,14 @@ def _is_at_work_here(directory: Path, rank: int) -> bool:
     return holder is not None and holder["host"] == socket.gethostname()
 
 
-def _read_outcome(file: Path) -> Outcome | None:
+def _read_outcome(file: Path) -> MeterOutcome | None:
     try:
-        return from_builtins(read_json(file), Outcome)
+        return from_builtins(read_json(file), MeterOutcome)
     except (DamagedRun, ValueError):
         return None
 
 
-def _read_stay(directory: Path, outcome: Outcome | None) -> Stay | None:
+def _read_stay(directory: Path, outcome: MeterOutcome | None) -> Stay | None:
     """Rank 0's, from its outcome or from what it announced."""
     if outcome is not None:
         return outcome.stay

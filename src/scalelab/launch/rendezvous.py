@@ -42,6 +42,8 @@ ANSWER_SECONDS = 5.0
 LOOK_SECONDS = 0.05
 MOST_PAUSE_SECONDS = 0.4
 """How long a rank waits between two looks for the file of rank 0, in the end."""
+MOST_WAIT_SECONDS = 3600.0
+"""Of one wait for ranks: the time limit of a training run is longer than the kernel can wait at once."""
 MOST_HELLO_BYTES = 65536
 SPARE_FILES = 64
 """Descriptors that rank 0 needs besides one for every rank."""
@@ -297,7 +299,7 @@ def _gather(
     selector = stack.enter_context(selectors.DefaultSelector())
     selector.register(listener, selectors.EVENT_READ)
     while len(came) < num_ranks - 1:
-        ready = [key.fileobj for key, _ in selector.select(place.seconds_left())]
+        ready = [key.fileobj for key, _ in selector.select(min(MOST_WAIT_SECONDS, place.seconds_left()))]
         if not ready and time.monotonic() >= place.deadline:
             return came, sorted(set(range(1, num_ranks)) - came.keys())
         for speaker in ready:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,24 @@ from scalelab.launch.agreement import (
     read_words,
     step_log,
 )
-from scalelab.launch.launcher import check_torch, read_conditions
+from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.local import GRACE_SECONDS, clear_previous
 from scalelab.launch.outcome import RankEnd, conclude_trial
-from scalelab.launch.ranks.allocation import Allocation
-from scalelab.launch.steps import (
-    STEPS,
+from scalelab.launch.ranks.allocation import Allocation, find_allocation
+from scalelab.launch.starters import (
     StepCommand,
     clean_variables,
     find_interpreter,
+    find_program,
+    is_this_host,
     name_words,
     place_ranks,
     put_once_on_each_node,
     run_torchrun,
+    tell_kind,
 )
 from scalelab.launch.utilization import OTHERS
+from scalelab.records.launchers import LAUNCHERS, STARTERS, load
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
 
@@ -69,11 +72,11 @@ END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class LaunchStep:
     """By which command the ranks of a trial are started, and where."""
 
     kind: str
-    """A name of `STEPS`; empty: torchrun alone, on this machine."""
+    """A name of `STARTERS`; empty: torchrun alone, on this machine."""
     program: str = ""
     """The whole path of srun or mpiexec."""
     allocation: Allocation | None = None
@@ -98,8 +101,39 @@ class Step:
             spread = put_once_on_each_node(spread)
         else:
             ranks = (*find_interpreter(), "-P", "-m", *ranks)
-        step = STEPS[self.kind](self.program, spread) if self.kind else StepCommand()
+        step = load(STARTERS[self.kind].step)(self.program, spread) if self.kind else StepCommand()
         return replace(step, words=(*step.words, *ranks))
+
+
+def find_step(job: Launched, variables: Mapping[str, str]) -> LaunchStep:
+    """The command that starts the ranks of a job here."""
+    allocation, record = find_allocation(variables), LAUNCHERS[job.launcher]
+    if record.starts_torchrun:
+        # A job's shell may run on a login node, and its script on a service node.
+        is_here = allocation is not None and (not allocation.first_node or is_this_host(allocation.first_node))
+        if allocation is None or (allocation.num_nodes == 1 and is_here):
+            return LaunchStep(kind="", is_torchrun=True, ranks_per_node=job.ranks_per_node)
+        return make_step(allocation, job, LAUNCHERS[allocation.scheduler].starters, is_torchrun=True)
+    if record.batch is not None and (allocation is None or allocation.scheduler != job.launcher):
+        raise LaunchFailed(
+            f"--launcher {job.launcher} starts ranks only inside a {job.launcher} job, and this is not one"
+        )
+    return make_step(allocation, job, record.starters)
+
+
+def make_step(
+    allocation: Allocation | None, job: Launched, kinds: Sequence[str], *, is_torchrun: bool = False
+) -> LaunchStep:
+    """A step by one of several starters that have the same program; mpiexec finds the nodes of an allocation itself."""
+    name = STARTERS[kinds[0]].program
+    program = find_program(name, "--mpiexec", job.mpiexec) if len(kinds) > 1 else find_program(name)
+    return LaunchStep(
+        kind=tell_kind(program, kinds),
+        program=program,
+        allocation=allocation,
+        ranks_per_node=job.ranks_per_node,
+        is_torchrun=is_torchrun,
+    )
 
 
 def count_cores_per_process(trial: Trial) -> int:
@@ -110,8 +144,13 @@ def count_cores_per_process(trial: Trial) -> int:
 class StepLauncher:
     """Runs trials as steps. Close it, or use it as a context manager; nothing lives between two trials."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: LaunchStep) -> None:
         self.step = step
+
+    @classmethod
+    def open(cls, job: Launched) -> StepLauncher:
+        """The launcher of a job, in the allocation that this process is in."""
+        return cls(find_step(job, os.environ))
 
     def __enter__(self) -> StepLauncher:
         return self

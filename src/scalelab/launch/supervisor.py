@@ -166,8 +166,8 @@ def arrive(seat: Seat) -> tuple[MeetingPlace, Guest]:
 
 def choose_listener(seat: Seat) -> tuple[str, int]:
     """The address and port that rank 0 listens on. Those of a torchrun are its agents', which listen there."""
-    is_torchrun, is_one_node = seat.member.launcher == "torchrun", seat.member.num_nodes == 1
-    if is_torchrun:
+    is_one_node = seat.member.num_nodes == 1
+    if seat.member.is_elastic:
         given = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
         return choose_address(given, is_one_node=is_one_node), 0
     port = int(os.environ.get("MASTER_PORT") or 0) if os.environ.get("MASTER_ADDR") else seat.trial.port

@@ -48,7 +48,7 @@ OTHERS = "other programs"
 PROCESS = "all replicas"
 
 
-class Reader(Protocol):
+class LoadReader(Protocol):
     """Samples devices; the first sample only starts the interval."""
 
     period_seconds: float
@@ -112,7 +112,7 @@ def watch_rank(trial: Trial, assignment: Assignment, pid: int) -> Iterator[list[
 
 def make_reader(
     trial: Trial, directory: Path, pids: Sequence[int], cores: Sequence[Sequence[int]], stack: ExitStack
-) -> Reader:
+) -> LoadReader:
     """The samplers of a trial's processes."""
     if not trial.is_emulated:
         return RankReader(cores, pids)
@@ -124,7 +124,7 @@ def make_reader(
     return ReplicaReader(groups, pids, lambda: open_replica_clock(directory, trial.num_ranks, stack))
 
 
-def _look(reader: Reader, is_over: threading.Event, loads: list[DeviceLoad]) -> None:
+def _look(reader: LoadReader, is_over: threading.Event, loads: list[DeviceLoad]) -> None:
     reader.read()
     while not is_over.wait(reader.period_seconds):
         loads += reader.read()
@@ -273,7 +273,7 @@ def read_clock(clock: int | None) -> float | None:
         return None
 
 
-def open_gpus(num_gpus: int, stack: ExitStack) -> Reader | None:
+def open_gpus(num_gpus: int, stack: ExitStack) -> LoadReader | None:
     """NVML by its library, or by nvidia-smi; None: neither is here."""
     try:
         nvml = importlib.import_module("pynvml")

@@ -26,11 +26,12 @@ from scalelab.answers.train import TrainStudy
 from scalelab.errors import RankUnknown, ScalelabError, UsageError
 from scalelab.launch.batch.jobscripts import NO_PSIJ
 from scalelab.launch.batch.site import Site
-from scalelab.launch.ranks.allocation import Scheduler, find_allocation
+from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.namespaces import find_host_obstacle
-from scalelab.launch.steps import find_program
+from scalelab.launch.starters import find_program
 from scalelab.recipes.recipe import Size
 from scalelab.records.environment import find_gpus, installed_version, read_allowed_memory
+from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, STARTERS, Scheduler, find_batch, find_own_batch
 from scalelab.records.strategies import ALL_PARTS, find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
@@ -45,9 +46,8 @@ BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
 """Of a parameter that the model is cast to; others have 4."""
 USABLE_SHARE = 0.8
 """Of a machine's memory, for all ranks together: the rest is the system's and torch's own."""
-PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
-"""What jobs are submitted by, in the order in which they are tried."""
-NO_BATCH_SYSTEM = f"there is no batch system here: neither {' nor '.join(PROGRAMS.values())} is on PATH"
+PROGRAMS: dict[Scheduler, str] = {name: find_batch(name).submit for name in SCHEDULERS}
+NO_BATCH_SYSTEM = f"there is no batch system here: none of {', '.join(PROGRAMS.values())} is on PATH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def find_batch_system() -> Scheduler | None:
         allocation = find_allocation(os.environ)
     except RankUnknown:
         allocation = None
-    if allocation is not None and allocation.scheduler in PROGRAMS:
+    if allocation is not None:
         return allocation.scheduler
     return next((name for name, program in PROGRAMS.items() if shutil.which(program)), None)
 
@@ -113,14 +113,14 @@ def find_trial_obstacle(study: Study, trial: Trial) -> str | None:
 
 def find_launcher_obstacle(launcher: str, mpiexec: str | None = None) -> str | None:
     """Why a launcher cannot start ranks here; None: it can be tried."""
+    record = LAUNCHERS[launcher]
+    if record.batch is not None and find_own_batch(os.environ) != launcher:
+        return f"not running inside a {launcher} allocation"
     try:
-        if launcher == "mpi":
-            find_program("mpiexec", "--mpiexec", mpiexec)
-        allocation = find_allocation(os.environ) if launcher in ("slurm", "pbs", "lsf") else None
+        if record.starters:
+            find_program(STARTERS[record.starters[0]].program, "--mpiexec" if record.takes_mpiexec else "", mpiexec)
     except ScalelabError as error:
         return str(error)
-    if launcher in ("slurm", "pbs", "lsf") and (allocation is None or allocation.scheduler != launcher):
-        return f"not running inside a {launcher} allocation"
     return None
 
 

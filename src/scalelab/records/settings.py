@@ -20,7 +20,6 @@ Phase = Literal["input", "forward", "backward", "optimizer"]
 Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 Bind = Literal["none", "cores", "numa"]
 """Which cores ranks get; see `ranks/affinity.py`."""
-LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
 
 DEFAULT_STEPS = 100
 """Steps of a training run without --steps and --epochs."""

@@ -19,6 +19,7 @@ from scalelab.launch.agreement import remove_stored
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.allocation import find_own_job
 from scalelab.records.environment import Environment, read_environment
+from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
 from scalelab.report.document import Document
@@ -261,7 +262,7 @@ def list_missing(store: RunStore, study: Study, num_missing: int) -> Iterator[Ca
 
 def look_at_hosts(results: Sequence[TrialResult], environment: Environment) -> Iterator[Caution]:
     """Ranks that ran on other nodes than the one described, as when the run was started on a login node."""
-    started = (result for result in results if result.trial.launcher not in ("local", "hosts"))
+    started = (result for result in results if not LAUNCHERS[result.trial.launcher].is_on_this_machine)
     hosts = sorted({rank.host for result in started for rank in result.ranks if rank.host})
     if hosts and environment.host not in hosts:
         named = f"{hosts[0]}{f' and {len(hosts) - 1} more' if len(hosts) > 1 else ''}"

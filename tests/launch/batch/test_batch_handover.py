@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.batch.submission import Submission, check_unused
-from scalelab.cli.batch.submit import SUBMITTING, check_no_job, check_trials_free
+from scalelab.cli.submission import Submission, check_unused
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
 from scalelab.launch.batch import system as batch
+from scalelab.launch.batch.handover import SUBMITTING, check_no_job, check_trials_free
 from scalelab.launch.batch.jobscripts import make_job, render_launch
 from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
@@ -33,7 +33,8 @@ from scalelab.launch.batch.system import (
     wait_for_results,
 )
 from scalelab.launch.fake import FakeLauncher
-from scalelab.launch.ranks.allocation import JOB_VARIABLES, find_own_job, name_job
+from scalelab.launch.ranks.allocation import find_own_job, name_job
+from scalelab.records.launchers import SCHEDULERS, find_batch
 from scalelab.records.store import RUNNING, RunStore
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import start_run
@@ -297,8 +298,8 @@ def test_a_job_whose_trials_have_all_failed_says_that_all_have_results(
     store = start_run(study, tmp_path / "runs", ["scalelab"])
     fake = FakeLauncher(lambda _: 0.01, failures={trial.configuration: Status.CRASHED for trial in store.trials()})
     monkeypatch.setattr(resume, "choose_launcher", lambda *_: fake)
-    for name in JOB_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in SCHEDULERS:
+        monkeypatch.delenv(find_batch(name).job_variable, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     job = BatchJob(id="17", submitted_at="", log="x.log")
     save_record(store.path, BatchRecord(scheduler="slurm", site=Site(), jobs=(job,)))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed
-from scalelab.launch.batch.executors import EXECUTORS, PollingOff
+from scalelab.launch.batch.executors import PollingOff
 from scalelab.launch.batch.jobscripts import JobRequest
 from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
@@ -261,4 +261,3 @@ def test_psijs_own_thread_never_asks(tmp_path: Path) -> None:
     config = PollingOff(tmp_path)
     assert config.initial_queue_polling_delay > 1e7
     assert config.keep_files
-    assert set(EXECUTORS) == {"slurm", "pbs", "lsf"}

@@ -18,8 +18,8 @@ from scalelab.launch.batch.jobscripts import (
     render_script,
 )
 from scalelab.launch.batch.site import Site, read_site
-from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.recipes.polaris.jobs import write_script
+from scalelab.records.launchers import Scheduler
 from tests.pbs import NotAccepted, read_directives
 from tests.slurm import Cluster
 
@@ -193,3 +193,9 @@ def test_without_psij_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("scalelab.launch.batch.jobscripts.installed_version", lambda name: None)
     with pytest.raises(LaunchFailed, match=r"pip install 'scalelab\[cluster\]'"):
         make_executor("slurm", tmp_path)
+
+
+def test_without_psij_everything_but_submission_works() -> None:
+    script = "import sys; sys.modules['psij'] = None; import scalelab.runs.experiment, scalelab.recipes.feasibility"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelab.launch.ranks.placement import Placement, bind_ranks, find_distance, find_mistakes, read_placement
 from scalelab.launch.ranks.topology import (
-    Device,
+    LocalDevice,
     choose_device,
     find_numa_nodes,
     format_cores,
@@ -97,7 +97,7 @@ def test_devices_are_listed_as_the_driver_does(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_rank_takes_the_device_of_its_number_among_those_it_sees() -> None:
-    devices = tuple(Device(index=index, name="A100", pci="") for index in range(4))
+    devices = tuple(LocalDevice(index=index, name="A100", pci="") for index in range(4))
 
     def choose(local_rank: int | None, visible: str | None) -> int | None:
         found = choose_device(local_rank, devices, visible)
@@ -147,7 +147,7 @@ def test_more_ranks_than_cores_are_not_the_launchers_mistake(num_host_cores: int
 
 
 def test_a_device_on_the_far_socket_is_named() -> None:
-    device = Device(index=0, name="A100", pci="0000:07:00.0", numa_node=3, near_cores=tuple(range(24, 32)))
+    device = LocalDevice(index=0, name="A100", pci="0000:07:00.0", numa_node=3, near_cores=tuple(range(24, 32)))
     far = Placement(rank=0, host="n1", cores=(0, 1), numa_nodes=(0,), device=device, distance=32)
     (mistake,) = find_mistakes([far])
     assert "NUMA node 0, but its device 0 is on 3, at distance 32" in mistake.message

@@ -34,7 +34,7 @@ def test_launchers_that_are_not_here_say_why(monkeypatch: pytest.MonkeyPatch) ->
     assert "not running inside a slurm allocation" in str(find_launcher_obstacle("slurm"))
     assert find_launcher_obstacle("local") is find_launcher_obstacle("torchrun") is None
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert find_launcher_obstacle("slurm") is None
+    assert "srun is not on PATH" in str(find_launcher_obstacle("slurm"))
     assert find_launcher_obstacle("pbs") is not None
 
 

@@ -21,7 +21,7 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class DoctorCheck:
     """One property of the machine."""
 
     name: str
@@ -30,7 +30,7 @@ class Check:
     next_step: str = ""
 
 
-def print_check(console: Console, check: Check, *, is_json: bool = False) -> None:
+def print_check(console: Console, check: DoctorCheck, *, is_json: bool = False) -> None:
     """One line, and a second one for the next step; or one JSON object."""
     if is_json:
         console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)

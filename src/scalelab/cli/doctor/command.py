@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
-from scalelab.cli.doctor.checks import Check, Grade, print_check
+from scalelab.cli.doctor.checks import DoctorCheck, Grade, print_check
 from scalelab.cli.doctor.host import ask_mpi, look_at_cores, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor.ranks import examine_rank
 from scalelab.cli.doctor.trials import look_at_nccl, look_at_roofs
@@ -78,7 +78,7 @@ def find_rank() -> Membership | None:
         return None
 
 
-def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
+def examine(doctor: Doctor, launcher: Launcher) -> Iterator[DoctorCheck]:
     """All checks, the quick ones first."""
     environment = read_environment(__version__)
     yield from look_at_machine(environment)
@@ -92,41 +92,41 @@ def examine(doctor: Doctor, launcher: Launcher) -> Iterator[Check]:
     if not doctor.quick:
         yield from look_at_roofs()
     if environment.torch is None:
-        yield Check(
+        yield DoctorCheck(
             name="torch",
             grade=Grade.FAILED,
             detail="not installed: runs can be shown and compared but not measured",
             next_step="pip install 'scalelab[torch]'",
         )
         return
-    yield Check(name="torch", grade=Grade.OK, detail=environment.torch)
+    yield DoctorCheck(name="torch", grade=Grade.OK, detail=environment.torch)
     if not doctor.quick:
         yield look_at_nccl()
         try:
             yield from try_ranks(launcher)
         except ScalelabError as error:
-            yield Check(name="ranks", grade=Grade.FAILED, detail=str(error))
+            yield DoctorCheck(name="ranks", grade=Grade.FAILED, detail=str(error))
         finally:
             launcher.close()
 
 
-def look_at_machine(environment: Environment) -> Iterator[Check]:
-    yield Check(name="scalelab", grade=Grade.OK, detail=f"{environment.scalelab} on Python {environment.python}")
+def look_at_machine(environment: Environment) -> Iterator[DoctorCheck]:
+    yield DoctorCheck(name="scalelab", grade=Grade.OK, detail=f"{environment.scalelab} on Python {environment.python}")
     usable = f"{environment.num_cores} of {environment.num_machine_cores} cores"
     cores = f"{environment.processor or 'unknown processor'}, {usable}"
     quota = read_cpu_quota()
     if quota is not None and quota < environment.num_cores:
-        yield Check(
+        yield DoctorCheck(
             name="processor",
             grade=Grade.WARNING,
             detail=f"{cores}, limited to {quota:g} by a CPU quota",
             next_step=f"keep ranks × --threads-per-rank ≤ {max(1, int(quota))}",
         )
     else:
-        yield Check(name="processor", grade=Grade.OK, detail=cores)
+        yield DoctorCheck(name="processor", grade=Grade.OK, detail=cores)
     governor = environment.frequency_governor
     if governor not in (None, "performance"):
-        yield Check(
+        yield DoctorCheck(
             name="frequency",
             grade=Grade.WARNING,
             detail=f"CPU governor {governor}: the clock rate changes with load",
@@ -134,7 +134,7 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
         )
     load = environment.load_average
     is_busy = load is not None and load > 0.5 * environment.num_cores
-    yield Check(
+    yield DoctorCheck(
         name="load",
         grade=Grade.WARNING if is_busy else Grade.OK,
         detail="unknown" if load is None else f"{load:.2f} over the last minute",
@@ -142,15 +142,15 @@ def look_at_machine(environment: Environment) -> Iterator[Check]:
     )
     yield look_at_memory(environment)
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
-    yield Check(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the CPU with gloo")
+    yield DoctorCheck(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the CPU with gloo")
 
 
-def look_at_memory(environment: Environment) -> Check:
+def look_at_memory(environment: Environment) -> DoctorCheck:
     """Memory of the machine, and the limit of the control group."""
     there, limit = environment.memory_bytes, read_memory_limit()
     if limit is None or limit >= there:
-        return Check(name="memory", grade=Grade.OK, detail=format_bytes(there))
-    return Check(
+        return DoctorCheck(name="memory", grade=Grade.OK, detail=format_bytes(there))
+    return DoctorCheck(
         name="memory",
         grade=Grade.WARNING,
         detail=f"{format_bytes(there)}, limited to {format_bytes(limit)} by a control group",
@@ -158,12 +158,12 @@ def look_at_memory(environment: Environment) -> Check:
     )
 
 
-def look_at_storage(runs_dir: Path) -> Check:
+def look_at_storage(runs_dir: Path) -> DoctorCheck:
     place = runs_dir.resolve()
     while not place.exists():
         place = place.parent
     if not os.access(place, os.W_OK):
-        return Check(
+        return DoctorCheck(
             name="runs",
             grade=Grade.FAILED,
             detail=f"{runs_dir} is not writable",
@@ -171,7 +171,7 @@ def look_at_storage(runs_dir: Path) -> Check:
         )
     free = shutil.disk_usage(place).free
     is_low = free < LOW_SPACE_BYTES
-    return Check(
+    return DoctorCheck(
         name="runs",
         grade=Grade.WARNING if is_low else Grade.OK,
         detail=f"{runs_dir}, {format_bytes(free)} free",
@@ -179,16 +179,16 @@ def look_at_storage(runs_dir: Path) -> Check:
     )
 
 
-def try_ranks(launcher: Launcher) -> Iterator[Check]:
+def try_ranks(launcher: Launcher) -> Iterator[DoctorCheck]:
     """Start two real ranks, then measure the noise between launches and steps of a small job."""
     started = time.perf_counter()
     pair = launch_once(launcher, num_ranks=2)
     if pair.status is not Status.COMPLETED:
-        yield Check(name="ranks", grade=Grade.FAILED, detail=f"two gloo ranks: {pair.status}, {pair.reason}")
+        yield DoctorCheck(name="ranks", grade=Grade.FAILED, detail=f"two gloo ranks: {pair.status}, {pair.reason}")
         return
     loading = time.perf_counter() - started - pair.wall_seconds
     first = format_seconds(pair.first_step_seconds)
-    yield Check(
+    yield DoctorCheck(
         name="ranks",
         grade=Grade.OK,
         detail=f"two gloo ranks over loopback, first step after {first} (torch imported in {loading:.1f} s)",
@@ -197,7 +197,7 @@ def try_ranks(launcher: Launcher) -> Iterator[Check]:
     noise = measure_noise([list(result.step_seconds(StepKind.CLEAN).values())[8:] for result in results])
     within, between = noise.within_ratio or 0.0, noise.between_ratio or 0.0
     is_noisy = between > NOISY_BETWEEN or within > NOISY_WITHIN
-    yield Check(
+    yield DoctorCheck(
         name="noise",
         grade=Grade.WARNING if is_noisy else Grade.OK,
         detail=f"standard deviation {format_share(within)} between steps, {format_share(between)} between launches",

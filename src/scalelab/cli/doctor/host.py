@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import psutil
 
-from scalelab.cli.doctor.checks import Check, Grade
+from scalelab.cli.doctor.checks import DoctorCheck, Grade
 from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
@@ -19,22 +19,22 @@ from scalelab.records.environment import usable_cores
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 
 
-def look_at_rank(variables: Mapping[str, str]) -> Check:
+def look_at_rank(variables: Mapping[str, str]) -> DoctorCheck:
     """Which launcher started this process, if any."""
     try:
         member = find_membership(variables)
     except RankUnknown as error:
-        return Check(name="rank", grade=Grade.FAILED, detail=str(error))
+        return DoctorCheck(name="rank", grade=Grade.FAILED, detail=str(error))
     if member is not None:
-        return Check(name="rank", grade=Grade.OK, detail=describe_member(member))
+        return DoctorCheck(name="rank", grade=Grade.OK, detail=describe_member(member))
     try:
         allocation = find_allocation(variables)
     except RankUnknown as error:  # a container may hide the batch system's files, and can measure all the same
-        return Check(name="rank", grade=Grade.WARNING, detail=f"not a rank; {error}")
+        return DoctorCheck(name="rank", grade=Grade.WARNING, detail=f"not a rank; {error}")
     if allocation is None:
-        return Check(name="rank", grade=Grade.OK, detail="not running under a distributed launcher")
+        return DoctorCheck(name="rank", grade=Grade.OK, detail="not running under a distributed launcher")
     nodes = f"{allocation.num_nodes} node{'s'[: allocation.num_nodes > 1]}"
-    return Check(
+    return DoctorCheck(
         name="rank",
         grade=Grade.OK,
         detail=f"not a rank, inside {allocation.scheduler} job {allocation.job_id} with {nodes}",
@@ -56,20 +56,20 @@ def describe_member(member: Membership) -> str:
     return f"{', '.join(parts)} ({source})"
 
 
-def ask_mpi(member: Membership | None) -> tuple[Check, Membership | None]:
+def ask_mpi(member: Membership | None) -> tuple[DoctorCheck, Membership | None]:
     """Rank and world size of mpi4py, compared with the variables. All ranks must ask."""
     try:
         by_mpi = find_by_mpi()
     except RankUnknown as error:
-        return Check(name="mpi4py", grade=Grade.FAILED, detail=str(error)), None
+        return DoctorCheck(name="mpi4py", grade=Grade.FAILED, detail=str(error)), None
     difference = compare_memberships(member, by_mpi) if member else None
     if difference is None and member is None and by_mpi.num_ranks > 1:
         difference = f"mpi4py has {by_mpi.num_ranks} ranks, but no launcher variable is set"
     grade = Grade.FAILED if difference else Grade.OK
-    return Check(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi)), by_mpi
+    return DoctorCheck(name="mpi4py", grade=grade, detail=difference or describe_member(by_mpi)), by_mpi
 
 
-def look_at_cores() -> Iterator[Check]:
+def look_at_cores() -> Iterator[DoctorCheck]:
     """CPU mask, NUMA nodes and nearest device of this process."""
     here = read_placement(0, socket.gethostname(), 0)
     numa_nodes = read_numa_nodes()
@@ -77,11 +77,11 @@ def look_at_cores() -> Iterator[Check]:
     smt = "" if threads in (None, 1) else f", {threads} threads per core"
     detail = f"mask {here.mask}, cores {format_cores(here.cores)}{smt}"
     detail += f", NUMA node {describe_nodes(here)} of {len(numa_nodes)}" if numa_nodes else ", NUMA nodes unknown"
-    yield Check(name="cores", grade=Grade.OK, detail=detail)
+    yield DoctorCheck(name="cores", grade=Grade.OK, detail=detail)
     if here.device is not None:
-        yield Check(name="device", grade=Grade.OK, detail=describe_device(here))
+        yield DoctorCheck(name="device", grade=Grade.OK, detail=describe_device(here))
     for mistake in find_mistakes([here]):
-        yield Check(name="device", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
+        yield DoctorCheck(name="device", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
 
 
 def describe_nodes(placement: Placement) -> str:
@@ -97,7 +97,7 @@ def describe_device(placement: Placement) -> str:
     return f"{device.index} ({device.name}, {device.pci}, NUMA {where}{far})"
 
 
-def look_at_network() -> Check:
+def look_at_network() -> DoctorCheck:
     """Interfaces that are up and have an address."""
     stats, found = psutil.net_if_stats(), []
     for name, addresses in sorted(psutil.net_if_addrs().items()):
@@ -106,25 +106,25 @@ def look_at_network() -> Check:
             speed = f", {stats[name].speed} Mbit/s" if stats[name].speed else ""
             found.append(f"{name} {own[0].partition('%')[0]}{speed}")
     if not found:
-        return Check(
+        return DoctorCheck(
             name="network",
             grade=Grade.FAILED,
             detail="no interface is up, not even loopback, which ranks use for rendezvous",
             next_step="ip link set lo up",
         )
-    return Check(name="network", grade=Grade.OK, detail="; ".join(found))
+    return DoctorCheck(name="network", grade=Grade.OK, detail="; ".join(found))
 
 
-def look_at_threads(variables: Mapping[str, str]) -> Check:
+def look_at_threads(variables: Mapping[str, str]) -> DoctorCheck:
     """Variables that set the number of threads; scalelab sets them for the ranks it launches."""
     told = [f"{name}={variables[name]}" for name in THREAD_VARIABLES if variables.get(name)]
     wanted = variables.get("OMP_NUM_THREADS", "").split(",")[0]
     num_cores = len(usable_cores())
     if wanted.isdigit() and int(wanted) > num_cores:
-        return Check(
+        return DoctorCheck(
             name="threads",
             grade=Grade.WARNING,
             detail=f"{', '.join(told)}, but this process has {num_cores} core{'s'[: num_cores > 1]}",
             next_step=f"export OMP_NUM_THREADS={num_cores}",
         )
-    return Check(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable set")
+    return DoctorCheck(name="threads", grade=Grade.OK, detail=", ".join(told) or "no variable set")

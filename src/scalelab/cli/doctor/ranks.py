@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from scalelab.cli.doctor.checks import Check, Grade, print_check
+from scalelab.cli.doctor.checks import DoctorCheck, Grade, print_check
 from scalelab.cli.doctor.host import ask_mpi, describe_device, describe_member, describe_nodes
 from scalelab.cli.doctor.trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun
@@ -50,7 +50,7 @@ class RankLine:
     flops_per_second: float | None = None
     unmeasured: str = ""
     """Why it was not measured; empty: it was, or was not requested."""
-    nccl: Check | None = None
+    nccl: DoctorCheck | None = None
     """Tried by the first rank of every node; None: not tried."""
     difference: str = ""
     """Where mpi4py disagrees; empty: nowhere, or it was not asked."""
@@ -137,13 +137,15 @@ def describe_line(line: RankLine) -> str:
     return " · ".join(parts)
 
 
-def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check]:
+def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[DoctorCheck]:
     """What is wrong among these ranks, including ranks that sent nothing."""
-    checks = [Check(name="mpi4py", grade=Grade.FAILED, detail=line.difference) for line in lines if line.difference]
+    checks = [
+        DoctorCheck(name="mpi4py", grade=Grade.FAILED, detail=line.difference) for line in lines if line.difference
+    ]
     missing = sorted(set(ranks) - {line.member.rank for line in lines})
     if missing:
         checks.append(
-            Check(
+            DoctorCheck(
                 name="ranks",
                 grade=Grade.FAILED,
                 detail=f"no line from {len(missing)} of {len(ranks)} ranks within {WAIT_SECONDS:.0f} s:"
@@ -152,17 +154,19 @@ def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Check
             )
         )
     checks += [
-        Check(name="cores", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
+        DoctorCheck(name="cores", grade=Grade.WARNING, detail=mistake.message, next_step=mistake.next_step)
         for mistake in find_mistakes([line.placement for line in lines])
     ]
     unmeasured = {(line.placement.host, line.unmeasured) for line in lines if line.unmeasured}
-    checks += [Check(name="roofline", grade=Grade.WARNING, detail=f"{host}: {why}") for host, why in sorted(unmeasured)]
+    checks += [
+        DoctorCheck(name="roofline", grade=Grade.WARNING, detail=f"{host}: {why}") for host, why in sorted(unmeasured)
+    ]
     tried = [(line.placement.host, line.nccl) for line in lines if line.nccl is not None]
     checks += [replace(nccl, detail=f"{host}: {nccl.detail}") for host, nccl in tried]
     return checks
 
 
-def print_mistakes(console: Console, checks: Sequence[Check], *, is_json: bool) -> int:
+def print_mistakes(console: Console, checks: Sequence[DoctorCheck], *, is_json: bool) -> int:
     """Print problems as lines or JSON; gives the exit code."""
     for check in checks:
         print_check(console, check, is_json=is_json)

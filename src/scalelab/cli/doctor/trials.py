@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scalelab.cli.doctor.checks import Check, Grade
+from scalelab.cli.doctor.checks import DoctorCheck, Grade
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.units import format_bytes, format_quantity
 
@@ -50,14 +50,14 @@ def measure_roofs(num_ranks: int = 1) -> dict[str, Any]:
     return found or {"unmeasured": "memory bandwidth and matmul rate could not be measured"}
 
 
-def look_at_roofs() -> Iterator[Check]:
+def look_at_roofs() -> Iterator[DoctorCheck]:
     roofs = measure_roofs()
     if "unmeasured" in roofs:
-        yield Check(name="roofline", grade=Grade.WARNING, detail=roofs["unmeasured"])
+        yield DoctorCheck(name="roofline", grade=Grade.WARNING, detail=roofs["unmeasured"])
         return
-    yield Check(name="roofline", grade=Grade.OK, detail=describe_roofs(roofs))
+    yield DoctorCheck(name="roofline", grade=Grade.OK, detail=describe_roofs(roofs))
     if roofs["backends"]:
-        yield Check(name="backends", grade=Grade.OK, detail=f"torch is built with {', '.join(roofs['backends'])}")
+        yield DoctorCheck(name="backends", grade=Grade.OK, detail=f"torch is built with {', '.join(roofs['backends'])}")
 
 
 def describe_roofs(roofs: Mapping[str, Any]) -> str:
@@ -72,21 +72,21 @@ def describe_copy(bytes_per_second: float, copy_bytes: int | None) -> str:
     return f"memory {format_quantity('bytes', bytes_per_second)}/s{what}"
 
 
-def look_at_nccl() -> Check:
+def look_at_nccl() -> DoctorCheck:
     """Whether an NCCL all-reduce works over all visible devices of this host, one process each."""
     num_devices = len(find_gpus())
     if not num_devices:
-        return Check(name="NCCL", grade=Grade.OK, detail="not tried: no CUDA device")
+        return DoctorCheck(name="NCCL", grade=Grade.OK, detail="not tried: no CUDA device")
     return grade_nccl(num_devices, _run("scalelab.worker.nccl_check", "nccl", str(num_devices)))
 
 
-def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> Check:
+def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck:
     """The check from the answer of the processes; None: no answer in time."""
     devices = f"{num_devices} CUDA device{'s'[: num_devices > 1]}"
     if found is not None and found["works"]:
-        return Check(name="NCCL", grade=Grade.OK, detail=f"all-reduce over {devices} works")
+        return DoctorCheck(name="NCCL", grade=Grade.OK, detail=f"all-reduce over {devices} works")
     reason = found["reason"] if found is not None else f"no answer within {TRY_SECONDS:.0f} s"
-    return Check(
+    return DoctorCheck(
         name="NCCL",
         grade=Grade.FAILED,
         detail=f"all-reduce over {devices} failed: {reason}",

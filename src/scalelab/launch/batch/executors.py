@@ -18,19 +18,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, ClassVar
 
 from packaging.version import Version
 from psij import Job, JobState, JobStatus
-from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor, check_status_exit_code
+from psij.executors.batch.batch_scheduler_executor import check_status_exit_code
 from psij.executors.batch.lsf import LsfExecutorConfig, LsfJobExecutor
 from psij.executors.batch.pbs import PBSJobExecutor
 from psij.executors.batch.pbs_base import PBSExecutorConfig
 from psij.executors.batch.slurm import SlurmExecutorConfig, SlurmJobExecutor
 
-from scalelab.launch.ranks.allocation import Scheduler
+from scalelab.launch.batch.jobscripts import JobRequest
+from scalelab.launch.batch.site import DEFAULT_PLACEMENT, Site
 
 NEVER_SECONDS = 10**8
 """When PSI/J's thread would ask for the first time."""
@@ -57,6 +58,14 @@ class Slurm(SlurmJobExecutor):
     _NAME_: ClassVar[str] = "slurm"
     _VERSION_: ClassVar[Version] = Version("0.0.2")
 
+    @staticmethod
+    def list_directives(request: JobRequest, site: Site) -> Iterator[tuple[str, str]]:
+        """What is said by custom attributes."""
+        yield "job-name", request.name
+        own = {directive.partition("=")[0] for directive in site.directives}
+        if request.has_gpus and not any(name.startswith(("gpus", "gres")) for name in own):
+            yield "gpus-per-node", str(request.ranks_per_node)
+
     def get_status_command(self, native_ids: Collection[str]) -> list[str]:  # noqa: ARG002 - PSI/J's signature
         return ["squeue", "--me", "--states=all", "--format=%i %t %r"]
 
@@ -75,6 +84,16 @@ class Pbs(PBSJobExecutor):
 
     _NAME_: ClassVar[str] = "pbs"
     _VERSION_: ClassVar[Version] = Version("0.0.2")
+
+    @staticmethod
+    def list_directives(request: JobRequest, site: Site) -> Iterator[tuple[str, str]]:
+        """What is said by custom attributes."""
+        yield "N", request.name[:230]
+        chunk = describe_chunk(request) if site.chunk is None else site.chunk
+        yield "l", f"select={request.num_nodes}{':' * bool(chunk)}{chunk}"
+        yield "l", f"place={site.placement or DEFAULT_PLACEMENT}"
+        if site.filesystems:
+            yield "l", f"filesystems={site.filesystems}"
 
     def generate_submit_script(self, job: Job, context: dict[str, object], submit_file: IO[str]) -> None:
         assert job.spec is not None
@@ -103,6 +122,11 @@ class Lsf(LsfJobExecutor):
     _NAME_: ClassVar[str] = "lsf"
     _VERSION_: ClassVar[Version] = Version("0.0.1")
 
+    @staticmethod
+    def list_directives(request: JobRequest, site: Site) -> Iterator[tuple[str, str]]:  # noqa: ARG004 - as others
+        """What is said by custom attributes."""
+        yield "J", request.name
+
     def __init__(self, config: LsfExecutorConfig) -> None:
         super().__init__(url=None, config=config)
 
@@ -117,4 +141,7 @@ class Lsf(LsfJobExecutor):
         return found
 
 
-EXECUTORS: dict[Scheduler, type[BatchSchedulerExecutor]] = {"slurm": Slurm, "pbs": Pbs, "lsf": Lsf}
+def describe_chunk(request: JobRequest) -> str:
+    ranks = request.ranks_per_node
+    gpus = f":ngpus={ranks}" if request.has_gpus else ""
+    return f"ncpus={ranks * request.cores_per_rank}:mpiprocs={ranks}{gpus}"

@@ -21,17 +21,17 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from scalelab.errors import LaunchFailed, UsageError
-from scalelab.launch.batch.site import DEFAULT_PLACEMENT, PLAIN, Site
-from scalelab.launch.ranks.allocation import Scheduler
-from scalelab.launch.steps import RANK_PREFIX, RANK_PYTHON
+from scalelab.launch.batch.site import PLAIN, Site
+from scalelab.launch.starters import RANK_PREFIX, RANK_PYTHON
 from scalelab.records.environment import installed_version
+from scalelab.records.launchers import Scheduler, find_batch, load
 
 if TYPE_CHECKING:
     from psij import Job
@@ -108,9 +108,10 @@ def make_job(request: JobRequest, site: Site, scheduler: Scheduler) -> Job:
     from psij import Job, JobAttributes, JobSpec, ResourceSpecV1
 
     request.check()
-    unit = 60 if scheduler == "lsf" else 1  # seconds; LSF counts minutes
+    unit = find_batch(scheduler).wall_unit_seconds
     duration = timedelta(seconds=unit * math.ceil(site.wall_seconds / unit))
-    pairs = [*_list_directives(request, site, scheduler), *(d.split("=", 1) for d in site.directives)]
+    own = load(find_batch(scheduler).executor).list_directives(request, site)
+    pairs = [*own, *(d.split("=", 1) for d in site.directives)]
     attributes = JobAttributes(
         duration=duration,
         queue_name=site.queue,
@@ -137,30 +138,6 @@ def make_job(request: JobRequest, site: Site, scheduler: Scheduler) -> Job:
     )
 
 
-def _list_directives(request: JobRequest, site: Site, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
-    """What is said by custom attributes."""
-    own = {directive.partition("=")[0] for directive in site.directives}
-    if scheduler == "slurm":
-        yield "job-name", request.name
-        if request.has_gpus and not any(name.startswith(("gpus", "gres")) for name in own):
-            yield "gpus-per-node", str(request.ranks_per_node)
-    elif scheduler == "lsf":
-        yield "J", request.name
-    else:
-        yield "N", request.name[:230]
-        chunk = _describe_chunk(request) if site.chunk is None else site.chunk
-        yield "l", f"select={request.num_nodes}{':' * bool(chunk)}{chunk}"
-        yield "l", f"place={site.placement or DEFAULT_PLACEMENT}"
-        if site.filesystems:
-            yield "l", f"filesystems={site.filesystems}"
-
-
-def _describe_chunk(request: JobRequest) -> str:
-    ranks = request.ranks_per_node
-    gpus = f":ngpus={ranks}" if request.has_gpus else ""
-    return f"ncpus={ranks * request.cores_per_rank}:mpiprocs={ranks}{gpus}"
-
-
 def name_attributes(scheduler: Scheduler, pairs: Sequence[tuple[str, str]]) -> dict[str, object]:
     """PSI/J's custom attributes; a directive that comes again has its prefix in another case."""
     named: dict[str, object] = {}
@@ -176,9 +153,9 @@ def name_attributes(scheduler: Scheduler, pairs: Sequence[tuple[str, str]]) -> d
 def make_executor(scheduler: Scheduler, batch_directory: Path) -> BatchSchedulerExecutor:
     """PSI/J's side of a batch system; its files go to the run and stay there."""
     check_psij()
-    from scalelab.launch.batch.executors import EXECUTORS, PollingOff  # here: PSI/J is an extra
+    from scalelab.launch.batch.executors import PollingOff
 
-    return EXECUTORS[scheduler](config=PollingOff(batch_directory))
+    return load(find_batch(scheduler).executor)(config=PollingOff(batch_directory))  # type: ignore[no-any-return]
 
 
 def render_script(executor: BatchSchedulerExecutor, job: Job) -> str:

@@ -14,16 +14,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.launch.ranks.allocation import Scheduler, find_allocation
+from scalelab.records.launchers import SCHEDULERS, Scheduler, find_own_batch
 from scalelab.units import parse_seconds
 
-SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 DEFAULT_WALL_TIME = "30min"
 DEFAULT_POLL = "10s"
 DEFAULT_PLACEMENT = "scatter"
@@ -177,5 +176,4 @@ def _check_plain(name: str, value: str | None) -> None:
 def find_scheduler(launcher: str, variables: Mapping[str, str]) -> Scheduler | None:
     """The batch system that a run must be submitted to; None: it runs here, or in the current allocation."""
     scheduler = next((name for name in SCHEDULERS if name == launcher), None)
-    allocation = find_allocation(variables) if scheduler else None
-    return None if allocation is not None and allocation.scheduler == scheduler else scheduler
+    return None if scheduler is None or find_own_batch(variables) == scheduler else scheduler

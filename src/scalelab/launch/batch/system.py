@@ -29,8 +29,8 @@ from typing import Any
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed, UsageError
 from scalelab.launch.batch.jobscripts import JobRequest, make_executor, make_job, render_launch
 from scalelab.launch.batch.site import Site
-from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.launchers import Scheduler, find_batch
 from scalelab.records.store import JOBS_FILE
 from scalelab.records.trial import from_builtins, to_builtins
 
@@ -112,8 +112,7 @@ class BatchSystem:
     def check(self) -> None:
         """Refuse at once where nothing can be submitted."""
         (program, *_) = self._executor.get_cancel_command("0")
-        submit = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}[self.scheduler]
-        for name in (submit, program):
+        for name in (find_batch(self.scheduler).submit, program):
             if shutil.which(name) is None:
                 raise LaunchFailed(
                     f"{name} is not on PATH: submit from a login node of the cluster, or print the job script with"

@@ -26,12 +26,10 @@ from scalelab.launch.batch.system import (
     wait_for_results,
 )
 from scalelab.launch.stepped import count_cores_per_process
+from scalelab.records.launchers import SCHEDULERS, find_batch
 from scalelab.records.observations import BatchNote
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run
-
-TIME_WORDS = ("TimeLimit", "walltime", "TERM_RUNLIMIT")
-"""What Slurm, PBS and LSF say of a job that exceeded its wall time."""
 
 
 class JobLauncher:
@@ -125,7 +123,7 @@ def request_run(trials: list[Trial], run: Path, record: BatchRecord, ranks_per_n
 
 def is_out_of_time(state: JobState) -> bool:
     """Whether the batch system ended a job because its wall time was over."""
-    return any(word in state.words for word in TIME_WORDS)
+    return any(find_batch(name).time_words in state.words for name in SCHEDULERS)
 
 
 def describe_loss(trial: Trial, job: BatchJob, state: JobState, note: BatchNote) -> TrialResult:

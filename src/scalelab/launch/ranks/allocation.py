@@ -13,14 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.lists import expand_tasks, find_first_host, read_node_file
-
-Scheduler = Literal["slurm", "pbs", "lsf"]
-JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
-"""Where a process finds the number of the job that it is in."""
+from scalelab.records.launchers import Scheduler, find_batch, find_own_batch, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +34,8 @@ class Allocation:
 
 def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
     """The allocation that this process is in; None: it is in none."""
-    if variables.get("SLURM_JOB_ID"):
-        return _read_slurm(variables)
-    if variables.get("PBS_JOBID"):
-        return _read_pbs(variables)
-    if variables.get("LSB_JOBID"):
-        return _read_lsf(variables)
-    return None
+    scheduler = find_own_batch(variables)
+    return None if scheduler is None else load(find_batch(scheduler).read_allocation)(variables)
 
 
 def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: int | None = None) -> int:
@@ -57,7 +48,7 @@ def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: i
     return min(num_ranks, max(evenly, allocation.tasks_per_node or 1))
 
 
-def _read_slurm(variables: Mapping[str, str]) -> Allocation:
+def read_slurm(variables: Mapping[str, str]) -> Allocation:
     nodes = variables.get("SLURM_JOB_NODELIST", "")
     return Allocation(
         scheduler="slurm",
@@ -69,7 +60,7 @@ def _read_slurm(variables: Mapping[str, str]) -> Allocation:
     )
 
 
-def _read_pbs(variables: Mapping[str, str]) -> Allocation:
+def read_pbs(variables: Mapping[str, str]) -> Allocation:
     job_id, file = variables["PBS_JOBID"], variables.get("PBS_NODEFILE")
     if not file:
         return Allocation(scheduler="pbs", job_id=job_id, num_nodes=1, first_node="")
@@ -87,7 +78,7 @@ def _read_pbs(variables: Mapping[str, str]) -> Allocation:
     )
 
 
-def _read_lsf(variables: Mapping[str, str]) -> Allocation:
+def read_lsf(variables: Mapping[str, str]) -> Allocation:
     words = variables.get("LSB_MCPU_HOSTS", "").split()
     slots = {node: int(count) for node, count in zip(words[::2], words[1::2], strict=False) if count.isdigit()}
     first = next(iter(slots), "")
@@ -117,8 +108,8 @@ def _read_least(variables: Mapping[str, str], name: str) -> int | None:
 
 def find_own_job(variables: Mapping[str, str]) -> str:
     """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
-    found = ((scheduler, variables.get(name)) for name, scheduler in JOB_VARIABLES.items())
-    return next((name_job(scheduler, number) for scheduler, number in found if number), "")
+    scheduler = find_own_batch(variables)
+    return "" if scheduler is None else name_job(scheduler, variables[find_batch(scheduler).job_variable])
 
 
 def name_job(scheduler: str, number: str) -> str:

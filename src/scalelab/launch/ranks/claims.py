@@ -1,6 +1,6 @@
 """What each launcher tells a process about its rank, in environment variables.
 
-A claim is what one of them says; `SOURCES` has a reader for every launcher, the innermost first. Facts:
+A claim is what one of them says; `SOURCES` has a record of every launcher, the innermost first. Facts:
 
     torchrun     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), beside TORCHELASTIC_RUN_ID
     Open MPI     OMPI_COMM_WORLD_*; its NODE_RANK counts the ranks of one node, it is no index of nodes
@@ -83,7 +83,7 @@ class Claim:
 
 
 @dataclass
-class Reader:
+class VariableReader:
     """Reads numbers from variables and remembers which."""
 
     variables: Variables
@@ -120,7 +120,7 @@ def read_environment(variables: Variables) -> Claim | None:
 
 
 def _read_rank_and_world(source: str, variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank = read.number("RANK")
     if rank is None:
         return None
@@ -139,7 +139,7 @@ def _read_world(source: str, prefix: str) -> Callable[[Variables], Claim | None]
     """A launcher whose variables are PREFIX_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE."""
 
     def read_it(variables: Variables) -> Claim | None:
-        read = Reader(variables, [])
+        read = VariableReader(variables, [])
         rank = read.number(f"{prefix}_RANK")
         if rank is None:
             return None
@@ -154,14 +154,22 @@ def _read_world(source: str, prefix: str) -> Callable[[Variables], Claim | None]
     return read_it
 
 
-def read_hydra(variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
+def read_intel(variables: Variables) -> Claim | None:
+    return _read_hydra("Intel MPI", variables) if variables.get("I_MPI_HYDRA_UUID") else None
+
+
+def read_mpich(variables: Variables) -> Claim | None:
+    return None if variables.get("I_MPI_HYDRA_UUID") else _read_hydra("MPICH", variables)
+
+
+def _read_hydra(source: str, variables: Variables) -> Claim | None:
+    read = VariableReader(variables, [])
     local_rank = read.number("MPI_LOCALRANKID")
     rank = read.number("PMI_RANK")
     if local_rank is None or rank is None:
         return None
     return read.claim(
-        "Intel MPI" if variables.get("I_MPI_HYDRA_UUID") else "MPICH",
+        source,
         rank,
         num_ranks=read.number("PMI_SIZE"),
         local_rank=local_rank,
@@ -170,7 +178,7 @@ def read_hydra(variables: Variables) -> Claim | None:
 
 
 def read_pals(variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank = read.number("PALS_RANKID")
     if rank is None:
         return None
@@ -186,7 +194,7 @@ def read_pals(variables: Variables) -> Claim | None:
 
 def read_pals_file(variables: Variables) -> Claim | None:
     """What PALS has written for the job, where this rank can read it."""
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank = read.number("PALS_RANKID")
     places = read_apinfo(Path(variables["PALS_APINFO"])) if variables.get("PALS_APINFO") else None
     if rank is None or places is None:
@@ -209,7 +217,7 @@ def read_pals_file(variables: Variables) -> Claim | None:
 
 
 def read_flux(variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank = read.number("FLUX_TASK_RANK")
     if rank is None:
         return None
@@ -224,7 +232,7 @@ def read_flux(variables: Variables) -> Claim | None:
 
 def read_slurm(variables: Variables) -> Claim | None:
     """A task of a step; None in a job script and in an interactive shell."""
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     if not variables.get("SLURM_STEP_ID") or is_shell(variables):
         return None
     rank = read.number("SLURM_PROCID")
@@ -250,7 +258,7 @@ def is_shell(variables: Variables) -> bool:
     return variables.get("SLURM_STEP_ID", "") in SHELL_STEPS or (is_alone and bool(variables.get("SLURM_PTY_PORT")))
 
 
-def _read_tasks(read: Reader, node: int | None) -> int | None:
+def _read_tasks(read: VariableReader, node: int | None) -> int | None:
     """The number of tasks of the step, which two variables must agree on."""
     num_ranks = read.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     text = read.variables.get(TASKS_PER_NODE)
@@ -269,7 +277,7 @@ def _read_tasks(read: Reader, node: int | None) -> int | None:
     return sum(counts)
 
 
-def _count_local_tasks(read: Reader, rank: int, node: int | None) -> int | None:
+def _count_local_tasks(read: VariableReader, rank: int, node: int | None) -> int | None:
     """How many tasks of the step are on this node, by the list of them and by the counts of all nodes."""
     text, listed = read.variables.get(TASKS_PER_NODE), read.variables.get("SLURM_GTIDS")
     counted = None
@@ -298,23 +306,63 @@ def _refuse_components(variables: Variables) -> None:
 
 
 def read_pmix(variables: Variables) -> Claim | None:
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank = read.number("PMIX_RANK")
     return None if rank is None else read.claim("PMIx", rank)
 
 
-SOURCES: dict[str, Callable[[Variables], Claim | None]] = {
-    "torchrun": read_torchrun,
-    "Open MPI": _read_world("Open MPI", "OMPI_COMM_WORLD"),
-    "MVAPICH": _read_world("MVAPICH", "MVP_COMM_WORLD"),
-    "MVAPICH2": _read_world("MVAPICH2", "MV2_COMM_WORLD"),
-    "MPICH": read_hydra,
-    "Flux": read_flux,
-    "LSF jsrun": _read_world("LSF jsrun", "JSM_NAMESPACE"),
-    "Slurm": read_slurm,
-    "PALS": read_pals,
-    "PALS's file": read_pals_file,
-    "PMI": _read_world("PMI", "PMI"),
-    "PMIx": read_pmix,
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A launcher, or a part of one, as its ranks see it in variables."""
+
+    name: str
+    read: Callable[[Variables], Claim | None]
+    agrees: tuple[str, ...] = ()
+    """Sources that speak of the same launch, and so must agree with this one."""
+    launch_names: tuple[str, ...] = ()
+    """Variables that together name a launch, the same on all its ranks and no other's."""
+    is_part: bool = False
+    """Whether it is part of a launch and no launcher."""
+    is_elastic: bool = False
+    """Whether its agents listen at MASTER_ADDR and MASTER_PORT, and may start ranks again."""
+
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source(
+            name="torchrun",
+            read=read_torchrun,
+            launch_names=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+            is_elastic=True,
+        ),
+        Source(
+            name="Open MPI",
+            read=_read_world("Open MPI", "OMPI_COMM_WORLD"),
+            agrees=("LSF jsrun", "PMIx"),
+            launch_names=("PMIX_NAMESPACE",),
+        ),
+        Source(name="MVAPICH", read=_read_world("MVAPICH", "MVP_COMM_WORLD")),
+        Source(name="MVAPICH2", read=_read_world("MVAPICH2", "MV2_COMM_WORLD")),
+        Source(name="Intel MPI", read=read_intel, launch_names=("I_MPI_HYDRA_UUID",)),
+        Source(name="MPICH", read=read_mpich),
+        Source(name="Flux", read=read_flux, agrees=("PALS", "PALS's file", "PMI"), launch_names=("FLUX_JOB_ID",)),
+        Source(
+            name="LSF jsrun",
+            read=_read_world("LSF jsrun", "JSM_NAMESPACE"),
+            agrees=("PMIx",),
+            launch_names=("LSB_JOBID", "PMIX_NAMESPACE"),
+        ),
+        Source(
+            name="Slurm",
+            read=read_slurm,
+            agrees=("PALS", "PALS's file", "PMI", "PMIx"),
+            launch_names=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        ),
+        Source(name="PALS", read=read_pals, agrees=("PALS's file", "PMI", "PMIx"), launch_names=("PALS_APID",)),
+        Source(name="PALS's file", read=read_pals_file, is_part=True),
+        Source(name="PMI", read=_read_world("PMI", "PMI"), agrees=("PMIx",), launch_names=("PMI_JOBID",), is_part=True),
+        Source(name="PMIx", read=read_pmix, is_part=True),
+    )
 }
 """Innermost first: a launcher inside another's job sets its variables beside the other's."""

@@ -20,35 +20,13 @@ from pathlib import Path
 import psutil
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.claims import SOURCES, Claim, Reader, is_shell, read_environment
+from scalelab.launch.ranks.claims import SOURCES, Claim, VariableReader, is_shell, read_environment
 from scalelab.launch.ranks.lists import find_first_host, read_node_file
 
-SAME_LAUNCH: dict[str, tuple[str, ...]] = {
-    "Open MPI": ("LSF jsrun", "PMIx"),
-    "LSF jsrun": ("PMIx",),
-    "Flux": ("PALS", "PALS's file", "PMI"),
-    "Slurm": ("PALS", "PALS's file", "PMI", "PMIx"),
-    "PALS": ("PALS's file", "PMI", "PMIx"),
-    "PMI": ("PMIx",),
-}
-"""Sources that speak of the same launch as another one, and so must agree with it."""
 BY_THEMSELVES = ("torchrun", "environment")
 """Who may be the only rank inside a task of another launch: these are set on purpose for it."""
-PARTS = ("PALS's file", "PMI", "PMIx")
-"""Sources that are part of a launch and no launcher."""
 CHECKED = ("rank", "num_ranks", "local_rank", "num_local_ranks", "node", "num_nodes")
 LOOPBACK = "127.0.0.1"
-LAUNCH_NAMES: dict[str, tuple[str, ...]] = {
-    "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
-    "Open MPI": ("PMIX_NAMESPACE",),
-    "Intel MPI": ("I_MPI_HYDRA_UUID",),
-    "LSF jsrun": ("LSB_JOBID", "PMIX_NAMESPACE"),
-    "Flux": ("FLUX_JOB_ID",),
-    "Slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    "PALS": ("PALS_APID",),
-    "PMI": ("PMI_JOBID",),
-}
-"""What names a launch, the same on all its ranks and no other's."""
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """What counts beside it where a job is started again."""
 PROXIES = ("hydra_pmi_proxy", "mpirun_rsh", "mpispawn", "prted", "orted", "prterun", "mpirun", "mpiexec")
@@ -81,13 +59,18 @@ class Membership:
     num_restarts: int = 0
     """How often torchrun has started the job again."""
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the launcher's agents listen at MASTER_ADDR and MASTER_PORT, and may start ranks again."""
+        return is_elastic(self.launcher)
+
 
 def find_membership(variables: Mapping[str, str]) -> Membership | None:
     """This process's membership; None: not under a launcher. Raises `RankUnknown` if variables conflict."""
     claims = _read_claims(variables)
     key = next(iter(claims), "")
     winner = claims.get(key)
-    same = [name for name in SAME_LAUNCH.get(key, ()) if name in claims]
+    same = [name for name in list_agreeing(key) if name in claims]
     for name in same:
         winner = _agree(winner, claims[name]) if winner else None
     settled = _settle_environment(winner, variables)
@@ -97,7 +80,7 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
         same.append("environment")
     claim = _complete(_count_by_nodes(settled, variables))
     assert claim.num_ranks is not None
-    around = [name for name, other in claims.items() if other.source != claim.source and name not in (*same, *PARTS)]
+    around = [name for name in claims if name not in (claim.source, *same) and not SOURCES[name].is_part]
     if claim.source not in BY_THEMSELVES and "environment" not in same:
         _refuse_alone(claim, [claims[name] for name in around])
     return Membership(
@@ -113,25 +96,34 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
         agreeing=tuple(same),
         outer=tuple(around),
         launch=name_launch(claim, variables),
-        num_restarts=Reader(variables, []).number("TORCHELASTIC_RESTART_COUNT") or 0,
+        num_restarts=VariableReader(variables, []).number("TORCHELASTIC_RESTART_COUNT") or 0,
     )
+
+
+def list_agreeing(name: str) -> tuple[str, ...]:
+    """The sources that speak of the same launch as this one."""
+    return SOURCES[name].agrees if name in SOURCES else ()
+
+
+def is_elastic(name: str) -> bool:
+    return name in SOURCES and SOURCES[name].is_elastic
 
 
 def list_claims(variables: Mapping[str, str]) -> tuple[Claim, ...]:
     """What every source that speaks of this launch says, each by itself, the launcher first: for a comparison."""
     claims = _read_claims(variables)
     key = next(iter(claims), "")
-    names = [key, *(name for name in SAME_LAUNCH.get(key, ()) if name in claims)] if claims else []
+    names = [key, *(name for name in list_agreeing(key) if name in claims)] if claims else []
     return tuple(claims[name] for name in names)
 
 
 def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
     """What every source reports, innermost first; an outer one may be broken, since it is not used."""
     claims: dict[str, Claim] = {}
-    for name, read in SOURCES.items():
-        same = SAME_LAUNCH.get(next(iter(claims), ""), ())
+    for name, source in SOURCES.items():
+        same = list_agreeing(next(iter(claims), ""))
         try:
-            claim = read(variables)
+            claim = source.read(variables)
         except RankUnknown:
             if claims and name not in same:
                 continue
@@ -143,7 +135,7 @@ def _read_claims(variables: Mapping[str, str]) -> dict[str, Claim]:
 
 def _is_of_shell(name: str, claim: Claim) -> bool:
     """Whether Slurm set this for the one task of a shell; larger jobs were launched from there."""
-    return name in SAME_LAUNCH["Slurm"] and claim.rank == 0 and claim.num_ranks in (None, 1)
+    return name in list_agreeing("Slurm") and claim.rank == 0 and claim.num_ranks in (None, 1)
 
 
 def _agree(mine: Claim, other: Claim) -> Claim:
@@ -161,7 +153,7 @@ def _agree(mine: Claim, other: Claim) -> Claim:
 
 def _settle_environment(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
     """What RANK and WORLD_SIZE, set by a user's script, change."""
-    if winner is not None and winner.source == "torchrun":
+    if winner is not None and is_elastic(winner.source):  # these variables are its own
         return winner
     own = read_environment(variables)
     if own is None:
@@ -199,7 +191,7 @@ def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
 
 def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | None:
     """One of RANK and WORLD_SIZE without the other: alone it says nothing, beside a launcher it must say the same."""
-    read = Reader(variables, [])
+    read = VariableReader(variables, [])
     rank, num_ranks = read.number("RANK"), read.number("WORLD_SIZE")
     if rank is None and num_ranks is None:
         return winner
@@ -315,10 +307,11 @@ def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
     MPICH names none in variables. On one node all ranks have the same ancestor; on several each node has a proxy of its
     own, and all of them were told where their mpiexec listens.
     """
-    names = LAUNCH_NAMES.get(claim.source, ())
+    source = SOURCES.get(claim.source)
+    names = source.launch_names if source else ()
     if names and all(variables.get(name) for name in names):
         parts = [variables[name] for name in (*names, *RESTARTS) if variables.get(name)]
-        if claim.source == "torchrun" and claim.num_nodes == 1:
+        if is_elastic(claim.source) and claim.num_nodes == 1:
             parts += _name_agent(variables)
         return _clean_name(".".join(parts))
     try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from scalelab.launch.ranks.affinity import bind_cores
 from scalelab.launch.ranks.topology import (
-    Device,
+    LocalDevice,
     choose_device,
     find_numa_nodes,
     format_cores,
@@ -44,7 +44,7 @@ class Placement:
     """Number of cores of its host, usable or not; None: unknown."""
     numa_nodes: tuple[int, ...] = ()
     """Of its cores; empty: unknown."""
-    device: Device | None = None
+    device: LocalDevice | None = None
     """None: it has none, or it is unknown."""
     distance: int | None = None
     """From its nearest core to its device, as the firmware says; 10 is the same NUMA node. None: unknown."""
@@ -82,7 +82,9 @@ def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tupl
     return bind_cores(trial.bind, num_ranks, width, cores, read_numa_nodes(), wanted)
 
 
-def find_distance(numa_nodes: Sequence[int], device: Device, distances: Mapping[tuple[int, int], int]) -> int | None:
+def find_distance(
+    numa_nodes: Sequence[int], device: LocalDevice, distances: Mapping[tuple[int, int], int]
+) -> int | None:
     """Distance from the nearest NUMA node to the device's; None: unknown."""
     if device.numa_node is None:
         return None

@@ -18,7 +18,7 @@ SYSTEM = Path("/sys")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class LocalDevice:
     """A GPU, and where it is."""
 
     index: int
@@ -85,7 +85,7 @@ def find_numa_nodes(cores: Iterable[int], numa_nodes: Mapping[int, Iterable[int]
     return tuple(sorted(node for node, own in numa_nodes.items() if wanted & set(own)))
 
 
-def list_devices(system: Path = SYSTEM) -> tuple[Device, ...]:
+def list_devices(system: Path = SYSTEM) -> tuple[LocalDevice, ...]:
     """The NVIDIA GPUs that the driver lists, with their places; empty: none, or no driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -103,13 +103,13 @@ def list_devices(system: Path = SYSTEM) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def locate_device(index: int, name: str, bus: str, system: Path = SYSTEM) -> Device:
+def locate_device(index: int, name: str, bus: str, system: Path = SYSTEM) -> LocalDevice:
     """The device with what the system knows of its place; drivers write eight digits for the bus's domain."""
     domain, _, rest = bus.lower().partition(":")
     pci = f"{domain[-4:]}:{rest}"
     place = system / "bus/pci/devices" / pci
     node = _read_text(place / "numa_node")
-    return Device(
+    return LocalDevice(
         index=index,
         name=name,
         pci=pci,
@@ -118,7 +118,7 @@ def locate_device(index: int, name: str, bus: str, system: Path = SYSTEM) -> Dev
     )
 
 
-def choose_device(local_rank: int | None, devices: tuple[Device, ...], visible: str | None) -> Device | None:
+def choose_device(local_rank: int | None, devices: tuple[LocalDevice, ...], visible: str | None) -> LocalDevice | None:
     """The device that a rank takes: of those that it sees, the one of its number among the ranks of its host.
 
     Where a launcher shows every rank a single device, that one. Named by UUID they cannot be told apart here.

@@ -18,11 +18,11 @@ from typing import Any
 from scalelab.answers.train import TrainStudy
 from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.launch.batch.site import Site
-from scalelab.launch.ranks.allocation import Scheduler
 from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size
 from scalelab.records.environment import installed_version
+from scalelab.records.launchers import Scheduler
 from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Option, Status, TrialResult
 from scalelab.report.tables import make_table, text_column

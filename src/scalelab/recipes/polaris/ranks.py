@@ -31,8 +31,9 @@ from scalelab.recipes.feasibility import choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import make_training, make_training_job, print_seconds
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
+from scalelab.records.launchers import LAUNCHERS as RECORDS
+from scalelab.records.launchers import MPI, LauncherName
 from scalelab.records.observations import Instrument, RankReport, RankSource
-from scalelab.records.settings import LauncherName
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.tables import count_column, make_table, text_column
@@ -40,8 +41,6 @@ from scalelab.studies.scaling.study import WeakScaling
 from scalelab.units import format_count
 
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
-BY_MPIEXEC: tuple[LauncherName, ...] = ("mpi", "pbs")
-"""Those whose ranks are MPI ranks: srun and torchrun start processes that MPI may not know."""
 BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 DISCOVERY_STEPS = 2
 
@@ -69,7 +68,8 @@ class Discovery(TrainStudy):
     """A training run whose ranks discover who they are; under mpiexec they ask MPI too."""
 
     def plan(self) -> list[Trial]:
-        asked: tuple[Instrument, ...] = ("mpi",) if self.job.launcher in BY_MPIEXEC else ()
+        # srun and torchrun start processes that MPI may not know.
+        asked: tuple[Instrument, ...] = ("mpi",) if RECORDS[self.job.launcher].starters == MPI else ()
         return [replace(trial, instruments=(*trial.instruments, *asked)) for trial in super().plan()]
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:

@@ -21,7 +21,8 @@ from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
-from scalelab.records.settings import Bind, LauncherName
+from scalelab.records.launchers import LAUNCHERS, LauncherName
+from scalelab.records.settings import Bind
 from scalelab.records.tasks import NUMBER_BYTES, Backend, Exchange, Operation
 from scalelab.records.trial import Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -113,7 +114,7 @@ class Collectives(Study):
         if self.largest < self.smallest:
             raise UsageError(f"--max-size {self.max_size} is less than --min-size {self.min_size}: raise it")
         assert self.job.timeout_seconds  # what a job refuses is refused now
-        if self.launcher == "hosts" and self.ranks_per_host >= max(self.ranks):
+        if LAUNCHERS[self.launcher].emulates_hosts and self.ranks_per_host >= max(self.ranks):
             raise UsageError(
                 f"--ranks-per-host {self.ranks_per_host} puts all of --ranks {max(self.ranks)} on one host, without a"
                 " link between them: use fewer per host, or more ranks"
@@ -173,7 +174,8 @@ class Collectives(Study):
                 yield operation, num_ranks
 
     def _plan_trial(self, operation: Operation, num_ranks: int) -> Trial:
-        where = ", one host" if self.launcher == "hosts" and num_ranks <= self.ranks_per_host else ""
+        is_one_host = LAUNCHERS[self.launcher].emulates_hosts and num_ranks <= self.ranks_per_host
+        where = ", one host" if is_one_host else ""
         sizes = self.list_sizes(operation, num_ranks)
         return Trial(
             configuration=f"{operation}-{num_ranks}",

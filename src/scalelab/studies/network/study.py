@@ -20,6 +20,7 @@ from typing import ClassVar
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED, Link, parse_link
+from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.strategies import PLAIN, ProcessStrategy
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Trial, TrialResult
@@ -79,7 +80,7 @@ class Network(Study):
         names = [link.name for link in self.read_links()]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"--links {' '.join(self.links)} must name at least one link, each once")
-        if self.job.launcher not in ("local", "hosts"):
+        if not LAUNCHERS[self.job.launcher].is_on_this_machine:
             raise UsageError(
                 f"--launcher {self.job.launcher}: this study emulates hosts and links on one machine; leave it out, or"
                 f" use run strong-scaling --launcher {self.job.launcher} to measure the real link"

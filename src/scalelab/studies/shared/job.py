@@ -15,7 +15,8 @@ from scalelab.errors import UsageError
 from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
 from scalelab.launch.ranks.links import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
-from scalelab.records.settings import Bind, Dtype, LauncherName, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.launchers import LAUNCHERS, LauncherName, list_on_nodes
+from scalelab.records.settings import Bind, Dtype, Optimization, Perturbation, Spreading, StepShape
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import Option
 from scalelab.studies.shared.script import ScriptSource
@@ -96,22 +97,23 @@ class Job:
                 raise UsageError(f"{given} does not apply to a script: use the script's own arguments, after --")
 
     def _check_hosts(self) -> None:
+        record = LAUNCHERS[self.launcher]
         check_at_least("ranks_per_host", self.ranks_per_host, 1)
         link = read_flag("link", self.link, parse_link)
         if link.is_inside:
             raise UsageError(f"--link {self.link} is the link inside one host: leave out --launcher hosts")
         for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
             value = getattr(self, name)
-            if self.launcher != "hosts" and value != default:
+            if not record.emulates_hosts and value != default:
                 raise UsageError(f"{flag(name)} {value} needs --launcher hosts: add it")
-        if self.mpiexec is not None and self.launcher not in ("mpi", "torchrun", "pbs"):
+        if self.mpiexec is not None and not record.takes_mpiexec:
             raise UsageError(f"--mpiexec {self.mpiexec} needs --launcher mpi: add it")
         if self.ranks_per_node is not None:
             check_at_least("ranks_per_node", self.ranks_per_node, 1)
-            if self.launcher in ("local", "hosts"):
+            if record.is_on_this_machine:
                 raise UsageError(
-                    f"--ranks-per-node {self.ranks_per_node} has no effect with --launcher {self.launcher}: use mpi,"
-                    " torchrun, slurm, pbs or lsf, or --ranks-per-host with hosts"
+                    f"--ranks-per-node {self.ranks_per_node} has no effect with --launcher {self.launcher}: use one of"
+                    f" {', '.join(list_on_nodes())}, or --ranks-per-host with hosts"
                 )
 
     @property
@@ -132,7 +134,7 @@ class Job:
     @property
     def is_elsewhere(self) -> bool:
         """Whether it runs on the nodes of a batch system, which may differ from this machine."""
-        return self.launcher in ("slurm", "pbs", "lsf")
+        return LAUNCHERS[self.launcher].batch is not None
 
     def count_on_node(self, num_ranks: int) -> int:
         """How many of these ranks share one machine."""
@@ -144,7 +146,7 @@ class Job:
         return min(count_cores(), (allocation and allocation.cores_per_node) or count_cores())
 
     def _find_allocation(self) -> Allocation | None:
-        return None if self.launcher in ("local", "hosts") else find_allocation(os.environ)
+        return None if LAUNCHERS[self.launcher].is_on_this_machine else find_allocation(os.environ)
 
     @property
     def built_in(self) -> WorkloadOptions | None:
@@ -219,7 +221,7 @@ def describe_place(job: Job) -> dict[str, Any]:
         "launcher": job.launcher,
         "mpiexec": job.mpiexec,
         "ranks_per_node": job.ranks_per_node,
-        "link": job.link if job.launcher == "hosts" else "",
+        "link": job.link if LAUNCHERS[job.launcher].emulates_hosts else "",
         "ranks_per_host": job.ranks_per_host,
     }
 

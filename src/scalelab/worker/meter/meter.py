@@ -41,7 +41,7 @@ import psutil
 from scalelab import __version__
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.meter_result import (
-    Outcome,
+    MeterOutcome,
     Stay,
     announce,
     assemble_result,
@@ -284,7 +284,9 @@ class Meter:
             peak_memory_bytes=read_peak_memory(device, max(usage.ru_maxrss * 1024, start_bytes)),
             involuntary_switches=usage.ru_nivcsw - (self._report.involuntary_switches or 0),
         )
-        outcome = Outcome(report=report, stay=self._stay, left_seconds=left_seconds, device=device, failure=failure)
+        outcome = MeterOutcome(
+            report=report, stay=self._stay, left_seconds=left_seconds, device=device, failure=failure
+        )
         leave_outcome(directory, outcome)
         if self._store is None or self._trial is None:
             return

@@ -1,20 +1,16 @@
-"""A run that a batch system executes: submitted, then waited for or detached from.
+"""What a user sees of a run that a batch system executes: it is submitted, then waited for or detached from.
 
-One job runs the whole study: it is `scalelab resume RUN`, which starts every trial as a step of the allocation. The
-submitting process only watches the run's directory for results and prints the answer at the end, so it makes no
+The submitting process only watches the run's directory for results and prints the answer at the end, so it makes no
 difference whether it waits, is killed, or returns at once (`--detach`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from scalelab.cli.batch.submission import Submission, list_requests, say
 from scalelab.cli.measuring import (
     make_reporter,
     measure_and_report,
@@ -24,32 +20,32 @@ from scalelab.cli.measuring import (
 )
 from scalelab.cli.output import Output
 from scalelab.cli.progress import LineReporter, ProgressReporter
-from scalelab.errors import JobRejected, LaunchFailed, RunBusy, StoreError, Terminated, UsageError
+from scalelab.cli.submission import Submission, say
+from scalelab.errors import JobRejected, LaunchFailed, StoreError, Terminated, UsageError
+from scalelab.launch.batch.handover import (
+    begin_each,
+    list_requests,
+    list_trial_directories,
+    reject_missing,
+    submit_each,
+    submit_whole,
+)
 from scalelab.launch.batch.system import (
     BatchJob,
     BatchRecord,
     BatchSystem,
     JobState,
     Phase,
-    find_living,
     follow_job,
-    hand_over,
-    read_record,
-    save_record,
     wait_for_results,
 )
-from scalelab.launch.batch.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time, request_run
-from scalelab.launch.ranks.allocation import find_own_job, name_job
-from scalelab.records.observations import BatchNote
-from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, refuse_holder
-from scalelab.records.trial import Cause, Trial, not_run
+from scalelab.launch.batch.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time
+from scalelab.launch.ranks.allocation import name_job
+from scalelab.records.store import RunStore
 from scalelab.report.document import Document
 from scalelab.report.renderers.exports import render_json
 from scalelab.runs.experiment import TrialEnded, TrialStarted, check_something_measured, conclude_run, start_run
 from scalelab.studies.shared.study import Study
-
-SUBMITTING = "submitting.json"
-"""Claim of the submitting process: two at once would submit two jobs that write into one run."""
 
 
 def start_and_submit(
@@ -63,7 +59,7 @@ def start_and_submit(
     """Create a run and submit it to a batch system; gives the exit code."""
     check_output(submission, output)
     BatchSystem(record.scheduler, runs_dir).check()
-    for request in list_requests(study, study.plan(), record, runs_dir.resolve()):
+    for request in list_requests(study.plan(), record, runs_dir.resolve(), study.job.ranks_per_node):
         request.check()
     store = start_run(study, runs_dir, command)
     return submit_run(store, study, record, submission, output)
@@ -87,97 +83,20 @@ def submit_run(store: RunStore, study: Study, record: BatchRecord, submission: S
             say=say,
         )
         if submission.detach:
-            return detach_trials(store, study, launcher, record)
-        with store.claim(SUBMITTING):
-            check_no_job(store)
-            save_record(store.path, record)
+            jobs = submit_each(store, record, launcher)
+            if not jobs:
+                conclude(store, study)
+            return say_next(store, jobs)
+        begin_each(store, record)
         return measure_and_report(store, study, launcher, output)
-    system = BatchSystem(record.scheduler, store.path)
-    request = request_run(list_missing(store), store.path, record, study.job.ranks_per_node)
     try:
-        with store.claim(SUBMITTING):
-            check_no_job(store)
-            save_record(store.path, record)
-            job = hand_over(system, request, record.site, lambda job: save_jobs(store, record, job))
+        job = submit_whole(store, record, study.job.ranks_per_node)
     except JobRejected as rejection:
-        return report_rejection(store, study, record, str(rejection), output)
+        reject_missing(store, record, str(rejection))
+        return report_run(store, study, conclude(store, study), output)
     if submission.detach:
         return say_next(store, [job])
-    return wait_and_report(store, study, system, job, record, submission, output)
-
-
-def save_jobs(store: RunStore, record: BatchRecord, *jobs: BatchJob) -> None:
-    save_record(store.path, dataclasses.replace(record, jobs=jobs))
-
-
-def check_no_job(store: RunStore) -> BatchRecord | None:
-    """The earlier batch record of a run; raises `RunBusy` while one of its jobs waits or runs."""
-    record = read_record(store.path)
-    if record is None:
-        return None
-    refuse_living(store, record)
-    release_ended(store, record)
-    refuse_holder(store.path / RUNNING)
-    return record
-
-
-def check_trials_free(store: RunStore) -> None:
-    """Before resuming inside an allocation: raises `RunBusy` while trials of the run have jobs of their own.
-
-    Those run side by side and do not claim the run. A job for all trials does, and may be this one; a job that was
-    killed leaves its claim behind, on another host, and so does this one if Slurm restarted it.
-    """
-    record = read_record(store.path)
-    if record is None:
-        return
-    if record.is_per_trial:
-        refuse_living(store, record)
-    elif is_restarted(os.environ):
-        store.release(find_own_job(os.environ))
-    elif store.is_running() and not find_living(store.path, record):
-        release_ended(store, record)
-
-
-def is_restarted(variables: Mapping[str, str]) -> bool:
-    """Whether Slurm requeued and restarted this job, as after a node failure."""
-    return variables.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-
-
-def refuse_living(store: RunStore, record: BatchRecord) -> None:
-    for number, state in find_living(store.path, record).items():
-        is_told = state.phase is not Phase.UNKNOWN
-        advice = "" if is_told else f"; if it has ended, remove {store.path / JOBS_FILE}"
-        raise RunBusy(
-            f"{record.scheduler} job {number} of run {store.name} is {state}: wait for it (see scalelab list) or"
-            f" cancel it first{advice}"
-        )
-
-
-def release_ended(store: RunStore, record: BatchRecord) -> None:
-    """Remove the claim that an ended job of the run left behind."""
-    for job in record.jobs:
-        store.release(name_job(record.scheduler, job.id))
-
-
-def list_missing(store: RunStore) -> list[Trial]:
-    """The trials that have no result yet."""
-    return [trial for trial in store.trials() if not store.has_result(trial.name)] or list(store.trials())
-
-
-def detach_trials(store: RunStore, study: Study, launcher: JobLauncher, record: BatchRecord) -> int:
-    """Submit a job for every trial without a result and return; a rejected trial is `not run`."""
-    jobs = []
-    with store.claim(SUBMITTING):
-        check_no_job(store)
-        save_record(store.path, record)
-        for trial in list_missing(store):
-            try:
-                jobs.append(launcher.submit(trial))
-            except JobRejected as rejection:
-                store.save_result(not_run(trial, str(rejection), note_refusal(record), cause=Cause.JOB))
-    if not jobs:
-        conclude(store, study)
-    return say_next(store, jobs)
+    return wait_and_report(store, study, job, record, submission, output)
 
 
 def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
@@ -185,19 +104,6 @@ def say_next(store: RunStore, jobs: list[BatchJob]) -> int:
     numbers = ", ".join(job.id for job in jobs)
     print(f"Submitted job{'s'[: len(jobs) > 1]} {numbers} for {store.path}  ·  scalelab list")  # noqa: T201
     return 0
-
-
-def report_rejection(store: RunStore, study: Study, record: BatchRecord, words: str, output: Output) -> int:
-    """The trials of a rejected job are `not run`, with the batch system's message."""
-    for trial in store.trials():
-        if not store.has_result(trial.name):
-            store.save_result(not_run(trial, words, note_refusal(record), cause=Cause.JOB))
-    return report_run(store, study, conclude(store, study), output)
-
-
-def note_refusal(record: BatchRecord) -> BatchNote:
-    """The note of a rejected job: its trials can be submitted again."""
-    return BatchNote(scheduler=record.scheduler, may_come=True)
 
 
 def conclude(store: RunStore, study: Study) -> Document:
@@ -211,13 +117,13 @@ def conclude(store: RunStore, study: Study) -> Document:
 def wait_and_report(
     store: RunStore,
     study: Study,
-    system: BatchSystem,
     job: BatchJob,
     record: BatchRecord,
     submission: Submission,
     output: Output,
 ) -> int:
     """Follow the job, then print and export the answer; Ctrl-C and SIGTERM cancel it."""
+    system = BatchSystem(record.scheduler, store.path)
     previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         with make_reporter(store) as progress:
@@ -242,12 +148,6 @@ def wait_and_report(
     finally:
         signal.signal(signal.SIGTERM, previous)
     return report_end(RunStore.open(store.path), study, record, job, state, output)
-
-
-def list_trial_directories(run: Path) -> list[Path]:
-    """The directories of all trials planned so far: a search adds trials."""
-    store = RunStore.open(run)
-    return [store.trial_directory(name) for name in store.record.trials]
 
 
 class RunWatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +14,15 @@ import tyro
 
 from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.launch.batch.site import SCHEDULERS, Site, combine_sites, find_scheduler, load_site
+from scalelab.launch.batch.site import Site, combine_sites, find_scheduler, load_site
 from scalelab.launch.batch.system import BatchRecord, read_record, size_job
-from scalelab.launch.ranks.allocation import Scheduler
+from scalelab.records.launchers import SCHEDULERS, Scheduler
 from scalelab.records.trial import Trial
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
 
 if TYPE_CHECKING:  # launchers load numpy, which takes longer than --help
-    from scalelab.launch.batch.jobscripts import JobRequest
     from scalelab.launch.batch.trial_jobs import JobLauncher
     from scalelab.runs.launching import Submitter
 
@@ -147,38 +145,6 @@ def set_ranks_per_node(study: Study, site: Site) -> Study:
         job = dataclasses.replace(study.job, ranks_per_node=per_node)
         return dataclasses.replace(changeable, job=job)  # type: ignore[no-any-return]
     return dataclasses.replace(changeable, ranks_per_node=per_node)  # type: ignore[no-any-return]
-
-
-def show_scripts(study: Study, trials: Sequence[Trial], record: BatchRecord, runs_dir: Path) -> str:
-    """The scripts of the jobs that would be submitted: one for all trials, or one per configuration."""
-    from scalelab.launch.batch.jobscripts import check_psij, make_executor, make_job, render_launch, render_script
-
-    check_psij()
-    texts: list[str] = []
-    place = runs_dir.resolve() / "RUN"
-    with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:
-        run = Path(scratch)
-        for request in list_requests(study, trials, record, run):
-            executor = make_executor(record.scheduler, request.batch_directory)
-            script = render_script(executor, make_job(request, record.site, record.scheduler))
-            lines = [line for line in script.splitlines() if line.strip()]
-            texts += [
-                f"\nJob script for {record.scheduler} (not submitted):\n",
-                *lines,
-                f"\nIt runs {request.launch_file}:\n",
-                render_launch(request, record.site),
-            ]
-        return "\n".join(texts).replace(str(run.resolve()), str(place))
-
-
-def list_requests(study: Study, trials: Sequence[Trial], record: BatchRecord, run: Path) -> list[JobRequest]:
-    """One job for all, or one per configuration: its rounds differ only in name."""
-    from scalelab.launch.batch.trial_jobs import request_run, request_trial
-
-    per_node = study.job.ranks_per_node
-    if not record.is_per_trial:
-        return [request_run(list(trials), run, record, per_node)]
-    return [request_trial(trial, run, record, per_node) for trial in trials if trial.round == 1]
 
 
 def say(words: str) -> None:

@@ -22,20 +22,14 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalelab.errors import LaunchFailed
 from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node
+from scalelab.records.launchers import STARTERS
 
-VERSION_WORDS = {
-    "openmpi": ("Open MPI", "OpenRTE", "PRRTE"),
-    "intel": ("Intel(R) MPI",),
-    "pals": ("PALS",),
-    "mpich": ("HYDRA",),
-}
-"""What each kind of mpiexec prints as its version; the first match wins."""
 VERSION_SECONDS = 30.0
 RANK_PREFIX = "SCALELAB_RANK_PREFIX"
 """The variable that says what stands before the command of every rank: that of a container."""
@@ -55,7 +49,7 @@ LEFT_OVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class RankSpread:
     """How many processes, and where."""
 
     num_ranks: int
@@ -81,7 +75,7 @@ class StepCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def step_srun(program: str, spread: Spread) -> StepCommand:
+def step_srun(program: str, spread: RankSpread) -> StepCommand:
     words = [
         program,
         f"--ntasks={spread.num_ranks}",
@@ -97,7 +91,7 @@ def step_srun(program: str, spread: Spread) -> StepCommand:
     return StepCommand(words=tuple(words))
 
 
-def step_mpich(program: str, spread: Spread) -> StepCommand:
+def step_mpich(program: str, spread: RankSpread) -> StepCommand:
     words = (
         program,
         "-genvall",
@@ -111,12 +105,12 @@ def step_mpich(program: str, spread: Spread) -> StepCommand:
     return StepCommand(words=words)
 
 
-def step_intel(program: str, spread: Spread) -> StepCommand:
+def step_intel(program: str, spread: RankSpread) -> StepCommand:
     words = (program, "-genvall", "-ppn", str(spread.ranks_per_node), "-n", str(spread.num_ranks))
     return StepCommand(words=words, variables={"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off", "I_MPI_PIN": "off"})
 
 
-def step_openmpi(program: str, spread: Spread) -> StepCommand:
+def step_openmpi(program: str, spread: RankSpread) -> StepCommand:
     variables = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     if os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -127,7 +121,7 @@ def step_openmpi(program: str, spread: Spread) -> StepCommand:
     return StepCommand(words=tuple(words), variables=variables)
 
 
-def step_pals(program: str, spread: Spread) -> StepCommand:
+def step_pals(program: str, spread: RankSpread) -> StepCommand:
     words = (
         *(program, "-n", str(spread.num_ranks), "--ppn", str(spread.ranks_per_node)),
         *("--cpu-bind", "none", "--envall"),
@@ -135,7 +129,7 @@ def step_pals(program: str, spread: Spread) -> StepCommand:
     return StepCommand(words=words)
 
 
-def step_jsrun(program: str, spread: Spread) -> StepCommand:
+def step_jsrun(program: str, spread: RankSpread) -> StepCommand:
     words = [
         program,
         f"--nrs={spread.num_ranks}",
@@ -149,19 +143,9 @@ def step_jsrun(program: str, spread: Spread) -> StepCommand:
     return StepCommand(words=tuple(words))
 
 
-STEPS: dict[str, Callable[[str, Spread], StepCommand]] = {
-    "srun": step_srun,
-    "mpich": step_mpich,
-    "intel": step_intel,
-    "openmpi": step_openmpi,
-    "pals": step_pals,
-    "jsrun": step_jsrun,
-}
-
-
 def place_ranks(
     num_ranks: int, allocation: Allocation | None, *, ranks_per_node: int | None, cores_per_rank: int, has_gpus: bool
-) -> Spread:
+) -> RankSpread:
     """Which ranks go where: nodes are filled one after the other; raises `LaunchFailed` where there are too few."""
     num_nodes = allocation.num_nodes if allocation else 1
     per_node = count_ranks_per_node(num_ranks, allocation, ranks_per_node)
@@ -172,7 +156,7 @@ def place_ranks(
             f"{num_ranks} ranks with --ranks-per-node {per_node} need {needed} nodes, {where}: request more nodes, or"
             f" use --ranks-per-node {-(-num_ranks // num_nodes)}"
         )
-    return Spread(
+    return RankSpread(
         num_ranks=num_ranks,
         num_nodes=needed,
         ranks_per_node=per_node,
@@ -182,7 +166,7 @@ def place_ranks(
     )
 
 
-def run_torchrun(spread: Spread, *, first_node: str, port: int, name: str, scratch: str) -> tuple[str, ...]:
+def run_torchrun(spread: RankSpread, *, first_node: str, port: int, name: str, scratch: str) -> tuple[str, ...]:
     """The torchrun of every node; all meet on the first node."""
     if spread.num_ranks % spread.num_nodes:
         raise LaunchFailed(
@@ -241,7 +225,7 @@ def find_interpreter() -> tuple[str, ...]:
     return (*prefix, os.environ.get(RANK_PYTHON) or (CONTAINER_PYTHON if prefix else sys.executable))
 
 
-def put_once_on_each_node(spread: Spread) -> Spread:
+def put_once_on_each_node(spread: RankSpread) -> RankSpread:
     """Where the step's own processes are torchruns."""
     cores = spread.cores_per_rank * spread.ranks_per_node
     return replace(spread, num_ranks=spread.num_nodes, ranks_per_node=1, cores_per_rank=cores)
@@ -258,8 +242,10 @@ def find_program(name: str, flag: str = "", given: str | None = None) -> str:
     return found
 
 
-def tell_kind(program: str) -> str:
-    """Whose mpiexec it is, by its own words."""
+def tell_kind(program: str, kinds: Sequence[str]) -> str:
+    """Which of several starters a program is: the only one, or whose words it prints as its version."""
+    if len(kinds) == 1:
+        return kinds[0]
     try:
         done = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False,
@@ -268,7 +254,7 @@ def tell_kind(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchFailed(f"{program} --version failed ({error}): choose another with --mpiexec") from error
     text = done.stdout + done.stderr
-    kind = next((kind for kind, words in VERSION_WORDS.items() if any(word in text for word in words)), None)
+    kind = next((kind for kind in kinds if any(word in text for word in STARTERS[kind].version_words)), None)
     if kind is None:
         said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise LaunchFailed(

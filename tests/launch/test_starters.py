@@ -11,11 +11,10 @@ import pytest
 
 from scalelab.errors import LaunchFailed
 from scalelab.launch.ranks.allocation import Allocation
-from scalelab.launch.stepped import Step
-from scalelab.launch.steps import (
-    STEPS,
+from scalelab.launch.starters import (
     TORCHRUN_PORTS,
-    Spread,
+    RankSpread,
+    StepCommand,
     choose_port,
     clean_variables,
     find_interpreter,
@@ -24,9 +23,16 @@ from scalelab.launch.steps import (
     run_torchrun,
     tell_kind,
 )
+from scalelab.launch.stepped import LaunchStep
+from scalelab.records.launchers import MPI, STARTERS, load
 from tests.worker.trials import make_trial
 
-TWO_BY_FOUR = Spread(num_ranks=8, num_nodes=2, ranks_per_node=4, cores_per_rank=16, cores_per_node=64)
+TWO_BY_FOUR = RankSpread(num_ranks=8, num_nodes=2, ranks_per_node=4, cores_per_rank=16, cores_per_node=64)
+
+
+def make_words(kind: str, program: str, spread: RankSpread) -> StepCommand:
+    command: StepCommand = load(STARTERS[kind].step)(program, spread)
+    return command
 
 
 def write_program(directory: Path, words: str) -> str:
@@ -46,29 +52,29 @@ def place(num_ranks: int, allocation: Allocation | None, ranks_per_node: int | N
 
 
 def test_srun_gets_tasks_nodes_and_cores() -> None:
-    words = STEPS["srun"]("/usr/bin/srun", TWO_BY_FOUR).words
+    words = make_words("srun", "/usr/bin/srun", TWO_BY_FOUR).words
     assert words[:5] == ("/usr/bin/srun", "--ntasks=8", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=16")
     assert {"--overlap", "--kill-on-bad-exit=1"} <= set(words)
 
 
 def test_srun_may_put_more_ranks_on_a_node_than_it_has_cores() -> None:
-    words = STEPS["srun"]("srun", Spread(num_ranks=4, ranks_per_node=4, cores_per_node=2)).words
+    words = make_words("srun", "srun", RankSpread(num_ranks=4, ranks_per_node=4, cores_per_node=2)).words
     assert "--overcommit" in words
     assert not [word for word in words if "cpus-per-task" in word]
 
 
 def test_hydra_gets_ranks_per_node_and_the_whole_environment() -> None:
     for kind in ("mpich", "intel"):
-        words = STEPS[kind]("mpiexec", TWO_BY_FOUR).words
+        words = make_words(kind, "mpiexec", TWO_BY_FOUR).words
         assert words[-4:] == ("-ppn", "4", "-n", "8")
         assert "-genvall" in words
-    assert STEPS["intel"]("mpiexec", TWO_BY_FOUR).variables["I_MPI_JOB_RESPECT_PROCESS_PLACEMENT"] == "off"
+    assert make_words("intel", "mpiexec", TWO_BY_FOUR).variables["I_MPI_JOB_RESPECT_PROCESS_PLACEMENT"] == "off"
 
 
 @pytest.mark.parametrize(("user", "is_root"), [(0, True), (1000, False)])
 def test_open_mpi_may_run_as_root_only_where_one_is(monkeypatch: pytest.MonkeyPatch, user: int, is_root: bool) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
-    command = STEPS["openmpi"]("mpiexec", Spread(num_ranks=2, ranks_per_node=2))
+    command = make_words("openmpi", "mpiexec", RankSpread(num_ranks=2, ranks_per_node=2))
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in command.variables) is is_root
     assert command.words == ("mpiexec", "--bind-to", "none", "-n", "2")
 
@@ -76,7 +82,7 @@ def test_open_mpi_may_run_as_root_only_where_one_is(monkeypatch: pytest.MonkeyPa
 def test_open_mpi_hands_on_what_other_nodes_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("SECRET", "x")
-    words = STEPS["openmpi"]("mpiexec", TWO_BY_FOUR).words
+    words = make_words("openmpi", "mpiexec", TWO_BY_FOUR).words
     named = {words[i + 1] for i, word in enumerate(words) if word == "-x"}
     assert {"NCCL_DEBUG", "PATH"} <= named
     assert "SECRET" not in named
@@ -84,11 +90,11 @@ def test_open_mpi_hands_on_what_other_nodes_need(monkeypatch: pytest.MonkeyPatch
 
 
 def test_pals_and_jsrun_have_words_of_their_own() -> None:
-    assert STEPS["pals"]("mpiexec", TWO_BY_FOUR).words[1:5] == ("-n", "8", "--ppn", "4")
-    words = STEPS["jsrun"]("jsrun", TWO_BY_FOUR).words
+    assert make_words("pals", "mpiexec", TWO_BY_FOUR).words[1:5] == ("-n", "8", "--ppn", "4")
+    words = make_words("jsrun", "jsrun", TWO_BY_FOUR).words
     assert words[1:5] == ("--nrs=8", "--rs_per_host=4", "--tasks_per_rs=1", "--cpu_per_rs=16")
-    with_gpus = Spread(num_ranks=2, ranks_per_node=2, has_gpus=True)
-    assert "--gpu_per_rs=1" in STEPS["jsrun"]("jsrun", with_gpus).words
+    with_gpus = RankSpread(num_ranks=2, ranks_per_node=2, has_gpus=True)
+    assert "--gpu_per_rs=1" in make_words("jsrun", "jsrun", with_gpus).words
 
 
 def test_nodes_are_filled_one_after_the_other() -> None:
@@ -113,7 +119,7 @@ def test_torchruns_of_several_nodes_meet_on_the_first() -> None:
     assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", meeting, "--rdzv-id=x"} <= {*words}
     named = run_torchrun(TWO_BY_FOUR, first_node="a1", port=4567, name="x", scratch="/tmp/s")
     assert "--rdzv-endpoint=a1:4567" in named
-    alone = Spread(num_ranks=2, ranks_per_node=2)
+    alone = RankSpread(num_ranks=2, ranks_per_node=2)
     assert "--rdzv-endpoint=127.0.0.1:0" in run_torchrun(alone, first_node="", port=0, name="x", scratch="/tmp/s")
 
 
@@ -137,11 +143,13 @@ def test_the_python_of_a_container_is_its_own_unless_named(monkeypatch: pytest.M
 
 def test_torchrun_cannot_share_out_unevenly() -> None:
     with pytest.raises(LaunchFailed, match="5 ranks do not divide over 2 nodes"):
-        run_torchrun(Spread(num_ranks=5, num_nodes=2, ranks_per_node=4), first_node="a", port=0, name="x", scratch="s")
+        run_torchrun(
+            RankSpread(num_ranks=5, num_nodes=2, ranks_per_node=4), first_node="a", port=0, name="x", scratch="s"
+        )
 
 
 def test_a_torchrun_is_started_once_on_every_node() -> None:
-    step = Step(kind="srun", program="srun", allocation=make_allocation(tasks_per_node=2), is_torchrun=True)
+    step = LaunchStep(kind="srun", program="srun", allocation=make_allocation(tasks_per_node=2), is_torchrun=True)
     words = step.make_command(make_trial(num_ranks=4), "n", ("module", "directory", "launch"), "s").words
     assert words[1:4] == ("--ntasks=2", "--nodes=2", "--ntasks-per-node=1")
     assert words[-4:] == ("-m", "module", "directory", "launch")
@@ -159,12 +167,12 @@ def test_a_torchrun_is_started_once_on_every_node() -> None:
     ],
 )
 def test_an_mpiexec_is_told_by_its_own_words(tmp_path: Path, kind: str, words: str) -> None:
-    assert tell_kind(write_program(tmp_path, words)) == kind
+    assert tell_kind(write_program(tmp_path, words), MPI) == kind
 
 
 def test_an_unknown_mpiexec_is_refused_with_its_words(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed, match=r"'mpiexec of my own 3', which is not MPICH"):
-        tell_kind(write_program(tmp_path, "mpiexec of my own 3"))
+        tell_kind(write_program(tmp_path, "mpiexec of my own 3"), MPI)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:

@@ -1,1 +1,0 @@
-"""Runs that a batch system executes."""
