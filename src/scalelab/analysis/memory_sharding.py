@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
-from scalelab.records.strategies import MemoryRules, Part, Strategy
+from scalelab.records.strategies import MemoryRules, StatePart, Strategy
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
 
@@ -73,7 +73,7 @@ class Sharding:
     def rules(self) -> MemoryRules:
         return self.strategy.memory or MemoryRules()
 
-    def cut(self, part: Part, num_bytes: int) -> int:
+    def cut(self, part: StatePart, num_bytes: int) -> int:
         """A rank's share of a part of the training state."""
         return -(-num_bytes // self.strategy.count_shards(part, self.num_ranks))
 

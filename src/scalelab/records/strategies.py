@@ -16,7 +16,7 @@ from scalelab.errors import UsageError
 from scalelab.records.observations import Instrument
 from scalelab.records.settings import Phase, Spreading
 
-Part = Literal["parameters", "gradients", "optimizer"]
+StatePart = Literal["parameters", "gradients", "optimizer"]
 Sized = Literal["gradients", "buffers", "units", "inner_units"]
 
 
@@ -71,7 +71,7 @@ class Strategy:
     """Whether it runs on one rank only, as replicas in the threads of one process, or as one process per rank."""
     options: tuple[str, ...] = ()
     """The fields of `Spreading` that it takes."""
-    shards: tuple[Part, ...] = ()
+    shards: tuple[StatePart, ...] = ()
     """What every rank has only its share of."""
     sends: tuple[Send, ...] = ()
     memory: MemoryRules | None = None
@@ -105,7 +105,7 @@ class Strategy:
         """Whether every rank is a process and belongs to a process group."""
         return self.ranks == "processes"
 
-    def count_shards(self, part: Part, num_ranks: int) -> int:
+    def count_shards(self, part: StatePart, num_ranks: int) -> int:
         """Into how many pieces a part of the training state is cut."""
         return num_ranks if part in self.shards else 1
 
@@ -120,7 +120,7 @@ class Strategy:
         return any((send.purpose, send.phase) == (purpose, phase) for send in self.sends)
 
 
-ALL_PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+ALL_PARTS: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer")
 GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")
 GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
 SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")

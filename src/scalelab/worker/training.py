@@ -114,7 +114,7 @@ def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
 
 
 def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.device) -> Training:
-    """The workload as one rank trains it: cast, spread, with an optimizer and endless batches."""
+    """The workload as one rank trains it: cast, under its strategy, with an optimizer and endless batches."""
     num_steps = count_steps(trial, workload)
     if hasattr(workload.test_batches, "__next__"):
         raise UsageError("test_batches can be iterated only once: return a list or a DataLoader from build()")

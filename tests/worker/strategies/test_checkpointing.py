@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from scalelab.worker.models.gpt2 import Gpt2
 from scalelab.worker.strategies.blocks import find_blocks
-from scalelab.worker.strategies.checkpointing import Mode, apply_checkpointing
+from scalelab.worker.strategies.checkpointing import CheckpointingMode, apply_checkpointing
 from scalelab.workloads.gpt2_options import Gpt2Shape
 
 Tensor = torch.Tensor
-MODES: list[Mode] = ["none", "selective", "full"]
+MODES: list[CheckpointingMode] = ["none", "selective", "full"]
 
 
 class ResidualBlock(nn.Module):
@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...] | None]] = {
 }
 
 
-def make_model(name: str, mode: Mode) -> tuple[nn.Module, Tensor]:
+def make_model(name: str, mode: CheckpointingMode) -> tuple[nn.Module, Tensor]:
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model = apply_checkpointing(make(), mode)
@@ -103,7 +103,7 @@ def count_kept_bytes(model: nn.Module, x: Tensor) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_losses_and_parameters_are_bit_equal_to_keeping_everything(name: str, mode: Mode) -> None:
+def test_losses_and_parameters_are_bit_equal_to_keeping_everything(name: str, mode: CheckpointingMode) -> None:
     losses, state = train(*make_model(name, "none"))
     other_losses, other_state = train(*make_model(name, mode))
     assert other_losses == losses
@@ -139,7 +139,9 @@ class StrictNorm(nn.BatchNorm2d):
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_a_norm_that_wants_its_counter_has_it_and_counts_a_batch_once(mode: Mode, momentum: float | None) -> None:
+def test_a_norm_that_wants_its_counter_has_it_and_counts_a_batch_once(
+    mode: CheckpointingMode, momentum: float | None
+) -> None:
     norm = StrictNorm(4, momentum=momentum)
     counter = norm.num_batches_tracked
     model = apply_checkpointing(nn.Sequential(nn.Conv2d(4, 4, 1), norm), mode)

@@ -255,9 +255,9 @@ class Accounts:
         return all(ours.data_ptr() == theirs.data_ptr() for ours, theirs in pairs)
 
 
-Look = Callable[[Trial, Training, Path, RankReport], RankReport]
+WatchRank = Callable[[Trial, Training, Path, RankReport], RankReport]
 
-INSTRUMENTS: dict[Instrument, Look] = {
+INSTRUMENTS: dict[Instrument, WatchRank] = {
     "counters": watch_ddp_counters,
     "gradients": watch_gradients,
     "memory": look_at_memory,

@@ -36,7 +36,7 @@ from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
 from scalelab.worker.training import Training
 
 NAMESPACES = ("c10d", "_c10d_functional")
-KINDS = (
+OPERATOR_NAMES = (
     ("allreduce", "all_reduce"),
     ("all_reduce", "all_reduce"),
     ("reduce_scatter", "reduce_scatter"),
@@ -53,7 +53,7 @@ NORM_FILES = ("strategies/sync_batch_norm.py", "nn/modules/_functions.py")
 
 
 @dataclass(frozen=True)
-class Call:
+class StartedCollective:
     """One collective, as it was started."""
 
     kind: str
@@ -76,14 +76,14 @@ class CallRecorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.by_phase: dict[str, list[Call]] = {}
-        self._calls: list[Call] = []
+        self.by_phase: dict[str, list[StartedCollective]] = {}
+        self._calls: list[StartedCollective] = []
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in NAMESPACES:
             kind = name_kind(func.name())
             if kind not in ("barrier", ""):
-                self._calls.append(Call(kind, find_payload(func, args), is_norm_calling()))
+                self._calls.append(StartedCollective(kind, find_payload(func, args), is_norm_calling()))
         return func(*args, **(kwargs or {}))
 
     def end_phase(self, phase: str) -> None:
@@ -94,7 +94,7 @@ class CallRecorder(TorchDispatchMode):
 
 def name_kind(operator: str) -> str:
     """The collective behind an operator such as `c10d::_allgather_base_`; what is none, such as waiting, is empty."""
-    return next((kind for part, kind in KINDS if part in operator), "")
+    return next((kind for part, kind in OPERATOR_NAMES if part in operator), "")
 
 
 def find_payload(func: Any, args: Sequence[Any]) -> int:
@@ -119,7 +119,7 @@ def is_norm_calling() -> bool:
     return False
 
 
-def count_messages(by_phase: Mapping[str, Sequence[Call]], strategy: str) -> tuple[Message, ...]:
+def count_messages(by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str) -> tuple[Message, ...]:
     """Calls of one kind, purpose and phase as one line, in the order in which they first came."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for phase, calls in by_phase.items():
@@ -131,7 +131,7 @@ def count_messages(by_phase: Mapping[str, Sequence[Call]], strategy: str) -> tup
     )
 
 
-def name_purpose(call: Call, phase: str, strategy: str) -> str:
+def name_purpose(call: StartedCollective, phase: str, strategy: str) -> str:
     """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
@@ -140,7 +140,7 @@ def name_purpose(call: Call, phase: str, strategy: str) -> str:
 
 
 def describe_basis(model: nn.Module) -> MessageBasis:
-    """The sizes of a model, however it is spread."""
+    """The sizes of a model, whatever its strategy."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     norms = [m for m in model.modules() if isinstance(m, SyncBatchNormOnCpu | SyncBatchNorm)]
     return MessageBasis(

@@ -48,7 +48,7 @@ from scalelab.worker.training import Training
 Storages = dict[int, int]
 """Bytes by address."""
 AddressOf = Callable[[torch.UntypedStorage], int]
-Record = Callable[[str, Mapping[int, str]], None]
+RecordPhase = Callable[[str, Mapping[int, str]], None]
 """Told the phase that ends, and the categories of known addresses."""
 
 
@@ -115,7 +115,7 @@ def _localise(value: Any) -> torch.Tensor | None:
     return local if isinstance(local, torch.Tensor) else value
 
 
-def take_marked_steps(training: Training, storages: StorageMap, record: Record) -> None:
+def take_marked_steps(training: Training, storages: StorageMap, record: RecordPhase) -> None:
     """One step that fills the memory as every later one finds it, then the step that is accounted."""
 
     def mark(phase: str) -> None:
@@ -139,7 +139,7 @@ def _name_kept(phase: str, storages: StorageMap) -> dict[int, str]:
 
 
 @contextmanager
-def _watch_output(training: Training, storages: StorageMap, record: Record) -> Iterator[None]:
+def _watch_output(training: Training, storages: StorageMap, record: RecordPhase) -> Iterator[None]:
     """Mark the end of the model's forward and the start of the loss."""
 
     def see(_: object, __: object, output: Any) -> None:

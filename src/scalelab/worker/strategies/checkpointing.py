@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from scalelab.worker.strategies.blocks import find_blocks
 
-Mode = Literal["none", "selective", "full"]
+CheckpointingMode = Literal["none", "selective", "full"]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 """What forward runs under, and what running it again does."""
 
@@ -51,7 +51,7 @@ KEPT_NAMES = (
 KEPT = {getattr(torch.ops.aten, name).default for name in KEPT_NAMES if hasattr(torch.ops.aten, name)}
 
 
-def apply_checkpointing(model: nn.Module, mode: Mode) -> nn.Module:
+def apply_checkpointing(model: nn.Module, mode: CheckpointingMode) -> nn.Module:
     """Checkpoint every block of the model, in place; the whole model where it has no blocks."""
     if mode != "none":
         for block in find_blocks(model) or [model]:
@@ -59,7 +59,7 @@ def apply_checkpointing(model: nn.Module, mode: Mode) -> nn.Module:
     return model
 
 
-def _checkpoint_forward(block: nn.Module, mode: Mode) -> None:
+def _checkpoint_forward(block: nn.Module, mode: CheckpointingMode) -> None:
     """Give a block a class whose forward is checkpointed."""
     plain = type(block)
 
@@ -77,7 +77,7 @@ def _checkpoint_forward(block: nn.Module, mode: Mode) -> None:
     block.__class__ = type(f"Checkpointed{plain.__name__}", (plain,), {"forward": forward, "__module__": __name__})
 
 
-def choose_contexts(mode: Mode, norms: list[_BatchNorm]) -> Callable[[], Contexts] | None:
+def choose_contexts(mode: CheckpointingMode, norms: list[_BatchNorm]) -> Callable[[], Contexts] | None:
     """What forward and its repetition run under; None where that is nothing, so that torch.compile can see it."""
     make = make_selective_contexts if mode == "selective" else None
     if not norms:

@@ -37,7 +37,7 @@ def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module
     with warnings.catch_warnings():
         # A new name for this is on its way, which older versions do not know.
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-        spread = DistributedDataParallel(
+        replicated = DistributedDataParallel(
             model.to(device),
             device_ids=[device] if device.type == "cuda" else None,
             bucket_cap_mb=choose_bucket_mb(model, device, spreading),
@@ -46,8 +46,8 @@ def apply_ddp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module
             broadcast_buffers=spreading.broadcast_buffers,
             find_unused_parameters=spreading.find_unused_parameters,
         )
-    register_gradient_hook(spread, spreading)
-    return spread
+    register_gradient_hook(replicated, spreading)
+    return replicated
 
 
 def choose_bucket_mb(model: nn.Module, device: torch.device, spreading: Spreading) -> float | None:

@@ -177,8 +177,8 @@ def own_cores(model: nn.Module, cores: Cores, seconds: memoryview[float] | None 
 
     Replica 0 shares the cores of the thread that calls the model, which the caller has pinned there.
     """
-    spread: Any = model
-    spread.cores, spread.seconds = cores, seconds
+    emulated: Any = model
+    emulated.cores, emulated.seconds = cores, seconds
 
 
 @dataclass(frozen=True)
