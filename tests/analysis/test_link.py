@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalelab.analysis.communication import bus_factor
 from scalelab.analysis.link import fit_line, fit_links
 from scalelab.analysis.stats import Rounds
+from scalelab.analysis.traffic import bus_factor
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import TrialResult
 from tests.exchanges import make_exchange_trial

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scalelab.analysis.communication import expect_messages
+from scalelab.analysis.traffic import expect_messages
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, StepPlan, TrialResult

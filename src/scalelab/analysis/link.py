@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalelab.analysis.communication import POINT_TO_POINT, bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import tabulate_sizes
 from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
+from scalelab.analysis.traffic import POINT_TO_POINT, bus_factor
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Trial, TrialResult
 

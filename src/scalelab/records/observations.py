@@ -332,7 +332,7 @@ class Transfer(NamedTuple):
 
     rank: int
     operation: str
-    """A kind of `analysis/communication.py`."""
+    """A kind of `analysis/traffic.py`."""
     payload_bytes: int
     """Of the whole message of one call."""
     repeat: int

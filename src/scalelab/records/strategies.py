@@ -22,7 +22,7 @@ Sized = Literal["gradients", "buffers", "units", "inner_units"]
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Collectives that a strategy starts in every step; `analysis/communication.py` gives their bytes."""
+    """Collectives that a strategy starts in every step; `analysis/traffic.py` gives their bytes."""
 
     kind: str
     purpose: str

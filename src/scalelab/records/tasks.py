@@ -27,7 +27,7 @@ from scalelab.records.settings import TrainingRun
 from scalelab.records.steps import StepPlan
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point"]
-"""Collectives that can be timed alone; defined in `analysis/communication.py`."""
+"""Collectives that can be timed alone; defined in `analysis/traffic.py`."""
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
 MEMORY = "memory"
@@ -179,7 +179,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
     operation: Operation
     sizes: tuple[int, ...]
-    """Message sizes in bytes, as `analysis/communication.py` defines them: whole float32 values."""
+    """Message sizes in bytes, as `analysis/traffic.py` defines them: whole float32 values."""
     repeats: int = 50
     """Maximum number of timings per size."""
     warmup_calls: int = 3

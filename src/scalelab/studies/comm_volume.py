@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from scalelab.analysis.communication import MessageComparison, compare_messages, expect_messages, is_exact
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, judge
+from scalelab.analysis.traffic import MessageComparison, compare_messages, expect_messages, is_exact
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport

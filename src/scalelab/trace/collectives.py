@@ -3,7 +3,7 @@
 A size comes from one of three places: NCCL kernels, and the record that torch makes when it launches them, carry the
 number and type of input and output elements; operators of torch's process groups, and annotations of gloo and MPI
 threads, carry tensor shapes if shapes were recorded. All sizes are those of the whole message, as
-`analysis/communication.py` defines it. What cannot be read is unknown, never 0.
+`analysis/traffic.py` defines it. What cannot be read is unknown, never 0.
 """
 
 from __future__ import annotations

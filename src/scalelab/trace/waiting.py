@@ -1,6 +1,6 @@
 """Which rank waited for which, from matched collectives; and collectives by kind: count, size, time, bandwidth.
 
-Bandwidth is bytes over time, summed over the collectives of known size (formulas: `analysis/communication.py`). There
+Bandwidth is bytes over time, summed over the collectives of known size (formulas: `analysis/traffic.py`). There
 are two times. A rank's own time includes waiting for the others: it is what the training run pays. The transfer, the
 shortest time of any rank, is what the network needs; it is known if the traces of several ranks were matched.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scalelab.analysis.communication import KINDS, POINT_TO_POINT, bus_factor
+from scalelab.analysis.traffic import KINDS, POINT_TO_POINT, bus_factor
 from scalelab.trace.collectives import Collective
 from scalelab.trace.matching import MatchedGroup, Matching, find_steps
 from scalelab.trace.rank_trace import RankTrace

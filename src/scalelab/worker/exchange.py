@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from scalelab.analysis.communication import POINT_TO_POINT
+from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.launch.agreement import transfers_file
 from scalelab.records.observations import Transfer

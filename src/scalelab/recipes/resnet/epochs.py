@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from scalelab.analysis.communication import count_wire_bytes
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
+from scalelab.analysis.traffic import count_wire_bytes
 from scalelab.recipes.evidence import (
     Compared,
     divide_steps,

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scalelab.analysis.communication import bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import MISFIT, LinkFit, TransferSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import Rounds, estimate_median
+from scalelab.analysis.traffic import bus_factor
 from scalelab.records.trial import Cause, Status, TrialResult
 from scalelab.report.charts.lines import plot_rates, plot_times
 from scalelab.report.charts.plot import MOST_SERIES

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 import tyro
 
-from scalelab.analysis.communication import POINT_TO_POINT
 from scalelab.analysis.link import TransferSeries, fit_series, group_transfers
+from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.links import UNSHAPED

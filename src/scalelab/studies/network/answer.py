@@ -5,7 +5,7 @@ In a profiled step, a rank's communication is the time with at least one collect
 run at once both count. All are means over ranks, step by step.
 
 The bus bandwidth in training is what its collectives had to move, each by its own factor
-(`analysis/communication.py`), over the time of communication. That time includes waiting, but not the pauses between
+(`analysis/traffic.py`), over the time of communication. That time includes waiting, but not the pauses between
 buckets.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalelab.analysis.communication import KINDS, bus_factor
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import TransferSeries, group_transfers
 from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
@@ -27,6 +26,7 @@ from scalelab.analysis.stats import (
     estimate_positive_over_rounds,
     estimate_ratio,
 )
+from scalelab.analysis.traffic import KINDS, bus_factor
 from scalelab.launch.ranks.links import Link
 from scalelab.records.observations import TracedStep
 from scalelab.records.strategies import find_strategy

@@ -7,7 +7,7 @@ carries a reduce-scatter out as an all-reduce of the whole tensor.
 
 Payload is the whole tensor that the collective is about: for an all-gather what all ranks receive, for a
 reduce-scatter what each rank gives. What a message is for follows from who started it and when;
-`analysis/communication.py` says what there should be.
+`analysis/traffic.py` says what there should be.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.communication import KINDS, bus_factor, find_algorithm_bandwidth, find_bus_bandwidth
+from scalelab.analysis.traffic import KINDS, bus_factor, find_algorithm_bandwidth, find_bus_bandwidth
 from scalelab.errors import UnknownName
 
 

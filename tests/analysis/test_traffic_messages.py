@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.communication import count_wire_bytes, expect_messages, is_exact
+from scalelab.analysis.traffic import count_wire_bytes, expect_messages, is_exact
 from scalelab.records.observations import MessageBasis
 from scalelab.records.settings import Spreading
 
