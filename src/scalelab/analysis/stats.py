@@ -25,7 +25,7 @@ construction. With fewer than six numbers the signed-rank test cannot reach 95 %
 the same centre. One number has no interval.
 
 Limits: an interval is about launches like these. That of a median, not of a ratio, is too short if the speed of the
-machine wanders slowly from round to round: 83 to 87 % if half of the launches' variance is such a wander.
+machine drifts slowly from round to round: 83 to 87 % if half of the launches' variance is such drift.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
 
     Equally many rounds on both sides are compared round by round. Otherwise the logs of the launches'
     medians are compared as two independent samples (Welch 1947). Fewer than two rounds on either side give
-    no interval: a configuration cannot be told from its one launch.
+    no interval: one launch does not show how launches differ.
     """
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:

@@ -122,11 +122,11 @@ def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
     groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, start=2):
         groups.setdefault(tuple(row[name] for name in by), []).append((number, row))
-    told = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
+    varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
     found = []
     for members in groups.values():
         job = {name: members[0][1][name] for name in by}
-        label = ", ".join(_name_value(name, job[name]) for name in told if job[name]) or path.stem
+        label = ", ".join(_name_value(name, job[name]) for name in varying if job[name]) or path.stem
         found.append(_make_series(path, members, label, job, (ranks_name, value_name, share_name), is_time))
     return found
 

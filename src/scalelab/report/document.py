@@ -37,7 +37,7 @@ class Column:
     shows_interval: bool = True
     """Whether ± is printed; exports always have the interval."""
     unit_of: str = ""
-    """The key of the column whose unit this one takes, where both are to be compared; empty: it has its own."""
+    """The key of the column whose unit this one takes, so that both compare at a glance; empty: it has its own."""
     is_detail: bool = False
     """Whether one screen leaves it out; the full report and exports always have it."""
     note: str = ""

@@ -12,8 +12,8 @@ It differs from our own breakdown in that
   the same one then lasts −1 µs, and counts so where it stands alone;
 - of a trace of two or more profiler steps, kernels count whose launch begins before the last step does (the latest of
   its annotations, those of devices included), once for each launch that has their number;
-- among kernels of the same microsecond, the order of an unstable sort decides. We sort the same numbers by the same
-  call, so that it decides alike.
+- among kernels of the same microsecond, the order of an unstable sort decides. We sort the same numbers with the same
+  call, so the order is the same.
 
 For that, this mode keeps 25 bytes per kernel and 16 per launch; our own does not grow with the file. Every file is
 taken by itself: it counts the steps of all ranks together, which only differs where ranks recorded other steps. Not

@@ -114,7 +114,7 @@ class _GroupLane:
 
     @property
     def base_ns(self) -> int:
-        """What is to be added to every time; a number that no clock gives is none."""
+        """The offset of all times in the file; 0 if it is not a plausible clock reading."""
         base = self.trace.header.base_ns
         return base if abs(base) < LARGEST_BASE_NS else 0
 

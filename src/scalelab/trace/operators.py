@@ -108,8 +108,8 @@ def split_by_innermost(records: Records, low: int, high: int) -> tuple[NDArray[n
     order = np.lexsort((np.concatenate([number, number]), is_begin, time, np.concatenate([lane, lane])))
     time, is_begin = time[order], is_begin[order]
     depth = np.cumsum(np.where(is_begin, 1, -1))
-    # Behind an end, whoever began last at the depth that is left is the innermost again. Sorted by depth, that is the
-    # highest number so far, once every depth has numbers above all those of the depths before.
+    # After an end, the event that began last at the remaining depth is the innermost again. Sorted by depth, that is
+    # the highest number so far, once every depth has numbers above all those of the depths before.
     base = depth * (len(usable) + 1)
     event = np.where(is_begin, base + np.concatenate([number, number])[order], -1)
     by_depth = np.argsort(depth, kind="stable")
@@ -241,7 +241,7 @@ class Comparison:
 
 
 def compare_operators(a: Side, b: Side) -> Comparison:
-    """Hold two traces against each other."""
+    """Compare two traces name by name."""
     is_per_step = bool(a.num_steps and b.num_steps)
     before, after = (_add_up(side.amounts) for side in (a, b))
     shares = [1 / max(1, side.num_ranks) / ((side.num_steps or 1) if is_per_step else 1) for side in (a, b)]

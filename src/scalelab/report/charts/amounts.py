@@ -60,7 +60,7 @@ def plot_amounts(
 ) -> Chart | None:
     """One bar or point for every row; None where fewer than two have a number.
 
-    `reference`: a number that all are held against, in base units, drawn as a line.
+    `reference`: a number to compare all others with, in base units, drawn as a line.
     """
     known = [row for row in rows if read_number(row, x.field) is not None]
     if len(known) < 2 or len(list_series(rows)) > MOST_SERIES:

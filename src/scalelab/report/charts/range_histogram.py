@@ -4,7 +4,7 @@ Counts are on a symlog axis, sign(n) · log(1 + |n|): what a range clips is in t
 nothing. Bins are merged until they are wide enough to see.
 
     bins      the counts between two ends, by series
-    marks     `at` (a number on the axis), `label`, `kind`: lines from bottom to top, alike where their kind is
+    marks     `at` (a number on the axis), `label`, `kind`: vertical lines, styled by kind
 """
 
 from __future__ import annotations
