@@ -300,7 +300,7 @@ def test_the_plan_is_told_with_the_time_that_it_should_take() -> None:
     assert expected.seconds < 60
     text = render_plan(trials, expected)
     assert "npy-lazy-r1           2 ranks, batch 32 per rank, 9 passes" in text
-    assert "npy-lazy-w2-r1        2 ranks, 2 workers, batch 32 per rank, 1 passes" in text
+    assert "npy-lazy-w2-r1        2 ranks, 2 workers, batch 32 per rank, 1 pass" in text
     assert expect_seconds(make_study(train=True).plan(), []).seconds is not None
 
 
