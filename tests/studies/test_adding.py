@@ -1,7 +1,8 @@
-"""Adding a study takes its file, one entry of the catalogue and its page: done here in a copy, as the guide says."""
+"""Adding a study takes its file, one entry of the catalogue, and its page with its line in the navigation."""
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -82,6 +83,21 @@ def run(place: Path, *command: str) -> str:
 
 def find_tool(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
+
+
+def test_nothing_else_is_touched(copy: Path) -> None:
+    files = [file.relative_to(copy) for name in COPIED for file in [copy / name, *(copy / name).rglob("*")]]
+    texts = [file for file in files if (copy / file).is_file() and file.suffix not in (".pyc", ".gz")]
+    changed = {
+        str(one) for one in texts if not (ROOT / one).exists() or not filecmp.cmp(copy / one, ROOT / one, shallow=False)
+    }
+    generated = {one for one in changed if one.startswith("docs/reference/")}
+    assert changed - generated == {
+        "src/scalelab/studies/dropout.py",
+        "src/scalelab/studies/catalogue.py",
+        "docs/studies/dropout.md",
+        "zensical.toml",
+    }
 
 
 def test_the_command_line_knows_it(copy: Path) -> None:
