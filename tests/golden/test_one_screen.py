@@ -28,6 +28,29 @@ def test_the_list_of_runs_fits_on_one_screen(tmp_path: Path) -> None:
     check_screen(print_screen("list", "--runs-dir", tmp_path), MOST_LINES)
 
 
+def test_a_finished_run_is_resumed_on_one_screen(tmp_path: Path) -> None:
+    lines = print_screen("resume", unpack("strong-scaling", tmp_path))
+    *answer, _, place = lines
+    assert place.startswith("Saved to ")
+    check_screen(answer, MOST_LINES - 2)
+
+
+def test_files_are_written_with_a_line_each(tmp_path: Path) -> None:
+    run = unpack("strong-scaling", tmp_path)
+    page, bundle = tmp_path / "report.html", tmp_path / "bundle"
+    assert print_screen("report", run, "--html", page, "--bundle", bundle) == []
+    assert page.stat().st_size
+    assert (bundle / "report.pdf").stat().st_size
+    (line,) = print_screen("export", run, "--tensorboard", tmp_path / "events")
+    assert line.startswith("Wrote ")
+    assert line.endswith(f"tensorboard --logdir {tmp_path / 'events'}")
+
+
+@pytest.mark.ranks
+def test_the_doctor_answers_on_one_screen(tmp_path: Path) -> None:
+    check_screen(print_screen("doctor", "--runs-dir", tmp_path), MOST_LINES)
+
+
 @pytest.mark.parametrize("name", ["strong-scaling-failed", "batch-size-out-of-memory"])
 def test_what_failed_heads_the_answer(name: str, tmp_path: Path) -> None:
     lines = print_screen("show", unpack(name, tmp_path), "--refresh")

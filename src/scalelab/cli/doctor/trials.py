@@ -15,7 +15,7 @@ from typing import Any
 
 from scalelab.cli.doctor.checks import DoctorCheck, Grade
 from scalelab.records.environment import find_gpus, read_available_memory
-from scalelab.units import format_bytes, format_quantity
+from scalelab.units import format_bytes, format_count, format_quantity
 
 TRY_SECONDS = 60.0
 MOST_COPY_BYTES = 256 * 2**20
@@ -61,10 +61,10 @@ def look_at_roofs() -> Iterator[DoctorCheck]:
 
 
 def describe_roofs(roofs: Mapping[str, Any]) -> str:
-    threads = "" if roofs["threads"] is None else f", {roofs['threads']} thread{'s'[: roofs['threads'] > 1]}"
+    threads = "" if roofs["threads"] is None else f", {format_count(roofs['threads'], 'thread')}"
     flops = roofs["flops_per_second"] / 1e9
     copied = describe_copy(roofs["memory_bytes_per_second"], roofs["copy_bytes"])
-    return f"{copied}, float32 matmul {flops:.3g} GFLOP/s ({roofs['library']}{threads})"
+    return f"{copied}, matmul {flops:.3g} GFLOP/s ({roofs['library']}{threads})"
 
 
 def describe_copy(bytes_per_second: float, copy_bytes: int | None) -> str:
