@@ -229,6 +229,12 @@ def format_known(quantity: Quantity, estimate: Measured) -> str:
     return format_quantity(quantity, estimate) if is_known(estimate) else "unknown"
 
 
+def format_times(ratio: float | Measured) -> str:
+    """A ratio before "as long" or "the memory map": "1.92 ± 0.02 times", or "an unknown number of times"."""
+    known = isinstance(ratio, int | float) or is_known(ratio)
+    return f"{format_quantity('ratio', ratio)} times" if known else "an unknown number of times"
+
+
 def format_interval(quantity: Quantity, estimate: Bounded) -> str:
     """An estimate for a sentence about the ends of its interval: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:

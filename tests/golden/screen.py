@@ -1,6 +1,9 @@
-"""One screen: 40 lines of 100 columns."""
+"""One screen: 40 lines of 100 columns; and what no sentence may say."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 from scalelab.report.text import measure_text
 
@@ -13,3 +16,13 @@ PLACE_LINES = 2
 def check_screen(lines: list[str], most: int) -> None:
     assert 3 <= len(lines) <= most, "\n".join(lines)
     assert max(map(measure_text, lines)) <= WIDTH
+
+
+def check_sentences(document: dict[str, Any]) -> None:
+    """No finding prints an interval that is wider than its number, or a share of a step above all of it."""
+    for finding in document["findings"]:
+        text = finding["text"].replace("\u202f", "").replace("−", "-")
+        for number, width in re.findall(r"(-?\d[\d.]*) ± (\d[\d.]*)", text):
+            assert float(width) <= abs(float(number)), text
+        for share in re.findall(r"(-?\d[\d.]*) % of (?:the|its own|a profiled) step", text):
+            assert 0 <= float(share) <= 100, text

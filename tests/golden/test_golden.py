@@ -19,7 +19,7 @@ import pytest
 
 from scalelab.cli.app import main
 from tests.golden.comparing import Json, compare_documents, list_tables
-from tests.golden.screen import MOST_LINES, PLACE_LINES, WIDTH, check_screen
+from tests.golden.screen import MOST_LINES, PLACE_LINES, WIDTH, check_screen, check_sentences
 
 GOLDEN = Path(__file__).parent
 RUNS = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("runs/*.tar.gz"))
@@ -143,6 +143,7 @@ def test_run_concludes_with_the_same_numbers_on_one_screen(name: str, tmp_path: 
     assert not [words for words in differences if not words.startswith(expected)]
     assert all(any(words.startswith(title) for words in differences) for title in expected), "a correction is gone"
     check_screen(lines[:-PLACE_LINES], MOST_LINES - PLACE_LINES)
+    check_sentences(document)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -158,6 +159,7 @@ def test_run_shows_its_stored_document(name: str, tmp_path: Path) -> None:
 def test_command_answers_with_the_same_numbers_on_one_screen(name: str, tmp_path: Path) -> None:
     document, lines = answer_and_print(tmp_path, *fill_in(ANSWERS[name], tmp_path))
     assert_same(read_golden(name), document, TIMED.get(name, frozenset()))
+    check_sentences(document)
     if ANSWERS[name][0] != "report":  # which shows all of several runs
         check_screen(lines, MOST_LINES)
 

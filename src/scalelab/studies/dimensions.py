@@ -1,9 +1,8 @@
 """Dimensions: the same training run with a longer sequence, a wider model, more data, one option at a time.
 
-The job's own options are the base. Every dimension is an option of the workload, or several that move together (the
-width of the data and that of the model), and takes each of its values while the others stay at the base. Options that
-cannot work together are launched all the same: how torch refuses them is the answer, and the row says `invalid` with
-torch's own words.
+The job's own options are the base. A dimension is an option of the workload, or several that move together, and takes
+each of its values while the others stay at the base. Options that cannot work together are launched all the same: the
+row says `invalid`, with torch's own words.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from scalelab.studies.shared.work import (
     parameters_column,
     speed_column,
 )
-from scalelab.units import format_quantity
+from scalelab.units import format_quantity, is_known
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 BASE = "base"
@@ -274,11 +273,12 @@ def make_growth_table(growths: Sequence[Growth]) -> Table:
 
 def describe_growth(growth: Growth, weight: int) -> Finding:
     fit, flops, label = growth.fit, growth.flops_exponent, growth.variation.label
-    text = f"From {label} = {fit.smallest:g} to {fit.largest:g} the step time {_judge_growth(fit.exponent)}: exponent"
-    beside = "" if flops is None else f", that of FLOPs {format_quantity('ratio', flops)}"
+    grows = _judge_growth(fit.exponent)
+    exponent = f": exponent {format_quantity('ratio', fit.exponent)}" if is_known(fit.exponent) else ""
+    beside = "" if flops is None else f"; the exponent of FLOPs is {format_quantity('ratio', flops)}"
     return GROWTH(
         label,
-        f"{text} {format_quantity('ratio', fit.exponent)}{beside}.",
+        f"From {label} = {fit.smallest:g} to {fit.largest:g} the step time {grows}{exponent}{beside}.",
         exponent=fit.exponent,
         flops_exponent=flops,
         smallest=fit.smallest,

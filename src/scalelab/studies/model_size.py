@@ -217,7 +217,7 @@ def _name_dominant(arm: Arm) -> Iterator[Finding]:
         return
     name, share, is_sure = dominant
     how = "dominates" if is_sure else "is the largest part"
-    text = f"{arm.label}: {WORDS[name]} {how}, {format_share(share)} of the step."
+    text = f"{arm.label}: {WORDS[name]} {how}, {format_share(min(1.0, share))} of the step."
     yield DOMINANT(arm.label, text, part=name, share=share)
 
 

@@ -1,9 +1,7 @@
 """Reproducibility: what a seed fixes, what warm-up is, and how far a step time can be trusted.
 
-The same job is launched again and again with the same seed, and with others. A seed should fix every loss to the last
-bit; if it does not, two runs cannot be compared by their losses. It cannot fix a time. So the same launches also show
-what the usual ways of timing a step are worth: the mean over everything, the mean without the first steps, the mean of
-ten steps, the median over launches.
+The same job is launched several times with the same seed, and with others. A seed should fix every loss bit for bit.
+It cannot fix a time: the same launches show how good the usual ways of timing a step are.
 """
 
 from __future__ import annotations
@@ -393,6 +391,7 @@ def describe_spread(repeats: Repeats) -> Finding:
     needs = []
     for precision in (0.01, 0.05):
         expected, least, most = (UNKNOWN if n is None else str(n) for n in repeats.count_launches(precision))
-        needs.append(f"± {format_share(precision)} takes {expected} launches ({least} to {most})")
+        spread = f"{least} or more" if most == UNKNOWN else f"{least} to {most}"
+        needs.append(f"± {format_share(precision)} takes {expected} launches ({spread})")
     spread = format_interval("share", repeats.spread)
     return SPREAD("", f"Launches differ by {spread} (standard deviation): {', '.join(needs)}.", spread=repeats.spread)

@@ -1,13 +1,10 @@
 """Straggler: which rank is slow, where, and what it costs the others.
 
-An all-reduce ends when the last rank has joined, so one slow rank makes every step slow and all the others wait. Their
-clocks do not show it plainly: the waiting is in their backward, where gradients are reduced, whatever phase the slow
-rank was late in. So each rank's own time is separated from waiting, and the ranks are then compared phase by phase
-(`analysis/step_parts.py`).
+One slow rank makes every step slow, and the others wait for it in backward, whatever phase it was late in. So each
+rank's own time is separated from waiting, and the ranks are compared phase by phase (`analysis/step_parts.py`).
 
-Without a delay the job is diagnosed as it is. With one (`--delay 20ms --delay-rank 0`) the job without delay is
-measured in the same rounds too. That shows what the delay costs, and how well the model holds: a step takes as long as
-its slowest rank, so the delay adds to it in full. The diagnosis does not know of the delay.
+With a delay (`--delay 20ms --delay-rank 0`) the job without it is measured in the same rounds. That shows what the
+delay costs, and whether it adds in full to the step, as the model says. The diagnosis does not know of the delay.
 """
 
 from __future__ import annotations
@@ -247,11 +244,13 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
     if not excesses or diagnosis.slow:
         return
     largest = max(excesses, key=lambda excess: excess.share.high or excess.share.value)
-    who = f"rank {largest.rank} in {largest.phase}, {format_quantity('seconds', largest.seconds)} per step"
     limit = format_share(SMALLEST_EXCESS)
     if largest.share.high is None or largest.share.high >= SMALLEST_EXCESS:
-        share = format_quantity("share", largest.share)
-        text = f"Unresolved whether a rank is slow{when}: {who} ({share} of the step) may be nothing or over {limit}."
+        share = format_interval("share", largest.share)
+        text = (
+            f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} is longer by {share} of"
+            f" the step, which may be nothing or over {limit}."
+        )
         yield _make_straggler(label, text, largest, "unresolved", weight)
         return
     where = " in input or optimizer, the only phases compared" if diagnosis.missing_phases else ""
@@ -287,7 +286,7 @@ def _name_cost(answer: StragglerAnswer) -> Iterator[Finding]:
     times = f"{format_interval('ratio', ratio)} times the step without it"
     text = f"The delay makes a step {format_known('seconds', cost)} longer, {times}."
     yield COST(LABELS[DELAYED], text, seconds=cost, ratio=ratio)
-    model, verdict = format_quantity("seconds", estimate_median(answer.model)), judge(distance)
+    model, verdict = format_known("seconds", estimate_median(answer.model)), judge(distance)
     text = (
         f"Model (step without delay + delay): {model}; measured is {format_interval('ratio', distance)} times that:"
         f" {verdict}."

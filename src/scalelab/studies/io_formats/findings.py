@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries
 from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import estimate_ratio
@@ -30,7 +31,16 @@ from scalelab.studies.shared.cautions import (
 )
 from scalelab.studies.shared.input_split import LOADER_WAIT, estimate_part, read_load
 from scalelab.studies.shared.losses import read_losses
-from scalelab.units import format_bytes, format_known, format_quantity, format_seconds, format_share, is_known
+from scalelab.units import (
+    Quantity,
+    format_bytes,
+    format_known,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_times,
+    is_known,
+)
 
 STAYED = 0.01
 """A cold pass may find this share of the file in the page cache."""
@@ -76,6 +86,14 @@ def _format_epoch(series: FetchSeries) -> str:
     return format_quantity("seconds", seconds) if is_known(seconds) else "an unknown time"
 
 
+def _knows_epoch(*every: FetchSeries) -> bool:
+    return all(series.main is not None and is_known(series.main.epoch_seconds) for series in every)
+
+
+def _say(estimate: Estimate | None, quantity: Quantity) -> str:
+    return "unknown" if estimate is None else format_known(quantity, estimate)
+
+
 def _read_epoch(series: FetchSeries) -> float:
     assert series.main is not None
     return series.main.epoch_seconds.value
@@ -92,7 +110,8 @@ def _name_extremes(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
     ratio = _read_epoch(worst) / _read_epoch(best)
     text = f"{best.label} is the fastest file: an epoch of {best.num_samples} samples takes {_format_epoch(best)}"
     if worst is not best:
-        text += f"; {worst.label} takes {_format_epoch(worst)}, {format_quantity('ratio', ratio)} times as long"
+        times = f", {format_quantity('ratio', ratio)} times as long" if _knows_epoch(worst, best) else ""
+        text += f"; {worst.label} takes {_format_epoch(worst)}{times}"
     yield FASTEST(
         best.label,
         f"{text} (shuffled, warm).",
@@ -108,7 +127,7 @@ def _name_cause(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterato
     if amplification <= TOLERATED or series.main is None:
         return
     ratio = compare_with_map(measured, series)
-    beside = f", {format_quantity('ratio', ratio)} times the memory map" if ratio is not None else ""
+    beside = f", {format_times(ratio)} the memory map" if ratio is not None and _knows_epoch(series) else ""
     yield CHUNKS(
         series.label,
         f"{series.label} takes {_format_epoch(series)}{beside}: {series.chunks}, so reading one sample of"
@@ -128,7 +147,7 @@ def _name_cure(measured: Sequence[FetchSeries], series: FetchSeries) -> Iterator
     yield BY_BATCHES(
         series.label,
         f"Read by batches, the same file takes {_format_epoch(lazy)} ({lazy.label}; {first} in the first epoch):"
-        f" {series.label} takes {format_quantity('ratio', ratio)} times as long.",
+        f" {series.label} takes {format_times(ratio)} as long.",
         ratio=ratio,
     )
 
@@ -151,7 +170,7 @@ def _name_blocks(series: FetchSeries) -> Iterator[Finding]:
     yield BLOCKS(
         series.label,
         f"In training {series.label} is {series.shuffle}: an epoch takes {seconds}; a full shuffle takes"
-        f" {format_quantity('ratio', ratio)} times as long.",
+        f" {format_times(ratio)} as long.",
         ratio=ratio,
     )
 
@@ -168,7 +187,7 @@ def _name_cold(measured: Sequence[FetchSeries]) -> Iterator[Finding]:
         yield COLD(
             series.label,
             f"From disk the fastest epoch takes {format_seconds(seconds)} ({series.label}),"
-            f" {format_quantity('ratio', ratio)} times its first epoch from the page cache.",
+            f" {format_times(ratio)} its first epoch from the page cache.",
             epoch_seconds=seconds,
             ratio=ratio,
         )
@@ -185,7 +204,7 @@ def _name_workers(every: Sequence[FetchSeries]) -> Iterator[Finding]:
         ratio = estimate_ratio(series.main.epochs, best.main.epochs)
         yield WORKERS(
             series.label,
-            f"{best.label}: {format_quantity('ratio', ratio)} times the samples/s of {series.label} without workers.",
+            f"{best.label}: {format_times(ratio)} the samples/s of {series.label} without workers.",
             ratio=ratio,
             workers=best.dataset.workers,
         )
@@ -202,8 +221,8 @@ def _name_waits(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     wait, utilization = estimate_part(arm, read_load), estimate_utilization(arm, reference)
     yield LOADER_WAIT(
         arm.label,
-        f"In training {arm.label} waits longest for its batches: {format_quantity('seconds', wait)} per step,"
-        f" {format_quantity('share', worst)} of it; accelerator utilization {format_quantity('share', utilization)}.",
+        f"In training {arm.label} waits longest for its batches: {_say(wait, 'seconds')} per step,"
+        f" {_say(worst, 'share')} of it; accelerator utilization {_say(utilization, 'share')}.",
         wait_seconds=wait,
         share=worst,
         utilization=utilization,

@@ -28,7 +28,7 @@ from scalelab.studies.quantize.answer import (
 )
 from scalelab.studies.quantize.report import RUNTIME_TITLES, name_reference
 from scalelab.studies.shared.cautions import UNTRAINED, name_failure, warn_of_load
-from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
+from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share, format_times
 
 STANDS_OUT = 0.5
 """A layer is to blame if it makes this share of the noise, and twice as much as the next."""
@@ -138,7 +138,7 @@ def _describe_speed(quantized: Quantized, latencies: Sequence[Latency]) -> Itera
         verdicts.append(verdict)
         yield SPEED(
             f"batch {one.batch}",
-            f"{RUNTIME_TITLES[one.runtime]} is {format_quantity('ratio', one.speedup)} times as fast as"
+            f"{RUNTIME_TITLES[one.runtime]} is {format_times(one.speedup)} as fast as"
             f" {name_reference(latencies)} at batch {one.batch} ({verdict}).",
             speedup=one.speedup,
             verdict=str(verdict),

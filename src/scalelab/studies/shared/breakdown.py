@@ -121,9 +121,12 @@ def warn_of_rest(arm: Arm) -> Iterator[Caution]:
     unexplained = [parts for parts in break_arm(arm) or () if not parts.is_explained]
     if unexplained:
         worst = max(unexplained, key=lambda parts: abs(parts.rest_share))
+        # Parts are timed in steps of their own: on a loaded machine those may take longer than the clean ones.
+        whole = f"add up to {format_share(1 - worst.rest_share)} of" if worst.rest_share < 0 else "leave unexplained"
+        over = "" if worst.rest_share < 0 else f" {format_share(worst.rest_share)} of"
         yield UNEXPLAINED(
             arm.label,
-            f"{arm.label}: the parts of a step leave {format_share(worst.rest_share)} of it unexplained on rank"
+            f"{arm.label}: the parts of a step, timed in steps of their own, {whole}{over} the clean step on rank"
             f" {worst.rank} (limit {format_share(LARGEST_REST)})",
             "close other programs, or raise --phase-steps and --rounds",
             share=worst.rest_share,

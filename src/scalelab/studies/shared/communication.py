@@ -151,7 +151,7 @@ def compare_methods(arm: Arm, methods: Mapping[str, Estimate | None]) -> Iterato
     for name, seconds in others:
         text = f"{METHOD_NAMES[name]} {format_known('seconds', seconds)}"
         if do_overlap(reference, seconds):
-            said.append(f"{text} (agrees)")
+            said.append(f"{text} (agrees)" if is_known(seconds) else text)
             continue
         is_agreed, is_more = False, seconds.value > reference.value
         why = REASONS.get(("phases" if name == "counters" else name, is_more)) if first == "ablation" else None

@@ -54,7 +54,7 @@ from scalelab.studies.strategies.answer import (
     list_launches,
     read_loss_path,
 )
-from scalelab.units import format_interval, format_known, format_quantity, format_share
+from scalelab.units import format_interval, format_known, format_quantity, format_share, format_times
 
 TENSORS = "§"
 """The mark of memory that is a sum of tensors."""
@@ -216,7 +216,7 @@ def _name_fastest(arms: Sequence[Arm]) -> Iterator[Finding]:
     verdict, step = judge(ratio), format_known("seconds", first.step)
     if verdict is Verdict.SLOWER:
         text = f"{first.label} is the fastest, {step} per step; the next, {second.label}, takes"
-        text = f"{text} {format_quantity('ratio', ratio)} times as long."
+        text = f"{text} {format_times(ratio)} as long."
     else:
         text = f"{first.label}, {step} per step, and {second.label} are the fastest and cannot be distinguished: ratio"
         text = f"{text} {format_interval('ratio', ratio)}."
