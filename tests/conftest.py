@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,10 +19,14 @@ from tests.launch.lent import lend_ranks
 
 pytest_plugins = ("tests.slurm",)
 
-OWN_VARIABLES = (
-    "TORCHINDUCTOR_CACHE_DIR",
-    "PYTEST_CURRENT_TEST",
-)
+OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Those of pytest, and of torch, which sets one with the first optimizer of a process."""
+
+
+def pytest_configure() -> None:
+    """Shells let what they start in the background ignore Ctrl-C, and so would all that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -207,6 +207,7 @@ def test_stored_document_is_typeset(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 def test_interrupted_run_is_resumed(tmp_path: Path) -> None:
     run = unpack("interrupted", tmp_path)
     measured = {file.parent.name: file.read_bytes() for file in run.glob("trials/*/result.json")}
@@ -221,6 +222,7 @@ def test_interrupted_run_is_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 @pytest.mark.parametrize(
     ("name", "trial", "kind"),
     [

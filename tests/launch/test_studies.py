@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from scalelab.launch.launcher import Launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
@@ -17,7 +16,9 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.throughput import Throughput
 from tests.cli.commands import make_environment
+from tests.launch.lent import lend_ranks
 from tests.launch.programs import find_mpiexec
 from tests.launch.ranks.emulation import needs_hosts
 from tests.slurm import Cluster
@@ -37,8 +38,9 @@ def make_job(**fields: Any) -> Job:
     return Job(workload="mlp", options={"dim": 16, "depth": 2}, **fields)
 
 
-def make_study(**fields: Any) -> StrongScaling:
-    return StrongScaling(job=make_job(**fields), ranks=(1, 2), global_batch=8, sampling=SAMPLING)
+def make_pair(**fields: Any) -> Throughput:
+    """A study of one configuration: two ranks of ddp."""
+    return Throughput(job=make_job(**fields), ranks=2, batch_per_rank=4, sampling=SAMPLING)
 
 
 def read_losses(store: RunStore) -> dict[str, dict[int, float]]:
@@ -49,20 +51,17 @@ def read_losses(store: RunStore) -> dict[str, dict[int, float]]:
     return {result.trial.configuration: result.losses() for result in results}
 
 
+def train_locally(
+    study: Throughput | StrongScaling, launcher: LocalLauncher, runs_dir: Path
+) -> dict[str, dict[int, float]]:
+    """The losses of ranks that the forkserver made."""
+    with lend_ranks(launcher):
+        return read_losses(run_study(study, runs_dir=runs_dir)[0])
+
+
 @pytest.fixture(scope="module")
 def expected(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
-    """The losses of ranks that the forkserver made."""
-
-    class Shared:
-        launch = launcher.launch
-
-        def close(self) -> None:
-            """It is everybody's."""
-
-    shared: Launcher = Shared()
-    losses = read_losses(run_study(make_study(), runs_dir=tmp_path_factory.mktemp("local"), launcher=shared)[0])
-    assert set(losses) == {"single-1", "ddp-1", "ddp-2"}
-    return losses
+    return train_locally(make_pair(), launcher, tmp_path_factory.mktemp("local"))
 
 
 @pytest.mark.parametrize("name", ["torchrun", "mpich", "openmpi", "intel", pytest.param("hosts", marks=needs_hosts)])
@@ -71,17 +70,20 @@ def test_a_study_learns_the_same_under_a_launcher(
 ) -> None:
     is_mpi = name not in ("torchrun", "hosts")
     fields = {"launcher": "mpi", "mpiexec": find_mpiexec(name)} if is_mpi else {"launcher": name}
-    store, _ = run_study(make_study(**fields), runs_dir=tmp_path)
+    store, _ = run_study(make_pair(**fields), runs_dir=tmp_path)
     assert read_losses(store) == expected
-    result = store.result("ddp-2-r1")
+    result = store.result("throughput-r1")
     assert {rank.exit_code for rank in result.ranks} == {0}
     assert len({rank.cores for rank in result.ranks}) == (2 if not result.trial.is_oversubscribed else 1)
     assert len({rank.host for rank in result.ranks}) == (2 if name == "hosts" else 1)
 
 
 def test_a_study_learns_the_same_in_an_allocation_of_slurm(
-    slurm: Cluster, expected: dict[str, dict[int, float]], tmp_path: Path
+    slurm: Cluster, launcher: LocalLauncher, tmp_path: Path
 ) -> None:
+    study = StrongScaling(job=make_job(), ranks=(1, 2), global_batch=8, sampling=SAMPLING)
+    expected = train_locally(study, launcher, tmp_path / "local")
+    assert set(expected) == {"single-1", "ddp-1", "ddp-2"}
     command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *FLAGS, "--launcher", "slurm"]
     done = subprocess.run(
         ["salloc", "--quiet", "--ntasks=2", *command], cwd=tmp_path, env=make_environment(**slurm.variables),

@@ -26,7 +26,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
-from tests.cli.commands import QUICK, scalelab
+from tests.cli.commands import QUICK, answer
 from tests.report.browser import Seen, start_browser
 from tests.report.samples import COLUMNS, as_findings, build_strong_scaling
 from tests.studies.answers import set_machine
@@ -402,9 +402,10 @@ def test_a_chart_of_very_many_marks_is_drawn_as_pixels(seen: Seen, tmp_path: Pat
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 def test_a_real_run_writes_a_page_that_is_drawn(seen: Seen, tmp_path: Path) -> None:
     flags = ["--ranks", "1", "2", "--rounds", "2", "--html", "report.html"]
-    done = scalelab("run", "strong-scaling", *QUICK, *flags, cwd=tmp_path)
+    done = answer("run", "strong-scaling", *QUICK, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     seen.open(tmp_path / "report.html")
     assert len(seen.count_marks()) >= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_it_starts_near_guessing_and_its_loss_stays_finite(norm: str) -> None:
     assert workload.optimizer is not None
     optimizer = workload.optimizer(workload.model.parameters())
     losses = []
-    for batch in workload.batches:
+    for batch in islice(workload.batches, 4):
         loss = compute_loss(workload, batch)
         loss.backward()
         optimizer.step()
