@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.recipes.published import Printed, read_published
+from scalelab.recipes.published import QUESTIONS, Printed, has_questions, read_published
 from scalelab.recipes.reproduce import RECIPES
 
 ASSIGNMENTS = Path(__file__).parents[3] / "shared" / "reference" / "assignments"
 
 
 def list_figures(recipe: str) -> list[tuple[str, Printed]]:
-    rows = read_published(recipe)
-    return [(f"{row}.{name}", printed) for row, figures in rows.items() for name, printed in figures.items()]
+    """Figures, and questions."""
+    files = [read_published(recipe), *([read_published(recipe, QUESTIONS)] if has_questions(recipe) else [])]
+    return [(f"{row}.{name}", printed) for rows in files for row, own in rows.items() for name, printed in own.items()]
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_every_row_is_in_the_document_with_what_became_of_it(tmp_path: Path) -> 
         "S1": "run", "S2": "read from S1", "S3": "run", "S4": "not run", "S6": "this document",
     }  # fmt: skip
     assert find_section(document, "S4").paragraphs == ("Not run: two nodes are needed.",)
-    assert find_section(document, "S1").paragraphs[0] == "3 arms of small"
+    assert find_section(document, "S1").paragraphs[1] == "3 arms of small"
     rows = {finding.subject: finding.text for finding in select(document.findings, ROW)}
     assert rows == {"S1": "S1: 3 arms of small", "S2": "S2: 3 arms of small", "S3": "S3: 2 arms of small"}
 

@@ -14,6 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from scalelab.recipes.recipe import Question
+
+QUESTIONS = "questions.toml"
+
 
 class Printed(NamedTuple):
     """A published figure."""
@@ -29,8 +33,18 @@ class Printed(NamedTuple):
 
 
 @cache
-def read_published(recipe: str) -> Mapping[str, Mapping[str, Printed]]:
-    """The published figures of an assignment, by row and name."""
-    file = Path(__file__).parent / recipe / "published.toml"
+def read_published(recipe: str, name: str = "published.toml") -> Mapping[str, Mapping[str, Printed]]:
+    """The published figures of an assignment, or its questions (`questions.toml`), by row and name."""
+    file = Path(__file__).parent / recipe / name
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     return {row: {name: Printed(*pair) for name, pair in figures.items()} for row, figures in rows.items()}
+
+
+def has_questions(recipe: str) -> bool:
+    return (Path(__file__).parent / recipe / QUESTIONS).is_file()
+
+
+def pair_questions(recipe: str, row: str, answers: Mapping[str, str]) -> tuple[Question, ...]:
+    """The questions of a row with their answers, in the assignment's order; those without an answer are left out."""
+    asked = read_published(recipe, QUESTIONS).get(row, {})
+    return tuple(Question(printed.text, answers[name]) for name, printed in asked.items() if name in answers)

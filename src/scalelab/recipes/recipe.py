@@ -56,6 +56,17 @@ class Main(NamedTuple):
     """Whether it can be compared across machines although its quantity has a unit."""
 
 
+class Question(NamedTuple):
+    """A question of the assignment, and the answer from this run's numbers."""
+
+    asked: str
+    """In the assignment's words."""
+    answer: str
+
+    def __str__(self) -> str:
+        return f"{self.asked}{'' if self.asked.endswith('?') else ':'} {self.answer}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a row says."""
@@ -64,7 +75,9 @@ class Answer:
     tables: tuple[Table, ...] = ()
     """Ours beside the published one."""
     sentences: tuple[str, ...] = ()
-    """The row's questions, answered with this run's numbers; the first is the main one."""
+    """What was found, with this run's numbers; the first is the main one."""
+    questions: tuple[Question, ...] = ()
+    """In the assignment's order; they come before everything else."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import divide_published, is_comparable, print_published
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
-from scalelab.records.trial import Status, TrialResult
+from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
 from scalelab.units import format_count, format_quantity, is_known
+from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 ROWS = FindingKind(
     "reproduction",
@@ -40,7 +41,9 @@ MOST_WHOLE_PARTS = 2
 MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
-"""Configurations that a merged warning names."""
+"""Configurations that a merged warning names, and values that a setting lists."""
+RANDOM = "synthetic"
+"""The option of workloads for random data."""
 AGREES, UNRESOLVED, OTHER_MACHINE = "agrees", "unresolved", "other machine"
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
@@ -180,13 +183,48 @@ def make_section(one: Concluded) -> Section:
         for key, outcome in outcomes.items()
         for table in list_tables(outcome)[:most]
     ]
+    answers = [str(question) for question in one.answer.questions]
     sentences = one.answer.sentences or tuple(quote_studies(outcomes, is_crowded))
+    rest = (sentence for sentence in sentences if not any(sentence in answer for answer in answers))
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
-        paragraphs=(*((why,) if why else ()), *sentences),
+        paragraphs=(*((why,) if why else ()), *describe_setting(one), *answers, *rest),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=tuple(choose_charts(outcomes)),
     )
+
+
+def describe_setting(one: Concluded) -> Iterator[str]:
+    """What was run: model and size, data, batch, ranks, dtype, steps × launches; nothing for rows that read others."""
+    counted = [
+        (len(result.step_seconds(StepKind.CLEAN)), result.trial)
+        for outcome in one.shown.values()
+        for result in outcome.results
+    ]
+    trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
+    if not trials:
+        return
+    steps, ranks = sorted({num_steps for num_steps, _ in counted} - {0}), sorted({trial.num_ranks for trial in trials})
+    built_in = [trial for trial in trials if trial.workload in BUILT_IN]
+    labels = list(dict.fromkeys(make_options(trial.workload, trial.options).label for trial in built_in))
+    data = dict.fromkeys(str(trial.options.get("data", RANDOM)) for trial in built_in)
+    launches = max(trial.round for trial in trials)
+    yield " · ".join(
+        [
+            f"Setting: {join_some(labels)}",
+            join_some(["random data" if name == RANDOM else name for name in data]),
+            f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
+            f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",
+            join_some(list(dict.fromkeys(trial.dtype for trial in trials))),
+            f"{join_some(steps)} steps × {format_count(launches, 'launch')}",
+        ]
+    )
+
+
+def join_some(values: Sequence[object]) -> str:
+    """All of a few values; of many, the first and the last."""
+    few = values if len(values) <= MOST_NAMED else (values[0], "…", values[-1])
+    return ", ".join(map(str, few))
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

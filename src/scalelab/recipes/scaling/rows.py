@@ -7,14 +7,25 @@ random data. The check is what its arithmetic gives before anything is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from scalelab.analysis.stats import Verdict, judge
-from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_spread, quote, say, scale
+from scalelab.analysis.stats import judge
+from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, quote, say
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
-from scalelab.recipes.published import read_published
-from scalelab.recipes.recipe import Answer, Check, Main, Outcomes, Recipe, Row, Size
+from scalelab.recipes.published import pair_questions, read_published
+from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Recipe, Row, Size
+from scalelab.recipes.scaling.questions import (
+    Answers,
+    answer_batches,
+    answer_delay,
+    answer_sizes,
+    answer_straggler,
+    answer_strategies,
+    answer_strong,
+    answer_timing,
+)
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.studies.batch_scaling import BatchScaling
@@ -50,6 +61,8 @@ SMALL_SIZES = ((128, 2), (1024, 3))
 BYTES_PER_PARAMETER = 4
 DELAY = f"{1e3 * PRINTED['S5A']['delay_seconds'].number:g}ms"
 """S5A: before backward, on every rank."""
+MORE_DELAYS = ("20ms", "40ms")
+"""S5A: ours, as one delay cannot show whether speedup falls linearly."""
 BATCHES = tuple(read("S5B", f"batch_{number}") for number in (1, 2, 3, 4))
 """S5B."""
 STRAGGLER_DELAY = f"{1e3 * PRINTED['S5C']['delay_seconds'].number:g}ms"
@@ -66,16 +79,30 @@ def choose_all_ranks(size: Size) -> tuple[int, ...]:
 
 
 def make_rows(size: Size) -> Sequence[Row]:
-    return (
-        make_s1(size),
-        make_s2(size),
-        make_s3(size),
-        make_s4(size),
-        make_s5a(size),
-        make_s5b(size),
-        make_s5c(size),
-        make_s6(),
-    )
+    makers = (make_s1, make_s2, make_s3, make_s4, make_s5a, make_s5b, make_s5c)
+    return (*(with_questions(make(size)) for make in makers), make_s6())
+
+
+ANSWERS: dict[str, Callable[[Outcome | None], Answers]] = {
+    "S1": answer_timing,
+    "S2": answer_strong,
+    "S3": answer_sizes,
+    "S4": answer_strategies,
+    "S5A": answer_delay,
+    "S5B": answer_batches,
+    "S5C": answer_straggler,
+}
+
+
+def with_questions(row: Row) -> Row:
+    """The row, whose answer has the assignment's questions first."""
+
+    def conclude(outcomes: Outcomes) -> Answer:
+        (part,) = row.parts
+        found = ANSWERS[row.id](outcomes.get(part))
+        return replace(row.conclude(outcomes), questions=pair_questions("scaling", row.id, found))
+
+    return replace(row, conclude=conclude)
 
 
 def quote_row(
@@ -127,30 +154,7 @@ def make_s2(size: Size) -> Row:
 
 def answer_s2(outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("strong")
-    plain = find_arm(outcome, strategy="single")
-    spread = list_spread(outcome)
-    if plain is None or not spread:
-        return Answer(sentences=quote(outcome))
-    return Answer(
-        main=find_speedup("", [plain, *spread]), sentences=(*answer_linearity(plain, spread), *quote(outcome))
-    )
-
-
-def answer_linearity(plain: Arm, spread: list[Arm]) -> Iterator[str]:
-    """Is it linear, and where does it drop: against the plain loop. The study says why."""
-    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in spread}
-    verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
-    below = [ranks for ranks, verdict in verdicts.items() if verdict is Verdict.SLOWER]
-    ranks = spread[-1].trial.num_ranks
-    speedup = divide_steps(plain, spread[-1])
-    is_resolved = Verdict.UNRESOLVED not in verdicts.values()
-    verdict = "No" if below else "Yes, within the error" if is_resolved else "Unresolved"
-    yield (
-        f"Is it linear? {verdict}: {ranks} ranks are {say('ratio', speedup)} times as fast as the plain loop,"
-        f" efficiency {say('share', scale(speedup, 1 / ranks))}."
-    )
-    if below:
-        yield f"Where does it drop? At {below[0]} ranks, the first that is significantly below ideal."
+    return Answer(main=find_speedup("", list_arms(outcome)), sentences=quote(outcome))
 
 
 def make_s3(size: Size) -> Row:
@@ -196,7 +200,7 @@ def answer_s4(outcomes: Outcomes) -> Answer:
 
 def make_s5a(size: Size) -> Row:
     study = Delay(
-        delays=("0ms", DELAY),
+        delays=("0ms", DELAY, *MORE_DELAYS),
         ranks=choose_all_ranks(size),
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
@@ -213,7 +217,11 @@ def make_s5a(size: Size) -> Row:
 
 def make_s5b(size: Size) -> Row:
     study = BatchScaling(
-        batches=BATCHES, reading="both", job=make_job(size), sampling=make_sampling(size, comm_free=True)
+        batches=BATCHES,
+        reading="both",
+        ranks=choose(size, small=2, full=read("S5B", "ranks")),
+        job=make_job(size),
+        sampling=make_sampling(size, comm_free=True),
     )
     return quote_row(
         "S5B",
