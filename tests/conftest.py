@@ -13,11 +13,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from scalelab.launch.local import LocalLauncher
 from tests.launch.lent import lend_ranks
 
 pytest_plugins = ("tests.slurm",)
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Those of pytest, and of torch, which sets one with the first optimizer of a process."""

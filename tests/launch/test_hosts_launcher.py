@@ -109,7 +109,7 @@ def test_no_message_crosses_a_link_faster_than_its_rate(hosts: HostsLauncher, tm
     """A bound that no busy machine can break: what the buckets let through at once is a few percent of the message."""
     size, bytes_per_second = 4_000_000, 12.5e6
     exchange = Exchange(operation="all_reduce", sizes=(size,), repeats=3, warmup_calls=0)
-    fields = {"workload": "", "options": {}, "strategy": NO_STRATEGY, "exchange": exchange}
+    fields = {"workload": "", "options": {}, "strategy": NO_STRATEGY, "task": exchange}
     result = launch(hosts, make_spread(link="100mbit", **fields), tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     assert len(result.transfers) >= 6

@@ -25,7 +25,7 @@ def make_trial(**fields: Any) -> Trial:
         "num_ranks": 2,
         "global_batch": 8,
         "task": task,
-        "timeout_seconds": 60.0,
+        "timeout_seconds": 300.0,
     }
     return Trial(**(defaults | fields))
 
