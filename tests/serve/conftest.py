@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.answers.comparison import describe_runs
 from scalelab.cli.output import make_page
-from scalelab.cli.report import describe_runs
 from scalelab.serve.server import Library, PageServer
 
 

@@ -14,15 +14,20 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, to_builtins
 from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
+from scalelab.report.joining import NamedDocument, join_documents
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
-from scalelab.runs.experiment import DAMAGED_TRIAL
-from scalelab.studies.shared.arms import Arm, describe_status
+from scalelab.runs.experiment import DAMAGED_TRIAL, read_results
+from scalelab.studies.catalogue import derive_document, read_study
+from scalelab.studies.shared.arms import Arm, describe_status, group_arms, make_fetch_arms, make_transfer_arms
 from scalelab.studies.shared.sweep import VERDICT
 from scalelab.units import format_interval
+
+INCOMPARABLE = CautionKind("incomparable", "Two runs of a report have nothing in common to compare", "wrong-work")
 
 
 def draw_comparison(table: Table) -> tuple[Chart, ...]:
@@ -243,3 +248,39 @@ def _flatten(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def _show(value: object) -> str:
     return "–" if value is None else str(value)
+
+
+def read_side(store: RunStore) -> RunSide:
+    """A run as the comparison takes it."""
+    study = read_study(store)
+    results, damaged = read_results(store, study)
+    results = [study.count_steps(result) for result in results]
+    sampling = store.record.fields.get("sampling", {})
+    warmup = sampling.get("warmup") if isinstance(sampling, dict) else None
+    return RunSide(
+        name=store.name,
+        arms=group_arms([result for result in results if not result.trial.trains_nothing], warmup)
+        | make_transfer_arms(results)
+        | make_fetch_arms(results),
+        environment=to_builtins(store.environment()) | {"workload sha256": store.record.workload_sha256},
+        damaged=tuple(str(error) for error in damaged),
+    )
+
+
+def describe_runs(stores: Sequence[RunStore]) -> Document:
+    """The document of one run, or the comparison of several."""
+    if len(stores) == 1:
+        return derive_document(stores[0])
+    own = [NamedDocument(name=one.name, study=one.record.study, document=derive_document(one)) for one in stores]
+    return join_documents(own, list(compare_all(stores)))
+
+
+def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
+    """Every later run against the first; runs that cannot be compared say why."""
+    first = read_side(stores[0])
+    for other in stores[1:]:
+        try:
+            yield compare_runs(first, read_side(other))
+        except UsageError as error:
+            nothing = INCOMPARABLE(other.name, str(error), "read the runs one by one below")
+            yield Document(title="", setting=f"A {stores[0].name} · B {other.name}", cautions=(nothing,))

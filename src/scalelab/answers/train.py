@@ -15,7 +15,7 @@ import tyro
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.metered import LOSS
 from scalelab.checks import check_at_least, check_divisible
-from scalelab.errors import UsageError
+from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.outcome import read_unfinished
 from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
@@ -240,3 +240,15 @@ def _warn_of_learning(results: Sequence[TrialResult]) -> Iterator[Caution]:
                 first=losses[0],
                 last=losses[-1],
             )
+
+
+def reopen_training(store: RunStore) -> None:
+    """A training run that failed or was killed continues from its last checkpoint; other failures are results."""
+    name = store.record.trials[0]
+    if store.record.study == TrainStudy.name and store.has_result(name):
+        try:
+            is_over = store.result(name).status is Status.COMPLETED
+        except DamagedRun:
+            return  # the run sets it aside
+        if not is_over:
+            store.set_aside(name, "before")

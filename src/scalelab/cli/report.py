@@ -7,25 +7,20 @@ Several runs are compared, each with the first. Nothing here imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from scalelab.answers.comparison import compare_runs
-from scalelab.cli.compare import read_side
+from scalelab.answers.comparison import describe_runs
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_target
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.report.document import Document
-from scalelab.report.findings import CautionKind
-from scalelab.report.joining import NamedDocument, join_documents
-from scalelab.studies.catalogue import derive_document
 
-INCOMPARABLE = CautionKind("incomparable", "Two runs of a report have nothing in common to compare", "wrong-work")
 MOST_LETTERS = 100
 """Letters of a run's name in a file name."""
 
@@ -79,25 +74,6 @@ def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
         return report.output
     name = stores[0].name if len(stores) == 1 else "comparison"
     return replace(report.output, html=f"{name[:MOST_LETTERS]}.html")
-
-
-def describe_runs(stores: Sequence[RunStore]) -> Document:
-    """The document of one run, or the comparison of several."""
-    if len(stores) == 1:
-        return derive_document(stores[0])
-    own = [NamedDocument(name=one.name, study=one.record.study, document=derive_document(one)) for one in stores]
-    return join_documents(own, list(compare_all(stores)))
-
-
-def compare_all(stores: Sequence[RunStore]) -> Iterator[Document]:
-    """Every later run against the first; runs that cannot be compared say why."""
-    first = read_side(stores[0])
-    for other in stores[1:]:
-        try:
-            yield compare_runs(first, read_side(other))
-        except UsageError as error:
-            nothing = INCOMPARABLE(other.name, str(error), "read the runs one by one below")
-            yield Document(title="", setting=f"A {stores[0].name} · B {other.name}", cautions=(nothing,))
 
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:

@@ -12,13 +12,13 @@ from typing import Annotated
 import tyro
 
 from scalelab import __version__
-from scalelab.answers.train import TrainStudy
+from scalelab.answers.train import reopen_training
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
 from scalelab.cli.submission import Submission, check_unused, check_unused_by_rows, make_submitter
 from scalelab.cli.submit import check_output, conclude, submit_run
-from scalelab.errors import DamagedRun, NothingMeasured, UnknownName, UsageError
+from scalelab.errors import NothingMeasured, UnknownName, UsageError
 from scalelab.launch.batch.handover import check_no_job, check_trials_free
 from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.batch.system import BatchSystem, read_record
@@ -27,7 +27,6 @@ from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
-from scalelab.records.trial import Status
 from scalelab.runs.experiment import find_waiting
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
@@ -130,18 +129,6 @@ def join_launcher(store: RunStore, member: Membership, runs_dir: Path) -> Joined
             f"{store.name} had {trial.num_processes} ranks, got {member.num_ranks}: launch {trial.num_processes}"
         )
     return JoinedLauncher(member, runs_dir)
-
-
-def reopen_training(store: RunStore) -> None:
-    """A training run that failed or was killed continues from its last checkpoint; other failures are results."""
-    name = store.record.trials[0]
-    if store.record.study == TrainStudy.name and store.has_result(name):
-        try:
-            is_over = store.result(name).status is Status.COMPLETED
-        except DamagedRun:
-            return  # the scheduler sets it aside
-        if not is_over:
-            store.set_aside(name, "before")
 
 
 def reopen_waiting(store: RunStore) -> None:

@@ -7,9 +7,9 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scalelab.answers.comparison import describe_runs
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import check_installed, make_page
-from scalelab.cli.report import describe_runs
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
 from scalelab.serve.server import Library, PageServer

@@ -9,9 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalelab.answers.train import TrainStudy
+from scalelab.answers.train import TrainStudy, reopen_training
 from scalelab.cli.measuring import measure_and_report
-from scalelab.cli.resume import reopen_training
 from scalelab.cli.study_flags import parse_kind
 from scalelab.cli.submission import prepare
 from scalelab.cli.submit import start_and_submit

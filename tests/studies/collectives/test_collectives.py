@@ -9,8 +9,7 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
-from scalelab.answers.comparison import compare_runs
-from scalelab.cli.compare import read_side
+from scalelab.answers.comparison import compare_runs, read_side
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore

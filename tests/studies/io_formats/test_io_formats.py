@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.comparison import compare_runs
-from scalelab.cli.compare import read_side
+from scalelab.answers.comparison import compare_runs, read_side
 from scalelab.cli.study_flags import parse_study
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.writing import write_set
