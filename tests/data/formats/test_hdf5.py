@@ -121,7 +121,7 @@ def test_rows_that_were_used_longest_ago_make_room(tmp_path: Path) -> None:
             into[:] = np.arange(first, first + len(into))
 
     source = Source()
-    field = hdf5.Field("x", np.dtype(np.int64), ())
+    field = hdf5.SampleField("x", np.dtype(np.int64), ())
     column = BlockColumn(field, 10, 2, source, 2 * 16)  # type: ignore[arg-type]
     for numbers, expected in ([0, 2], [0, 2]), ([1], [0, 2]), ([4], [0, 2, 4]), ([0], [0, 2, 4]), ([3], [0, 2, 4, 2]):
         assert column.take(np.array(numbers)).tolist() == numbers

@@ -49,7 +49,7 @@ def test_stored_members_are_mapped_and_ours_are_aligned(tmp_path: Path) -> None:
     write_set(ours, {"x": NUMBERS, "yy": LABELS}, format="npz")
     np.savez(theirs, x=NUMBERS, yy=LABELS)
     for column in npz.open_set(ours, {}).columns:
-        assert isinstance(column, npz.StoredColumn)
+        assert isinstance(column, npz.CheckedColumn)
         assert not isinstance(column.column, OddColumn)
         assert not column.column.array.flags.owndata  # type: ignore[attr-defined]
     assert any(isinstance(column.column, OddColumn) for column in npz.open_set(theirs, {}).columns)  # type: ignore[attr-defined]
