@@ -61,7 +61,7 @@ def list_commands(page: Path) -> Iterator[str]:
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     for candidate in (*lines, *indented, *spans):
         match = COMMAND.match(candidate.strip())
-        if match and not {"STUDY", "COMMAND"} & set(candidate.split()):
+        if match and not {"STUDY", "COMMAND", "RECIPE", "…"} & set(candidate.split()):
             yield re.split(r" (?:[|>#;]|&&|·| )", match["arguments"])[0].strip()
 
 
@@ -88,7 +88,8 @@ def _parse(arguments: list[str]) -> None:
     elif verb == "run" and arguments[1:] == ["--help"]:
         print_studies()
     elif verb == "run":
-        study, execution = parse_study(arguments[1], arguments[2:])
+        flags, dashes, script = split_at_dashes(arguments[2:])
+        study, execution = parse_study(arguments[1], flags, script if dashes else None)
         assert study.plan()
         execution.output.check()
     elif verb == "train":
@@ -107,6 +108,19 @@ def _parse(arguments: list[str]) -> None:
         parse_flags(TraceDiff, arguments[2:], " ".join(arguments[:2])).reading.check()
     else:
         parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
+
+
+def split_at_dashes(words: list[str]) -> tuple[list[str], bool, list[str]]:
+    """The flags of a study, whether a script follows, and its words."""
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], cut < len(words), words[cut + 1 :]
+
+
+def provide_script(arguments: list[str], directory: Path) -> None:
+    """A training script, which ranks alone run."""
+    _, has_script, script = split_at_dashes(arguments)
+    if has_script and script[0] != "-m":
+        (directory / script[0]).touch()
 
 
 def provide_stored_sets(arguments: list[str], directory: Path) -> None:
@@ -133,6 +147,7 @@ def test_every_command_that_is_not_executed_parses(
     provide_shards(arguments, tmp_path)
     provide_stored_sets(arguments, tmp_path)
     provide_weights(arguments, tmp_path)
+    provide_script(arguments, tmp_path)
     assert parse_command(arguments) == 0, f"{page}: scalelab {command}: {capsys.readouterr()}"
 
 
