@@ -69,7 +69,7 @@ def test_the_files_are_joined_in_order_with_red_first(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [BINARY, PYTHON])
-def test_the_folder_or_the_one_around_it_may_be_named(folder: Path, layout: cifar10.Layout) -> None:
+def test_the_folder_or_the_one_around_it_may_be_named(folder: Path, layout: cifar10.Cifar10Layout) -> None:
     (other,) = {BINARY, PYTHON} - {layout}
     for file in (folder / other.folder).iterdir():
         file.unlink()
@@ -107,7 +107,7 @@ def test_the_binary_form_is_suggested_where_it_has_begun(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [BINARY, PYTHON])
-def test_a_truncated_file_is_refused_before_and_while_loading(folder: Path, layout: cifar10.Layout) -> None:
+def test_a_truncated_file_is_refused_before_and_while_loading(folder: Path, layout: cifar10.Cifar10Layout) -> None:
     path = folder / layout.folder / f"data_batch_1{layout.suffix}"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_refused_before_and_while_loading(folder: Path, layo
 
 
 @pytest.mark.parametrize("layout", [BINARY, PYTHON])
-def test_a_changed_byte_is_found_by_the_checksum(folder: Path, layout: cifar10.Layout) -> None:
+def test_a_changed_byte_is_found_by_the_checksum(folder: Path, layout: cifar10.Cifar10Layout) -> None:
     path = folder / layout.folder / f"test_batch{layout.suffix}"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
