@@ -74,7 +74,7 @@ def test_where_a_reader_cannot_keep_the_set_blocks_of_its_chunks_are_advised(
     blocks = next(way for way in found.ways if way.name == BY_BLOCKS)
     assert blocks.inflated.shuffled == NOISE.nbytes
     findings = {finding.kind: finding for finding in summarise(found)}
-    assert findings["block-shuffle"].text.startswith("BlockShuffle(chunk_samples=16, window_chunks=16)")
+    assert findings["block-shuffled-epoch"].text.startswith("BlockShuffle(chunk_samples=16, window_chunks=16)")
     assert "names (text)" in findings["ignored-columns"].text
 
 
