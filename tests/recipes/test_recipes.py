@@ -278,6 +278,13 @@ def test_the_scaling_homework_has_all_its_questions_answered_first(documents: di
         assert len(paragraphs) > len(questions)
 
 
+def test_the_resnet_lab_has_its_questions(documents: dict[str, Document]) -> None:
+    for row, questions in read_published("resnet", QUESTIONS).items():
+        paragraphs = find_section(documents["resnet"], row).paragraphs
+        for printed in questions.values():
+            assert [words for words in paragraphs if words.startswith(printed.text)], printed.text
+
+
 def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None:
     """Played: a step takes 10 ms and 1 ms per sample of a rank, 4 ms of it communication."""
     sizes, delays = (find_section(documents["scaling"], row).paragraphs for row in ("S3", "S5A"))

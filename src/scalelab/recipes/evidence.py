@@ -60,6 +60,13 @@ def divide_steps(numerator: Arm | None, denominator: Arm | None) -> Estimate | N
     return estimate_ratio(numerator.clean, denominator.clean)
 
 
+def compare_estimates(one: Estimate, other: Estimate) -> int:
+    """1 where one interval lies above the other, −1 where below, 0 where they overlap."""
+    lows = [found.value if found.low is None else found.low for found in (one, other)]
+    highs = [found.value if found.high is None else found.high for found in (one, other)]
+    return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
+
+
 def scale(estimate: Estimate | None, factor: float) -> Estimate | None:
     return None if estimate is None else estimate.map(lambda value: value * factor)
 

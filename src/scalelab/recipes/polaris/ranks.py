@@ -125,6 +125,11 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         notes=(f"published: on {published.NUM_RANKS} ranks",),
     )
     sentences += [*describe_ranks(outcomes.get("train")), *describe_launchers(outcomes)]
+    if sentences:
+        sentences.append(
+            "MPI or PALS? Ranks from MPI (Get_rank, Split_type) are portable: every MPI has them, and they count what"
+            " really shares a node. The variables of PALS need no mpi4py, but exist on systems with PALS only."
+        )
     tables = keep_tables(table, seconds_table, make_rank_table(outcomes))
     return Answer(main=main, tables=tables, sentences=tuple(sentences))
 

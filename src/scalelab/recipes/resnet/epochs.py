@@ -19,6 +19,7 @@ from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.analysis.traffic import count_wire_bytes
 from scalelab.recipes.evidence import (
     Compared,
+    compare_estimates,
     divide_steps,
     find_arm,
     keep_tables,
@@ -28,6 +29,7 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
+from scalelab.recipes.published import pair_questions
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, subtract_ideal
@@ -115,13 +117,35 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("ratio", lines, title="Speedup of an epoch", size=size),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, from steps", size=size),
         ),
-        sentences=(
-            f"Speedup of an epoch over one device: {', '.join(gains)}.",
-            "Strong or weak scaling? Images per epoch and batch per device are both fixed: strong by epoch, weak by"
-            " step.",
-            describe_strong_point(outcomes),
-        ),
+        sentences=(f"Speedup of an epoch over one device: {', '.join(gains)}.", describe_strong_point(outcomes)),
+        questions=pair_questions("resnet", "R2", answer_scaling(pairs, describe_strong_point(outcomes))),
     )
+
+
+def answer_scaling(pairs: list[Pair], strong_point: str) -> dict[str, str]:
+    """Strong or weak, which of them is better, and the numbers that say so: of the most devices at every batch."""
+    most = max(arm.trial.num_ranks for _, _, arm in pairs)
+    found = {batch: divide_steps(plain, arm) for batch, plain, arm in pairs if arm.trial.num_ranks == most}
+    known = {batch: efficiency for batch, efficiency in found.items() if efficiency is not None}
+    listed = ", ".join(f"{say('share', efficiency)} at batch {batch}" for batch, efficiency in known.items())
+    answers = {
+        "kind": "Both: images per epoch and batch per device are fixed, so epochs scale strongly and steps weakly (a"
+        " step on N devices has N times the samples).",
+        "weak": "Better: with a fixed batch per device, computing per step stays what it is and only the all-reduce is"
+        f" added. Efficiency of a step on {most} devices, T_1/T_N: {listed}. With a fixed global batch, computing"
+        f" shrinks as 1/N while the gradients keep their bytes. {strong_point}",
+    }
+    if len(known) > 1:
+        first, last = min(known), max(known)
+        words = {1: "rises", -1: "falls", 0: "does not change beyond its interval"}
+        verdict = words[compare_estimates(known[last], known[first])]
+        answers["data_point"] = (
+            f"From batch {first} to {last} per device, efficiency on {most} devices {verdict}:"
+            f" {say('share', known[first])} and {say('share', known[last])} (published, 2 → 4 devices:"
+            f" {published.SPEEDUPS_TWO_TO_FOUR[first]}× and {published.SPEEDUPS_TWO_TO_FOUR[last]}×). The bytes are the"
+            " same, so more computing per step leaves communication a smaller share."
+        )
+    return answers
 
 
 def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
@@ -187,7 +211,8 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         "It includes everything that does not shrink, such as computation that other ranks slow down.",
     )
     main = make_main("share", "communication", lines)
-    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences)
+    questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
+    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
 
 
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
@@ -225,6 +250,7 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         main=make_main("bytes", "bytes/s by the published method", list_published_rates(outcomes)),
         tables=keep_tables(table, *compare_as_published(size, outcomes)),
         sentences=tuple(sentences),
+        questions=pair_questions("resnet", "R4", {"bandwidth": " ".join(sentences)}),
     )
 
 

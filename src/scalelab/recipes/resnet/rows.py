@@ -5,7 +5,7 @@ R1, R5, R6 and R7: batch size, large batch, what DDP sends, loader and optimizer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
+from scalelab.recipes.published import pair_questions
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.epochs import make_epoch_rows, make_job, make_main
@@ -133,7 +134,25 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("accuracy", tests, title="Test accuracy after the last epoch", size=size),
         ),
         sentences=quote(outcome),
+        questions=pair_questions("resnet", "R5", answer_learning(trained)),
     )
+
+
+def answer_learning(trained: Mapping[str, tuple[str, Estimate]]) -> dict[str, str]:
+    """What a large batch costs, and what scaling the rate and warming it up bring back."""
+    if not {"small", "large"} <= set(trained):
+        return {}
+    (small_label, small), (large_label, large) = trained["small"], trained["large"]
+    others = ", ".join(f"{say('accuracy', found)} with {label}" for label, found in list(trained.values())[2:])
+    rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
+    return {
+        "accuracy": f"{say('accuracy', large)} of training images in the last epoch with {large_label},"
+        f" {say('accuracy', small)} with {small_label}. At the same rate, the large batch makes fewer updates in as"
+        " many epochs.",
+        "remedies": "Linear scaling multiplies the rate by the growth of the batch (published:"
+        f" {rate} = {published.SCALED_RATE}); gradual warm-up raises it over the first epochs, while directions still"
+        f" change too fast for such steps (Goyal et al. 2017).{f' Here: {others}.' if others else ''}",
+    }
 
 
 def read_last_accuracies(outcome: Outcome | None, *, is_test: bool) -> dict[str, tuple[str, Estimate]]:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, judge
-from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, list_spread, quote, say, scale
+from scalelab.recipes.evidence import (
+    compare_estimates,
+    divide_steps,
+    find_arm,
+    list_arms,
+    list_spread,
+    quote,
+    say,
+    scale,
+)
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.trial import Option
 from scalelab.studies.batch_scaling import DOUBLING
@@ -255,10 +264,3 @@ def name(arm: Arm) -> str:
 
 def count_parameters(arm: Arm) -> int:
     return make_options(arm.trial.workload, arm.trial.options).count_parameters()
-
-
-def compare_estimates(one: Estimate, other: Estimate) -> int:
-    """1 where one interval lies above the other, −1 where below, 0 where they overlap."""
-    lows = [found.value if found.low is None else found.low for found in (one, other)]
-    highs = [found.value if found.high is None else found.high for found in (one, other)]
-    return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
