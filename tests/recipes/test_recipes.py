@@ -233,7 +233,7 @@ def test_rows_that_wait_say_for_what(documents: dict[str, Document]) -> None:
     assert "Incomplete" not in read("polaris", "P5")
     assert "trials/p5.profiled.train-r1/trace" in " ".join(find_section(documents["polaris"], "P5").paragraphs)
     assert "1 rank only" in read("polaris", "P10")
-    assert "there is no batch system here: neither qsub nor sbatch is on PATH" in read("polaris", "P9")
+    assert "there is no batch system here: none of sbatch, qsub, bsub is on PATH" in read("polaris", "P9")
     assert "--launcher pbs --nodes 2" in " ".join(find_section(documents["polaris"], "P9").paragraphs)
 
 
