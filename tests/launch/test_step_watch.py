@@ -131,7 +131,8 @@ def test_a_node_that_dies_unnoticed_by_the_launcher_is_a_crash_with_its_name(
     monkeypatch.setattr(stepped, "LAST_SECONDS", 0.0)
     died = "rank 1 on b exited without a message, as when a node dies; srun ended with -15"
     late = judge_silence(tmp_path, sleeper, {"code": None, "is_timed_out": True}, None)
-    assert (late.status, late.reason) == (Status.CRASHED, f"{died}; rank 0 waited for 60 s")
+    limit = f"{make_trial().timeout_seconds:g} s"
+    assert (late.status, late.reason) == (Status.CRASHED, f"{died}; rank 0 waited for {limit}")
     words: dict[str, object] = {"status": "crashed", "reason": "Connection closed by peer", "traceback": ""}
     lost = judge_silence(tmp_path, sleeper, {"code": 1}, words | {"cause": "lost_peer"})
     assert lost.reason == died
