@@ -10,10 +10,10 @@ from typing import Annotated
 
 import tyro
 
+from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
 from scalelab.cli.study_flags import Execution, find_flag_value
-from scalelab.cli.submission import check_unused_by_rows, make_submitter
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.reproduce import RECIPES, Reproduce

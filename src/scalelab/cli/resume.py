@@ -13,11 +13,11 @@ import tyro
 
 from scalelab import __version__
 from scalelab.answers.train import reopen_training
+from scalelab.cli.batch.submission import Submission, check_unused, check_unused_by_rows, make_submitter
+from scalelab.cli.batch.submit import check_output, conclude, submit_run
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
-from scalelab.cli.submission import Submission, check_unused, check_unused_by_rows, make_submitter
-from scalelab.cli.submit import check_output, conclude, submit_run
 from scalelab.errors import NothingMeasured, UnknownName, UsageError
 from scalelab.launch.batch.handover import check_no_job, check_trials_free
 from scalelab.launch.batch.site import find_scheduler

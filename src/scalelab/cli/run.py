@@ -43,9 +43,9 @@ def print_studies() -> None:
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; gives the exit code."""
+    from scalelab.cli.batch.submission import prepare
+    from scalelab.cli.batch.submit import start_and_submit
     from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
-    from scalelab.cli.submission import prepare
-    from scalelab.cli.submit import start_and_submit
     from scalelab.launch.batch.handover import show_scripts
     from scalelab.runs.experiment import plan_trials, start_run
     from scalelab.runs.launching import choose_launcher

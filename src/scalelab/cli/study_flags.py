@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.checks import FLAGS, flag
+from scalelab.cli.batch.submission import Submission
 from scalelab.cli.flags import RunsDir, parse_known_flags
 from scalelab.cli.output import Output
-from scalelab.cli.submission import Submission
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option

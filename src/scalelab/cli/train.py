@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.answers.train import TrainStudy, reopen_training
+from scalelab.cli.batch.submission import prepare
+from scalelab.cli.batch.submit import start_and_submit
 from scalelab.cli.measuring import measure_and_report
 from scalelab.cli.study_flags import parse_kind
-from scalelab.cli.submission import prepare
-from scalelab.cli.submit import start_and_submit
 from scalelab.errors import UsageError
 from scalelab.launch.batch.handover import show_scripts
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member

@@ -306,12 +306,6 @@ def _read_tail(path: Path, num_bytes: int = 4096) -> str:
         return ""
 
 
-def read_last_words(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in _read_tail(log).splitlines()]
-    return next((line for line in reversed(lines) if line), "no word")
-
-
 def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.submission import Submission, check_unused
+from scalelab.cli.batch.submission import Submission, check_unused
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
 from scalelab.launch.batch import system as batch
 from scalelab.launch.batch.handover import SUBMITTING, check_no_job, check_trials_free

@@ -191,7 +191,7 @@ def try_ranks(launcher: Launcher) -> Iterator[DoctorCheck]:
     yield DoctorCheck(
         name="ranks",
         grade=Grade.OK,
-        detail=f"two gloo ranks over loopback, first step after {first} (torch imported in {loading:.1f} s)",
+        detail=f"two gloo ranks on loopback, first step after {first} (torch import {loading:.1f} s)",
     )
     results = [launch_once(launcher, num_ranks=1) for _ in range(NUM_NOISE_LAUNCHES)]
     noise = measure_noise([list(result.step_seconds(StepKind.CLEAN).values())[8:] for result in results])

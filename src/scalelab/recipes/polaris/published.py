@@ -47,7 +47,6 @@ MASKS = tuple(int(PRINTED["P2"][f"mask_{rank}"].text, 16) for rank in range(NUM_
 DIMENSIONS_SECONDS = read("P3", "seconds")
 DIMENSIONS_MEMORY_BYTES = 1e9 * read("P3", "memory_gigabytes")
 """P3: the baseline on four ranks."""
-UNEQUAL_FEATURES = int(read("P3", "unequal_features"))
 UNEQUAL_WORDS = PRINTED["P3"]["unequal_words"].text
 """P3: what 1024 features gave with d_model 512."""
 

@@ -21,7 +21,7 @@ from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
-from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
+from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
@@ -40,9 +40,6 @@ from scalelab.studies.shared.sampling import Configuration, Sampling, plan_round
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.units import format_bytes, parse_bytes
-
-NO_STEPS = StepPlan(lead_in_steps=0, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
-"""A forecast times nothing."""
 
 
 def make_short_sampling() -> Sampling:

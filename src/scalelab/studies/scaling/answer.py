@@ -159,9 +159,10 @@ class ScalingAnswer:
     @cached_property
     def control_ratio(self) -> Estimate | None:
         """The reference measured again, over itself: what is not 1 here is the machine."""
-        if self.base is None or self.control is None:
+        reference = self.one_rank if self.strategy == SCRIPT.name else self.plain
+        if reference is None or self.control is None:
             return None
-        return estimate_ratio(self.control.clean, self.base.clean)
+        return estimate_ratio(self.control.clean, reference.clean)
 
     @cached_property
     def amdahl(self) -> AmdahlFit | None:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from scalelab.cli.batch.submission import Submission, say
 from scalelab.cli.measuring import (
     make_reporter,
     measure_and_report,
@@ -20,7 +21,6 @@ from scalelab.cli.measuring import (
 )
 from scalelab.cli.output import Output
 from scalelab.cli.progress import LineReporter, ProgressReporter
-from scalelab.cli.submission import Submission, say
 from scalelab.errors import JobRejected, LaunchFailed, StoreError, Terminated, UsageError
 from scalelab.launch.batch.handover import (
     begin_each,

@@ -1,0 +1,1 @@
+"""Runs that a batch system executes: their flags, and what their user sees."""
