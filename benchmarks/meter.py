@@ -27,7 +27,7 @@ from scalelab import Meter
 from scalelab.analysis.stats import estimate_difference
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_interval, format_seconds
-from scalelab.worker.meter.steps import MOST_WAITING
+from scalelab.worker.meter.step_log import MOST_WAITING
 
 NUM_CYCLES = 40
 DIM, BATCH = 64, 16

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.answers.prediction.job import FoundLink, ScalingRun, read_job
+from scalelab.answers.prediction.predicted_job import FoundLink, ScalingRun, read_job
 from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from scalelab.cli.doctor import ranks as doctor_ranks
 from scalelab.cli.doctor import trials as doctor_trials
-from scalelab.cli.doctor.checks import Grade
 from scalelab.cli.doctor.command import look_at_memory
+from scalelab.cli.doctor.grades import Grade
 from scalelab.cli.doctor.host import ask_mpi, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor.ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
 from scalelab.cli.doctor.trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs

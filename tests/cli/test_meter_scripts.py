@@ -128,7 +128,7 @@ def test_a_script_is_listed_shown_and_compared(tmp_path: Path) -> None:
 
 KILLED = """\
 import os, signal, scalelab
-from scalelab.worker.meter.steps import MOST_WAITING
+from scalelab.worker.meter.step_log import MOST_WAITING
 with scalelab.Meter("doomed") as meter:
     for number in meter.steps(range(10_000)):
         if number == MOST_WAITING + 5:

@@ -17,7 +17,7 @@ from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.data.order import BlockShuffle, FullShuffle, Order, Sequential, choose_order, draw_order
 from scalelab.errors import UsageError
-from scalelab.worker.batches.samples import SampleBatches, StartMethod
+from scalelab.worker.batches.drawn import SampleBatches, StartMethod
 from scalelab.worker.models.transformer import StoredFetch, fetch_columns
 
 blocks = st.builds(BlockShuffle, chunk_samples=st.integers(1, 9), window_chunks=st.integers(1, 6))

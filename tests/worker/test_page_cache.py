@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.worker.batches.stored import can_forget, forget_files, list_files, measure_resident, read_in
+from scalelab.worker.batches.stored_set import can_forget, forget_files, list_files, measure_resident, read_in
 
 SIZE = 1 << 20
 

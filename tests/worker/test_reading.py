@@ -17,7 +17,7 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
 from scalelab.records.tasks import MEMORY, Dataset, Measure, Pass, Read
 from scalelab.records.trial import Status, StepPlan, Trial
-from scalelab.worker.batches.stored import check_written, draw, make_arrays, prepare_set, read_from_set
+from scalelab.worker.batches.stored_set import check_written, draw, make_arrays, prepare_set, read_from_set
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.reading import run_reading
 from tests.readings import PASSES, make_reading_trial
@@ -122,7 +122,7 @@ def test_other_samples_than_were_written_are_a_failure(tmp_path: Path) -> None:
 
 
 def test_samples_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelab.worker.batches.stored.read_available_memory", lambda: 5000)
+    monkeypatch.setattr("scalelab.worker.batches.stored_set.read_available_memory", lambda: 5000)
     with pytest.raises(UsageError, match=r"these samples are 5\.12 kB, but only 5 kB of memory are free"):
         make_arrays(*with_dataset(make_reading_trial()))
 

@@ -16,7 +16,7 @@ from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, to_builtins
-from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
+from scalelab.report.charts.column_charts import INTERVALS, draw_columns, keep_charts
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
 from scalelab.report.joining import NamedDocument, join_documents

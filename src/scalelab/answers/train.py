@@ -17,7 +17,7 @@ from scalelab.answers.metered import LOSS
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.outcome import read_unfinished
-from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun

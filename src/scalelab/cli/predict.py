@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.job import FoundLink, MeasuredJob, ScalingRun, find_measured_link, read_job, says_link
+from scalelab.answers.prediction.predicted_job import (
+    FoundLink,
+    MeasuredJob,
+    ScalingRun,
+    find_measured_link,
+    read_job,
+    says_link,
+)
 from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs

@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import psutil
 
 from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
-from scalelab.launch.ranks.affinity import assign_cores
+from scalelab.launch.ranks.placement import assign_cores
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Trial
 

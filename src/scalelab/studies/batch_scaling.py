@@ -21,7 +21,7 @@ from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.records.strategies import PLAIN, ParallelStrategy, find_strategy
-from scalelab.report.charts.columns import INTERVALS, draw_lines, keep_charts
+from scalelab.report.charts.column_charts import INTERVALS, draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Cell, Chart, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, Finding, FindingKind

@@ -19,7 +19,7 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.charts.columns import INTERVALS, draw_columns, draw_lines, keep_charts
+from scalelab.report.charts.column_charts import INTERVALS, draw_columns, draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind

@@ -23,7 +23,7 @@ from scalelab.records.observations import RankReport
 from scalelab.records.strategies import DEFAULT, ParallelStrategy, find_strategy
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind

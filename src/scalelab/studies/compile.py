@@ -27,7 +27,7 @@ from scalelab.analysis.stats import Verdict, estimate_difference, estimate_locat
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import StepKind, Trial, TrialResult
-from scalelab.report.charts.columns import draw_columns
+from scalelab.report.charts.column_charts import draw_columns
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, REASON, Finding, FindingKind

@@ -20,7 +20,7 @@ from scalelab.errors import UsageError
 from scalelab.records.strategies import ParallelStrategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.columns import draw_lines, keep_charts
+from scalelab.report.charts.column_charts import draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind, Known

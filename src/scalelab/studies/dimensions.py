@@ -19,7 +19,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option, Status, TrialResult
-from scalelab.report.charts.columns import draw_columns
+from scalelab.report.charts.column_charts import draw_columns
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table

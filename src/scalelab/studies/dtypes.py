@@ -19,7 +19,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.settings import Dtype
-from scalelab.report.charts.columns import INTERVALS, draw_columns
+from scalelab.report.charts.column_charts import INTERVALS, draw_columns
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, share_column, text_column

@@ -26,7 +26,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores
 from scalelab.records.trial import Trial
-from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, draw_stacks, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, Caution, CautionKind, Finding
 from scalelab.report.tables import Field, seconds_column, share_column

@@ -26,7 +26,7 @@ from scalelab.errors import UsageError
 from scalelab.records.strategies import ParallelStrategy, find_strategy
 from scalelab.records.trial import Option, Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.columns import INTERVALS, draw_columns, draw_stacks, keep_charts
+from scalelab.report.charts.column_charts import INTERVALS, draw_columns, draw_stacks, keep_charts
 from scalelab.report.charts.grid import plot_grid
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart, Document, Section, Table

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.strategies import find_strategy
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, seconds_column

@@ -17,7 +17,7 @@ from scalelab.analysis.stats import Rounds, estimate_median, estimate_ratio
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.trial import StepKind, TrialResult
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES, Axis, Row, plot_lines
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind

@@ -26,7 +26,7 @@ from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import DEFAULT, ParallelStrategy, find_strategy
 from scalelab.records.trial import PHASES, Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
 from scalelab.studies.shared import breakdown, sweep

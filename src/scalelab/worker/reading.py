@@ -40,8 +40,8 @@ from scalelab.records.observations import Fetch, RankReport, ReadingReport
 from scalelab.records.samples import render_raw
 from scalelab.records.tasks import MEMORY, Pass, Read
 from scalelab.records.trial import Trial
-from scalelab.worker.batches.samples import Partition, SampleBatches
-from scalelab.worker.batches.stored import (
+from scalelab.worker.batches.drawn import Partition, SampleBatches
+from scalelab.worker.batches.stored_set import (
     InMemory,
     Samples,
     StoredPlace,

@@ -39,7 +39,7 @@ from scalelab.launch.agreement import (
     samples_file,
     trace_file,
 )
-from scalelab.launch.ranks.affinity import assign_cores
+from scalelab.launch.ranks.placement import assign_cores
 from scalelab.launch.ranks.topology import find_numa_nodes, read_numa_nodes
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import write_json
@@ -48,7 +48,7 @@ from scalelab.records.samples import render_samples
 from scalelab.records.schema import read_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
 from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
-from scalelab.worker.batches.stored import read_from_set
+from scalelab.worker.batches.stored_set import read_from_set
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
 from scalelab.worker.instruments.instruments import look
@@ -210,7 +210,7 @@ def _run_script(
     trial: Trial, script: Script, assignment: Assignment, directory: Path, report: RankReport, lines: list[Any]
 ) -> RankReport:
     """Run the user's script; what watches it is loaded only here."""
-    from scalelab.worker.script.run import measure_script
+    from scalelab.worker.script.runner import measure_script
 
     return measure_script(trial, script, assignment, directory, report, lines)
 

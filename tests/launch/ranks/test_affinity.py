@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.launch.ranks.affinity import assign_cores, bind_cores, default_threads_per_rank, is_oversubscribed
+from scalelab.launch.ranks.placement import assign_cores, bind_cores, default_threads_per_rank, is_oversubscribed
 
 counts = st.integers(1, 40)
 core_sets = st.sets(st.integers(0, 255), min_size=1, max_size=40).map(sorted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.charts.columns import draw_columns, draw_lines, draw_stacks, make_value_axis, read_columns
+from scalelab.report.charts.column_charts import draw_columns, draw_lines, draw_stacks, make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Column, Table
 from scalelab.report.layout import format_columns

@@ -12,7 +12,7 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.comparison import draw_comparison
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.report.charts.columns import draw_columns
+from scalelab.report.charts.column_charts import draw_columns
 from scalelab.report.document import Chart, Column, Document, Table
 from scalelab.report.findings import Finding
 from scalelab.report.tables import Field

@@ -8,7 +8,7 @@ import torch
 
 from scalelab.data.images import ImageSet
 from scalelab.worker.batches.augment import Changes, ImageFetch, flip_and_crop, normalise, read_changes
-from scalelab.worker.batches.samples import SampleBatches, draw_words
+from scalelab.worker.batches.drawn import SampleBatches, draw_words
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scalelab.data.order import FullShuffle, Sequential
 from scalelab.errors import UsageError
-from scalelab.worker.batches.samples import Partition, SampleBatches, draw_words
+from scalelab.worker.batches.drawn import Partition, SampleBatches, draw_words
 
 Batches = list[tuple[torch.Tensor, ...]]
 

@@ -16,9 +16,9 @@ from scalelab.records.samples import parse_samples, render_samples
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.worker.meter import meter as meter_module
-from scalelab.worker.meter import steps as meter_steps
+from scalelab.worker.meter import step_log as meter_steps
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import MeteredStep, make_configuration, render_steps
+from scalelab.worker.meter.step_log import MeteredStep, make_configuration, render_steps
 
 
 class Clock:

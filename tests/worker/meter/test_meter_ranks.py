@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import StoreError, UsageError
-from scalelab.worker.meter import steps as meter_ranks
+from scalelab.worker.meter import step_log as meter_ranks
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import NothingAgreed, RankPlace, agree, find_place, open_rendezvous
+from scalelab.worker.meter.step_log import NothingAgreed, RankPlace, agree, find_place, open_rendezvous
 
 
 class FakeRendezvous:

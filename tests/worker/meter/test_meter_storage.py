@@ -10,7 +10,7 @@ import pytest
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import MOST_WAITING
+from scalelab.worker.meter.step_log import MOST_WAITING
 
 
 def train(meter: Meter, num_steps: int = 3) -> list[int]:

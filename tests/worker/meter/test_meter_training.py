@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from scalelab.errors import UsageError
 from scalelab.records.trial import Status
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.steps import read_losses, take_loss
+from scalelab.worker.meter.step_log import read_losses, take_loss
 from tests.worker.meter.test_meter import read_result
 
 torch.optim.SGD([nn.Parameter(torch.zeros(1))]).zero_grad()  # torch loads more on first use, and sets a variable

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate, Prediction
-from scalelab.answers.prediction.job import MeasuredJob, ScalingRun
+from scalelab.answers.prediction.predicted_job import MeasuredJob, ScalingRun
 from scalelab.predict.scaled_job import GROUP_WORDS, ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.columns import draw_stacks, keep_charts
+from scalelab.report.charts.column_charts import draw_stacks, keep_charts
 from scalelab.report.charts.lines import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind

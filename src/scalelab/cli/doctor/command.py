@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
-from scalelab.cli.doctor.checks import DoctorCheck, Grade, print_check
+from scalelab.cli.doctor.grades import DoctorCheck, Grade, print_check
 from scalelab.cli.doctor.host import ask_mpi, look_at_cores, look_at_network, look_at_rank, look_at_threads
 from scalelab.cli.doctor.ranks import examine_rank
 from scalelab.cli.doctor.trials import look_at_nccl, look_at_roofs

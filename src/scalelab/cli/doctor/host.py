@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import psutil
 
-from scalelab.cli.doctor.checks import DoctorCheck, Grade
+from scalelab.cli.doctor.grades import DoctorCheck, Grade
 from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership

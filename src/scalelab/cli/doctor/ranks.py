@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from scalelab.cli.doctor.checks import DoctorCheck, Grade, print_check
+from scalelab.cli.doctor.grades import DoctorCheck, Grade, print_check
 from scalelab.cli.doctor.host import ask_mpi, describe_device, describe_member, describe_nodes
 from scalelab.cli.doctor.trials import describe_copy, look_at_nccl, measure_roofs
 from scalelab.errors import DamagedRun

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scalelab.cli.doctor.checks import DoctorCheck, Grade
+from scalelab.cli.doctor.grades import DoctorCheck, Grade
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.units import format_bytes, format_count, format_quantity
 

@@ -15,7 +15,7 @@ from scalelab.analysis.stats import estimate_location, estimate_ratio
 from scalelab.records.tasks import MEMORY, Dataset, Pass
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.amounts import plot_amounts
-from scalelab.report.charts.columns import INTERVALS, draw_columns, keep_charts
+from scalelab.report.charts.column_charts import INTERVALS, draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Cell, Chart, Table, make_cell
 from scalelab.report.findings import Known

@@ -29,7 +29,7 @@ from scalelab.records.settings import MaybeInt
 from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.tasks import Forecast, Measure
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
-from scalelab.report.charts.columns import draw_lines, keep_charts
+from scalelab.report.charts.column_charts import draw_lines, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import ASIDE, MAIN, REASON, Caution, CautionKind, Finding, FindingKind

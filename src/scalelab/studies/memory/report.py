@@ -9,7 +9,7 @@ from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status
-from scalelab.report.charts.columns import draw_columns, draw_stacks, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, draw_stacks, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Cell, Chart, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from scalelab.analysis.paired import PairedCounts, estimate_share
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
 from scalelab.report.charts.amounts import plot_amounts
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.charts.range_histogram import HistogramBins, list_marks, plot_histogram
 from scalelab.report.document import Chart, Section, Table

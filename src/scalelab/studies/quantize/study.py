@@ -16,7 +16,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_one_of, flag
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.affinity import default_threads_per_rank
+from scalelab.launch.ranks.placement import default_threads_per_rank
 from scalelab.records.environment import count_cores
 from scalelab.records.settings import MaybeFloat, MaybeInt, TrainingRun
 from scalelab.records.strategies import PLAIN

@@ -99,8 +99,7 @@ class Job:
     def _check_hosts(self) -> None:
         record = LAUNCHERS[self.launcher]
         check_at_least("ranks_per_host", self.ranks_per_host, 1)
-        link = read_flag("link", self.link, parse_link)
-        if link.is_inside:
+        if self.link != UNSHAPED and read_flag("link", self.link, parse_link).is_inside:
             raise UsageError(f"--link {self.link} is the link inside one host: leave out --launcher hosts")
         for name, default in (("link", UNSHAPED), ("ranks_per_host", 1)):
             value = getattr(self, name)

@@ -10,7 +10,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.affinity import default_threads_per_rank, is_oversubscribed
+from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Measure, Script

@@ -17,8 +17,8 @@ from scalelab.checks import check_at_least
 from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report import tables
-from scalelab.report.charts.columns import CONTROL as CONTROL
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import CONTROL as CONTROL
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (

@@ -10,7 +10,7 @@ from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.columns import draw_columns, keep_charts
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES, plot_lines
 from scalelab.report.document import Chart, Table, make_cell
 from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, Finding, FindingKind

@@ -49,13 +49,13 @@ from scalelab.launch.meter_result import (
     save_and_tidy,
     wait_for_outcomes,
 )
-from scalelab.launch.ranks.affinity import is_oversubscribed
+from scalelab.launch.ranks.placement import is_oversubscribed
 from scalelab.records.environment import count_cores, read_environment, read_load_average, usable_cores
 from scalelab.records.observations import RankReport
 from scalelab.records.store import RUNS_DIR, RunStore
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import PHASES, StepPlan, Trial
-from scalelab.worker.meter.steps import (
+from scalelab.worker.meter.step_log import (
     Mark,
     MeteredStep,
     NothingAgreed,

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from scalelab.worker.batches.synthetic import draw_batches
-from scalelab.worker.models.images import NUM_CLASSES, make_image_batches
+from scalelab.worker.models.image_models import NUM_CLASSES, make_image_batches
 from scalelab.workloads.image_options import RESNET18_STAGES, LenetOptions, Resnet18Options
 from scalelab.workloads.options import MlpOptions
 from scalelab.workloads.workload import BuildContext, Workload

@@ -29,7 +29,7 @@ from scalelab.data.formats.stored import StoredSet
 from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.errors import UsageError
-from scalelab.worker.batches.samples import Fetch, SampleBatches
+from scalelab.worker.batches.drawn import Fetch, SampleBatches
 from scalelab.workloads.options import TransformerOptions
 from scalelab.workloads.workload import BuildContext, Workload
 

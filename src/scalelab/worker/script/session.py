@@ -18,7 +18,7 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.records.trial import PHASES, Block, StepKind, StepSample
 from scalelab.worker.loop import SavedState, is_so_everywhere
-from scalelab.worker.script.blocks import PhaseBlock, ProfiledBlock, find_replicated, without_all_reduce
+from scalelab.worker.script.instrumented import PhaseBlock, ProfiledBlock, find_replicated, without_all_reduce
 from scalelab.worker.script.watch import StepFacts, TrainingWatch
 
 LEARNING_STEPS = 3

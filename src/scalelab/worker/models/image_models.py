@@ -19,7 +19,7 @@ from scalelab.data.fashion_mnist import load_fashion_mnist
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet, load_digits
 from scalelab.data.order import Sequential
 from scalelab.worker.batches.augment import ImageFetch
-from scalelab.worker.batches.samples import Fetch, SampleBatches
+from scalelab.worker.batches.drawn import Fetch, SampleBatches
 from scalelab.worker.batches.synthetic import draw_batches
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.workload import BuildContext
