@@ -33,9 +33,9 @@ demo: setup
 		--json report/strong-scaling.json --csv report/strong-scaling.csv
 	$(BIN)/scalelab quantize --epochs 10 --html report/quantization.html --pdf report/quantization.pdf
 
-# Loading torch and waiting leave cores idle, so there is a worker more than CI has cores. Tests that compare times come
+# Loading torch and waiting leave cores idle, so there are two workers more than CI has cores. Tests that compare times come
 # last, one after the other.
-WORKERS ?= 3
+WORKERS ?= 4
 test: setup mpi
 	@status=0; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" || status=1; \
 		$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests) || status=1; exit $$status

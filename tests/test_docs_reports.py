@@ -71,8 +71,12 @@ def test_a_frame_and_the_link_below_it_lead_to_the_report(page: Path) -> None:
         assert f'<a href="{frame["place"]}reports/{frame["name"]}.html">' in page.read_text(encoding="utf-8")
 
 
-def test_stored_reports_become_pages_of_the_site(tmp_path: Path) -> None:
+def test_a_stored_report_becomes_a_page_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them: `make docs` builds all."""
+    smallest = min(BUILDER.REPORTS.glob("*.json.gz"), key=lambda file: file.stat().st_size)
+    (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
+    monkeypatch.setattr(BUILDER, "REPORTS", tmp_path)
     BUILDER.build_reports(tmp_path / "reports")
-    pages = {file.stem: file.read_text(encoding="utf-8") for file in (tmp_path / "reports").glob("*.html")}
-    assert sorted(pages) == STORED
-    assert [name for name, text in pages.items() if "<script" not in text] == []
+    (page,) = (tmp_path / "reports").glob("*.html")
+    assert page.stem == smallest.name.removesuffix(".json.gz")
+    assert "<script" in page.read_text(encoding="utf-8")

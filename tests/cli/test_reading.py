@@ -119,7 +119,7 @@ def test_the_doctor_grades_what_it_sees(tmp_path: Path) -> None:
 def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
     done = answer("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "two gloo ranks over loopback" in done.stdout
+    assert "two gloo ranks on loopback" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")
 
 
