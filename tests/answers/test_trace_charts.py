@@ -43,14 +43,21 @@ def test_the_middle_step_is_drawn_with_communication_over_compute(tmp_path: Path
     values = list_values(chart, "bar")
     assert {value["series"] for value in values} == {"communication", "compute", "copies"}
     assert "Profiler step 2" in chart.caption
+    (layer,) = chart.spec["layer"]
+    assert layer["encoding"]["color"]["scale"]["domain"] == ["compute", "communication", "copies"]  # as of the parts
     (late,) = (v for v in values if v["lane"] == "rank 1 compute")
-    assert late["start"] == 100.0  # µs, from the beginning of the step
+    assert late["start"] == 0.0  # from the first kernel of the step
     assert late["duration_text"] == "400 µs"
 
 
 def test_short_neighbours_become_one_and_long_ones_stay() -> None:
     merged = merge_spans(spans((0, 10), (11, 20), (500, 900), (900, 1500)), 100)
     assert [(span.start_ns, span.end_ns, span.count) for span in merged] == [(0, 20, 2), (500, 900, 1), (900, 1500, 1)]
+
+
+def test_no_mark_covers_time_in_which_only_another_lane_ran() -> None:
+    merged = merge_spans(spans((0, 10), (20, 30), (40, 50)), 100, spans((30, 40)))
+    assert [(span.start_ns, span.end_ns) for span in merged] == [(0, 30), (40, 50)]
 
 
 def test_what_runs_inside_another_is_not_drawn() -> None:

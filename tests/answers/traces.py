@@ -10,7 +10,7 @@ def build_rank(rank: int, *, late_us: int = 0, num_ranks: int = 2, num_steps: in
     builder = TraceBuilder(rank=rank, num_ranks=num_ranks)
     for step in range(1, num_steps + 1):
         start, number = 1000 * step, 10 * step
-        builder.device_annotation(f"ProfilerStep#{step}", start, 1000)
+        builder.step(step, start, 1000).device_annotation(f"ProfilerStep#{step}", start, 1000)
         builder.operator("aten::linear", start, 80).operator("aten::addmm", start + 10, 50)
         builder.launch("cudaLaunchKernel", start + 20, 5, correlation=number)
         builder.kernel("gemm", start + 100, 300 + late_us, correlation=number)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalelab.trace.collection import CollectiveCall, CollectiveRun, assign_calls
 from scalelab.trace.collectives import MessageSize
+from scalelab.trace.requests import CollectiveCall, CollectiveRun, assign_calls
 
 UNSIZED = MessageSize()
 

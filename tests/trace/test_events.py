@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.trace.events import Classifier, Kind, find_collective_kind, read_step_number
+from scalelab.trace.kinds import Classifier, Kind, find_collective_kind, read_step_number
 
 COMMUNICATION = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
@@ -39,7 +39,10 @@ COMPUTE = [
     "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>(T1)",
     "void at::native::_scatter_gather_elementwise_kernel<128, 4>(int, T3)",
     "reduce_kernel",
-    "all_reduce_loss_scale",
+    "block_all_reduce_sum_kernel",
+    "void warpAllReduceKernel<4>(float*)",
+    "broadcast_elementwise_kernel",
+    "void at::native::broadcast_kernel(int)",
     "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_64x3_tn_align8>(T1)",
     "triton_poi_fused_all_reduce_one_shot_all_reduce_wait_tensor_3",
@@ -56,16 +59,32 @@ def test_kernels_that_move_data_between_ranks_are_communication(name: str) -> No
     assert find_collective_kind(name) == COMMUNICATION[name]
 
 
+GENERIC = [
+    "void lib::ringAllReduceKernel<4>(x)",
+    "all_gather_push",
+    "reduceScatterStep2",
+    "my_a2a::all_to_all_v",
+    "send_kernel",
+]
+
+
+def test_a_word_in_the_name_will_do_and_is_remembered() -> None:
+    classify = Classifier(more_compute=["push$"])
+    assert [name for name in GENERIC if classify("kernel", name) is not Kind.COMMUNICATION] == ["all_gather_push"]
+    assert classify("kernel", "ncclKernel_AllReduce()") is Kind.COMMUNICATION
+    assert classify.generic_names == set(GENERIC) - {"all_gather_push"}
+
+
 @pytest.mark.parametrize("name", COMPUTE)
 def test_kernels_that_only_sound_like_communication_are_compute(name: str) -> None:
     assert Classifier()("kernel", name) is Kind.COMPUTE
 
 
 def test_further_patterns_are_searched_as_they_are_written() -> None:
-    classify = Classifier([r"(?i)myexchange", r"(a)\1_send$"])
+    classify = Classifier([r"(?i)myexchange", r"(a)\1_exchange$"])
     assert classify("kernel", "void MyExchange<4>()") is Kind.COMMUNICATION
-    assert classify("kernel", "aa_send") is Kind.COMMUNICATION
-    assert classify("kernel", "ab_send") is Kind.COMPUTE
+    assert classify("kernel", "aa_exchange") is Kind.COMMUNICATION
+    assert classify("kernel", "ab_exchange") is Kind.COMPUTE
     assert classify("kernel", "triton_poi_fused_myexchange") is Kind.COMMUNICATION
     assert Classifier()("kernel", "void MyExchange<4>()") is Kind.COMPUTE
 
@@ -87,7 +106,7 @@ def test_further_patterns_are_searched_as_they_are_written() -> None:
         ("cuda_runtime", "cudaStreamWaitEvent", Kind.RUNTIME),
         ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", Kind.COPY),
         ("gpu_memset", "Memset (Device)", Kind.COPY),
-        ("user_annotation", "nccl:all_reduce", Kind.OTHER),
+        ("user_annotation", "nccl:all_reduce", Kind.REQUEST),
         ("gpu_user_annotation", "nccl:all_reduce", Kind.OTHER),
         ("user_annotation", "gloo:all_reduce", Kind.COMMUNICATION),
         ("cpu_op", "MPI_Allreduce", Kind.COMMUNICATION),

@@ -40,7 +40,7 @@ def test_a_gap_has_the_reason_that_its_launch_tells(tmp_path: Path) -> None:
     run(builder, 5, 28, 70.059, 10)  # launched long before
     builder.kernel("unlaunched", 80.06, 1, correlation=999)
     (idle,) = count(builder, tmp_path).idle
-    assert (idle.host_wait_ns, idle.kernel_wait_ns, idle.other_ns) == (10_000, 29, 30 + 10_000 + 1)
+    assert (idle.host_wait_ns, idle.kernel_wait_ns, idle.other_ns) == (10_000, 29 + 30, 10_000 + 1)
     assert idle.busy_ns == 51_000
     assert idle.span_ns == 71_060
     assert (idle.lane.thread, idle.num_events) == ("7", 6)
@@ -126,7 +126,8 @@ def test_a_graph_is_launched_once_and_all_its_kernels_know_when(tmp_path: Path) 
     found = count(builder, tmp_path)
     assert [(times.name, times.count) for times in found.launches] == [("cudaGraphLaunch", 1)]
     assert found.queues[0].num_launches == 1
-    assert (found.idle[0].host_wait_ns, found.idle[0].other_ns) == (15_000, 15_000)
+    assert (found.idle[0].host_wait_ns, found.idle[0].kernel_wait_ns) == (15_000, 15_000)
+    assert found.launches[0].num_kernels == 4
 
 
 def test_launches_without_kernels_are_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

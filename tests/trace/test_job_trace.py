@@ -112,8 +112,10 @@ def test_several_ranks_without_communication_are_doubted_with_the_next_step(tmp_
     (doubt,) = job.doubts
     assert doubt.kind == "no-communication"
     assert "--communication" in doubt.next_step
-    (doubt,) = read_ranks([TraceBuilder().operator("aten::mm", 0, 5).write(tmp_path / "a.json")]).doubts
+    (doubt,) = read_ranks([TraceBuilder(backend="gloo").operator("aten::mm", 0, 5).write(tmp_path / "a.json")]).doubts
     assert "record devices too" in doubt.next_step
+    (doubt,) = read_ranks([TraceBuilder().operator("aten::mm", 0, 5).write(tmp_path / "a.json")]).doubts
+    assert doubt.kind == "no-device-activity"
 
 
 def test_files_that_do_not_say_their_rank_follow_the_others(tmp_path: Path) -> None:
@@ -179,11 +181,29 @@ def test_clocks_that_broadcasts_set_are_doubted(tmp_path: Path) -> None:
     assert not list(find_match_doubts(write_job(tmp_path, builders)))
 
 
-def test_collectives_whose_group_is_not_recorded_say_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_collectives_whose_group_is_not_recorded_say_so(tmp_path: Path, backend: str) -> None:
     builders: list[TraceBuilder] = []
-    for rank in range(2):
-        builder = GroupedBuilder(rank=rank, num_ranks=2, backend="gloo")
-        builder.groups = {"0": (0, 1), "1": (0, 1)}
-        builders.append(builder.annotation("gloo:all_reduce", 0, 5, tid=9))
-    messages = [doubt.message for doubt in find_match_doubts(write_job(tmp_path, builders))]
-    assert ["their process group is not recorded" in message for message in messages[:2]] == [True, True]
+    for rank in range(3):
+        builder = GroupedBuilder(rank=rank, num_ranks=3, backend=backend)
+        builder.groups = {"0": (0, 1, 2), "1": (0, 1)}
+        builders.append(builder.kernel("gemm", 0, 1) if backend == "nccl" else builder)
+        for number in range(6):  # at unrelated times: neither group is confirmed
+            builder.annotation("gloo:all_reduce", 1000 * number + (137 * rank * number**3) % 991, 5, tid=9)
+    doubts = [
+        doubt for doubt in find_match_doubts(write_job(tmp_path, builders)) if doubt.kind == "unmatched-collectives"
+    ]
+    assert ["process group is not recorded" in doubt.message for doubt in doubts] == [True] * 3
+    assert {"gloo" in doubt.next_step for doubt in doubts} == {True}
+
+
+def test_groups_that_were_inferred_are_told(tmp_path: Path) -> None:
+    builders = reduce_on_time([(0, 10), (5, 0)])
+    for builder in builders:
+        builder.__class__ = GroupedBuilder
+        builder.groups = {"0": (0, 1), "tp": (0, 1)}  # type: ignore[attr-defined]
+        for event in builder.events:
+            del event["args"]["Process Group Name"]
+    (doubt,) = find_match_doubts(write_job(tmp_path, builders))
+    assert doubt.kind == "inferred-groups"
+    assert doubt.message.startswith("4 of 4 collectives")

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalelab.trace.matching import find_steps
-from scalelab.trace.windows import ProfilerStep
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import SECOND_US, GroupedBuilder, match, reduce_on_time, write_job
 
@@ -156,14 +154,28 @@ def test_ranks_that_share_nothing_have_clocks_of_their_own(tmp_path: Path) -> No
     assert [clocks[rank].reference for rank in range(4)] == [0, 0, 2, 2]
 
 
-def test_annotations_whose_group_is_unknown_are_not_matched(tmp_path: Path) -> None:
+def test_a_group_that_is_not_recorded_is_the_only_one_that_fits(tmp_path: Path) -> None:
     builders: list[TraceBuilder] = []
     for rank in range(2):
         builder = GroupedBuilder(rank=rank, num_ranks=2, backend="gloo")
         builder.groups = {"0": (0, 1), "1": (0,)}
         builders.append(builder.annotation("gloo:all_reduce", 0, 5, tid=9))
     matching = match(write_job(tmp_path, builders))
-    assert (matching.num_matched, matching.num_unmatched) == (0, {0: 1, 1: 1})
+    assert (matching.num_matched, matching.num_inferred) == (1, {0: 1, 1: 1})
+
+
+def test_of_several_groups_that_fit_the_one_whose_ranks_end_together_is_taken(tmp_path: Path) -> None:
+    builders = make_grid()
+    for builder in builders:
+        builder.groups = {"0": (0, 1, 2, 3), "a": (0, 1), "b": (2, 3), "c": (0, 2), "d": (1, 3)}  # type: ignore[attr-defined]
+        builder.events = [event for event in builder.events if event["args"]["Process Group Name"] in "ab"]
+        for number, event in enumerate(builder.events):
+            event["ts"] += 37 * number * number + 5 * (builder.rank // 2) * number**3
+            del event["args"]["Process Group Name"], event["args"]["Seq"]
+    matching = match(write_job(tmp_path, builders))
+    assert {(group.ranks, len(group)) for group in matching.groups} == {((0, 1), 5), ((2, 3), 5)}
+    assert all(group.waiting_ns.tolist() == [[10_000, 0]] * 5 for group in matching.groups)
+    assert matching.num_inferred == dict.fromkeys(range(4), 5)
 
 
 def test_exchanges_of_unequal_sizes_are_matched_by_their_order(tmp_path: Path) -> None:
@@ -192,13 +204,28 @@ def test_a_group_of_one_rank_has_no_counterpart_to_miss(tmp_path: Path) -> None:
     assert (matching.num_matched, matching.num_unmatched) == (2, {0: 0, 1: 0})
 
 
-def test_point_to_point_is_counted_and_left_out(tmp_path: Path) -> None:
-    builders = reduce_on_time([(0, 10)])
-    builders[0].collective("send", 500, 10, Seq=1)
-    builders[1].collective("recv", 500, 10, Seq=1)
+def test_a_send_is_matched_with_its_receive(tmp_path: Path) -> None:
+    builders = reduce_on_time([(0, 10, 5)] * 2)
+    for number in range(3):
+        for rank, what, late in ((0, "send 0->2", 0), (2, "recv 2<-0", 30)):
+            start, builder = 5000 + 100 * number, builders[rank]
+            builder.annotation(f"nccl:{what}", start - 20, 9).launch("cudaLaunchKernel", start - 18, 2, 70 + number)
+            builder.kernel("ncclDevKernel_SendRecv(x)", start + late, 50 - late, 31, correlation=70 + number)
     matching = match(write_job(tmp_path, builders))
-    assert (matching.num_matched, matching.num_point_to_point) == (1, 2)
-    assert matching.num_unmatched == {0: 0, 1: 0}
+    (transfer,) = [group for group in matching.groups if set(group.kinds) == {"send_recv"}]
+    assert (transfer.name, transfer.ranks, len(transfer)) == ("0 → 2", (0, 2), 3)
+    assert transfer.waiting_ns.tolist() == [[30_000, 0]] * 3
+    assert matching.num_point_to_point == 0
+
+
+def test_point_to_point_that_time_does_not_confirm_is_counted_and_left_out(tmp_path: Path) -> None:
+    builders = reduce_on_time([(0, 10, 0)])
+    for number in range(4):
+        builders[0].collective("send", 500 + 90 * number, 10, Seq=number)
+        builders[1].collective("recv", 500 + 370 * number * number, 10, Seq=number)
+    matching = match(write_job(tmp_path, builders))
+    assert (matching.num_matched, matching.num_point_to_point) == (1, 8)
+    assert matching.num_unmatched == {0: 0, 1: 0, 2: 0}
 
 
 def test_clocks_are_not_set_by_broadcasts_where_there_is_better(tmp_path: Path) -> None:
@@ -214,9 +241,3 @@ def test_three_ranks_are_matched_where_all_of_them_are(tmp_path: Path) -> None:
     del builders[2].events[1]
     matching = match(write_job(tmp_path, builders))
     assert (matching.num_matched, matching.num_unmatched) == (4, {0: 1, 1: 1, 2: 0})
-
-
-def test_what_begins_between_steps_is_in_none() -> None:
-    steps = [ProfilerStep(4, 10, 20), ProfilerStep(5, 30, 40)]
-    assert find_steps(steps, [9, 10, 19, 20, 30, 40]) == [None, 4, 4, None, 5, None]
-    assert find_steps([], [1]) == [None]

@@ -15,9 +15,10 @@ from scalelab.answers.trace.diff import compare_traces, describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.checks import check_at_least
-from scalelab.cli.flags import parse_flags
+from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UsageError
+from scalelab.records.store import RUNS_DIR, open_run
 from scalelab.report.document import Document
 from scalelab.trace.hta import read_hta
 from scalelab.trace.job_trace import combine_ranks, find_trace_files, number_ranks
@@ -37,6 +38,8 @@ class TraceFlags:
     """Only these steps of the profiler."""
     communication: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REGEX…")] = ()
     """Also count kernels whose name matches one of these as communication."""
+    compute: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REGEX…")] = ()
+    """Count kernels whose name matches one of these as compute, though they look like communication."""
     time_unit: Literal["us", "ns"] = "us"
     """Time unit of the files; Kineto writes microseconds."""
     top: int = 10
@@ -45,11 +48,12 @@ class TraceFlags:
     def check(self) -> None:
         """Refuse invalid flags before anything is read."""
         check_at_least("top", self.top, 1)
-        for pattern in self.communication:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UsageError(f"--communication {pattern!r} is not a valid regular expression: {error}") from None
+        for flag in ("communication", "compute"):
+            for pattern in getattr(self, flag):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise UsageError(f"--{flag} {pattern!r} is not a valid regular expression: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +61,13 @@ class Trace:
     """Read profiler traces of a job: exposed communication, stragglers, kernels, operators, idle time. To compare two:
     scalelab trace diff A B"""
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="paths", metavar="DIR|FILE…"), tyro.conf.Positional]
-    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them."""
+    paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
+    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; or a run such as last, of
+    which the traced trial with the most ranks is read."""
     reading: TraceFlags = field(default_factory=TraceFlags)
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
+    runs_dir: RunsDir = RUNS_DIR
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
@@ -70,7 +76,7 @@ class Trace:
         self.reading.check()
         if not self.paths:
             raise UsageError("give trace files or a directory before the flags: scalelab trace DIR --rank 0")
-        for name in ("step", "communication", "time-unit") if self.hta else ():
+        for name in ("step", "communication", "compute", "time-unit") if self.hta else ():
             field_name = name.replace("-", "_")
             if getattr(self.reading, field_name) != getattr(TraceFlags(), field_name):
                 raise UsageError(f"--{name} cannot be used with --hta")
@@ -93,7 +99,7 @@ def main(args: Sequence[str]) -> int:
         return main_diff(args[1:])
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
-    files = choose_files(wanted.paths, wanted.reading)
+    files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
     document = read_as_hta(files) if wanted.hta else describe_traces(read_view(files, wanted.reading))
     write_outputs(document, wanted.output)
     return 0
@@ -106,6 +112,23 @@ def main_diff(args: Sequence[str]) -> int:
     sides = [read_view(choose_files([path], wanted.reading), wanted.reading) for path in (wanted.a, wanted.b)]
     write_outputs(compare_traces(sides[0], sides[1], (str(wanted.a), str(wanted.b))), wanted.output)
     return 0
+
+
+def find_recording(path: Path, runs_dir: Path) -> Path:
+    """The path; where it is the name of a run, the directory of its traced trial with the most ranks."""
+    if path.exists() or len(path.parts) != 1:
+        return path
+    try:
+        store = open_run(str(path), runs_dir)
+    except UsageError:
+        return path
+    traced = [trial for trial in store.trials() if (store.trial_directory(trial.name) / "trace").is_dir()]
+    if not traced:
+        raise UsageError(f"{store.name} has no traces: run it with --profile-steps 3")
+    chosen = max(traced, key=lambda trial: (trial.num_ranks, -trial.round))
+    if len(traced) > 1:
+        print(f"reading {chosen.name} of {store.name}, one of {len(traced)} traced trials", file=sys.stderr)  # noqa: T201
+    return store.trial_directory(chosen.name)
 
 
 def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
@@ -132,6 +155,7 @@ def read_view(files: Sequence[Path], reading: TraceFlags) -> TraceView:
                 file,
                 ns_per_tick=NS_PER_TICK[reading.time_unit],
                 communication=reading.communication,
+                compute=reading.compute,
                 counters=make_counters(steps),
             )
         )

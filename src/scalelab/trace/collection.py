@@ -1,23 +1,22 @@
 """The collectives of one rank as its trace records them: kind, times, bytes, group.
 
 On a device, a collective is a communication kernel. The arguments on the kernel come first; if there are none (older
-traces, RCCL's generic kernel), the record that torch made on the host at launch (`record_param_comms`, by external
-id), or the operator around it. Otherwise the kind comes from the kernel's name and the size is unknown.
+traces, RCCL's generic kernel), what the host said around the call that launched it: torch's record
+(`record_param_comms`), its annotation (`nccl:all_to_all`) or the operator (`c10d::alltoall_base_`). The launch is found
+by correlation number (`linking.py`); if it is not in the trace, the record by external id. Otherwise the kind comes
+from the kernel's name and the size is unknown.
 
 On a host, a collective is the annotation of the thread that ran it (gloo, MPI). Kind and size come from the operator
-that requested it, which may be something else: gloo runs a reduce-scatter as an all-reduce of the whole tensor. The
-threads serve calls in order, so the k-th call and the k-th annotation belong together. If their numbers differ, as when
-a trace begins between the two, an annotation gets the last free call before it that agrees in size. Nested annotations
-on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count: the kernel does.
+that requested it (`requests.py`), which may be something else: gloo runs a reduce-scatter as an all-reduce of the whole
+tensor. Nested annotations on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count:
+the kernel does. A kernel of unknown name that one of them launched, with no other that communicates, is a collective.
 
-A collective and an operator take 128 bytes each while a file is read; this is the part that grows with the file.
+A collective and a request take 152 bytes each while a file is read; this is the part that grows with the file.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,74 +31,20 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
-from scalelab.trace.events import Event, GroupInfo, Header, Kind, find_collective_kind
+from scalelab.trace.events import Arguments, Event, GroupInfo, Header
+from scalelab.trace.kinds import RECORD, REQUEST, Kind, find_collective_kind, find_peer
+from scalelab.trace.linking import HostCall, Links, RequestSpans, StepBasis, Unnamed
+from scalelab.trace.requests import (
+    CollectiveCall,
+    CollectiveRun,
+    Requests,
+    assign_calls,
+    drop_nested,
+    find_around,
+    find_spans,
+)
+from scalelab.trace.windows import ProfilerStep, place_in_steps
 
-RUN_AS = {"reduce_scatter": "all_reduce"}
-"""What gloo runs instead of a collective that it does not have."""
-MOST_LOOKS = 64
-"""How many calls before an annotation are looked at."""
-
-
-class CollectiveCall(NamedTuple):
-    """An operator that asked for a collective."""
-
-    kind: str
-    start_ns: int
-    size: MessageSize
-
-
-class CollectiveRun(NamedTuple):
-    """What a thread ran."""
-
-    kind: str
-    start_ns: int
-    size: MessageSize
-
-
-def assign_calls(ran: Sequence[CollectiveRun], calls: Sequence[CollectiveCall]) -> list[CollectiveCall | None]:
-    """For everything that ran, in order of its start, the call behind it; None: there is none."""
-    kinds = {run.kind for run in ran}
-    found: list[CollectiveCall | None] = [None] * len(ran)
-    for kind in kinds:
-        places = [place for place, run in enumerate(ran) if run.kind == kind]
-        asked = [call for call in calls if _name_run(call.kind, kinds) == kind]
-        runs = [ran[place] for place in places]
-        for place, call in zip(places, _assign_alike(runs, asked), strict=True):
-            found[place] = call
-    return found
-
-
-def _name_run(kind: str, kinds: set[str]) -> str:
-    """What a call is run as, given all that was run."""
-    return kind if kind in kinds else RUN_AS.get(kind, kind)
-
-
-def _assign_alike(runs: Sequence[CollectiveRun], calls: Sequence[CollectiveCall]) -> list[CollectiveCall | None]:
-    """The calls of one kind of run."""
-    if len(runs) == len(calls):
-        pairs = list(zip(runs, calls, strict=True))
-        if all(call.start_ns <= run.start_ns and _may_agree(run, call) for run, call in pairs):
-            return list(calls)
-    starts = [call.start_ns for call in calls]
-    is_free = [True] * len(calls)
-    found: list[CollectiveCall | None] = []
-    for run in runs:
-        last = bisect_right(starts, run.start_ns) - 1
-        near = range(last, max(-1, last - MOST_LOOKS), -1)
-        place = next((place for place in near if is_free[place] and _may_agree(run, calls[place])), None)
-        found.append(None if place is None else calls[place])
-        if place is not None:
-            is_free[place] = False
-    return found
-
-
-def _may_agree(run: CollectiveRun, call: CollectiveCall) -> bool:
-    """Whether the sizes may be those of one message; an unknown one may be any."""
-    known = (run.size.num_elements, call.size.num_elements)
-    return None in known or run.size.is_piece != call.size.is_piece or known[0] == known[1]
-
-
-RECORD = "record_param_comms"
 OPERATORS = "c10d::"
 UNKNOWN = -1
 LARGEST = 2**62
@@ -107,6 +52,21 @@ LARGEST = 2**62
 LARGEST_GROUP = 2**31
 """More ranks no group has."""
 BARRIER = "barrier"
+NCCL_PAIRS = "send_recv"
+"""How NCCL's kernel is called that runs every all-to-all, gather and scatter: nothing else that was run instead."""
+
+
+def _find_steps(
+    rows: Sequence[CollectiveRow], links: Links, host_steps: Sequence[ProfilerStep]
+) -> Iterator[CollectiveRow]:
+    """The same with the step in which each was launched, or begins if no kernel of the trace has a launch."""
+    for row in rows:
+        by_launch = row.on_device and links.basis is StepBasis.LAUNCHES
+        launch = links.launches.get(row.correlation) if by_launch else None
+        start = row.start_ns if launch is None else launch.start
+        steps = host_steps if by_launch or not row.on_device else links.steps
+        (place,) = place_in_steps(steps, np.array([start])) if launch is not None or not by_launch else (UNKNOWN,)
+        yield row._replace(step=_bound(steps[place].number) if place >= 0 else UNKNOWN)
 
 
 class CollectiveCollector:
@@ -114,38 +74,65 @@ class CollectiveCollector:
 
     def __init__(self) -> None:
         self._texts = Texts()
-        self._threads: dict[tuple[int | str, int | str], int] = {}
         self._found = CollectiveRows()
         self._calls = CollectiveRows()
 
-    def take(self, event: Event, start_ns: int, end_ns: int, kind: Kind) -> None:
-        """An event that is communication, or an operator that may have asked for some."""
+    def take(self, event: Event, start_ns: int, end_ns: int, kind: Kind, lane: int) -> None:
+        """An event that is communication, or something on the host that may have asked for some."""
         if kind is Kind.COMMUNICATION:
-            self._found.append(self._read_collective(event, start_ns, end_ns))
-        elif event.name.startswith(OPERATORS) or event.name == RECORD:
-            self._calls.append(self._read_call(event, start_ns, end_ns))
+            self._found.append(self._read_collective(event, start_ns, end_ns, lane))
+        else:
+            self._calls.append(self._read_call(event, start_ns, end_ns, lane))
 
-    def _read_collective(self, event: Event, start_ns: int, end_ns: int) -> CollectiveRow:
+    def list_correlations(self) -> list[int]:
+        """The numbers of the launches that are looked for."""
+        return [int(number) for number in np.unique(self._found.column("correlation")) if number > 0]
+
+    def list_annotations(self) -> dict[int, RequestSpans]:
+        """Where every thread announced a collective of a kernel."""
+        names = [place for place, name in enumerate(self._texts.texts) if REQUEST.match(name)]
+        is_named = np.isin(self._calls.column("name"), names)
+        return find_spans(self._calls, np.flatnonzero(is_named))
+
+    def take_unnamed(self, kernels: Sequence[Unnamed], names: Sequence[str]) -> None:
+        """Kernels that communicate because a collective was announced where they were launched."""
+        for kernel in kernels:
+            event = Event(name=names[kernel.name], cat="kernel", args=Arguments(correlation=kernel.correlation))
+            self._found.append(self._read_collective(event, kernel.start, kernel.end, kernel.lane))
+
+    def _read_collective(self, event: Event, start_ns: int, end_ns: int, lane: int) -> CollectiveRow:
         on_device = event.cat.lower() == "kernel"
         ran = find_collective_kind(event.name)
         asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
         kind = ran if asked == "other" else asked
         size = MessageSize() if on_device else read_annotated_message(ran, event.args)
-        return self._make_row(event, start_ns, end_ns, kind, "" if ran in (kind, "other") else ran, size, on_device)
+        ran_as = "" if ran in (kind, "other", NCCL_PAIRS) else ran
+        return self._make_row(event, start_ns, end_ns, lane, kind=kind, ran_as=ran_as, size=size, on_device=on_device)
 
-    def _read_call(self, event: Event, start_ns: int, end_ns: int) -> CollectiveRow:
+    def _read_call(self, event: Event, start_ns: int, end_ns: int, lane: int) -> CollectiveRow:
         request = REQUESTS.get(event.name.removeprefix(OPERATORS))
         if request is not None:
             kind, size = request.kind, read_operator_message(request, event.args)
-        else:
+        elif event.name == RECORD:
             kind, size = find_collective_kind(event.args.collective), MessageSize()
-        return self._make_row(event, start_ns, end_ns, kind, "", size, False)
+        else:
+            kind = find_collective_kind(event.name)
+            size = read_annotated_message(kind, event.args)
+        return self._make_row(event, start_ns, end_ns, lane, kind=kind, ran_as="", size=size, on_device=False)
 
     def _make_row(
-        self, event: Event, start_ns: int, end_ns: int, kind: str, ran_as: str, size: MessageSize, on_device: bool
+        self,
+        event: Event,
+        start_ns: int,
+        end_ns: int,
+        lane: int,
+        *,
+        kind: str,
+        ran_as: str,
+        size: MessageSize,
+        on_device: bool,
     ) -> CollectiveRow:
         args, number = event.args, self._texts.number
-        thread = self._threads.setdefault((event.pid, event.tid), len(self._threads))
         payload_bytes = count_recorded_bytes(kind, args)
         return CollectiveRow(
             start_ns=start_ns,
@@ -153,55 +140,76 @@ class CollectiveCollector:
             kind=number(kind),
             ran_as=number(ran_as),
             name=number(event.name),
-            thread=thread,
+            thread=lane,
             on_device=int(on_device),
             group=number(args.group_name),
             group_size=_bound(args.group_size, LARGEST_GROUP),
             sequence=_bound(args.sequence),
             payload_bytes=UNKNOWN if payload_bytes is None else payload_bytes,
-            external_id=_bound(args.external_id),
+            external_id=UNKNOWN if args.external_id == args.correlation else _bound(args.external_id),
+            correlation=_bound(args.correlation),
+            step=UNKNOWN,
+            peer=find_peer(event.name),
             num_elements=UNKNOWN if size.num_elements is None else _bound(size.num_elements),
             element_bytes=UNKNOWN if size.element_bytes is None else size.element_bytes,
             is_piece=int(size.is_piece),
             is_record=int(event.name == RECORD),
         )
 
-    def finish(self, header: Header) -> CollectiveList:
+    def finish(self, header: Header, links: Links, host_steps: Sequence[ProfilerStep]) -> CollectiveList:
         """The collectives in the order of their start."""
         groups = _Groups(header)
         order = [int(place) for place in np.argsort(self._found.column("start_ns"), kind="stable")]
         rows = [self._found[place] for place in order]
-        on_device = self._fill_from_records([row for row in rows if row.on_device])
+        on_device = self._fill_from_requests([row for row in rows if row.on_device], links.launches)
         on_host = self._fill_from_calls(drop_nested([row for row in rows if not row.on_device]), groups)
         finished = CollectiveRows()
-        for row in sorted([*on_device, *on_host], key=lambda row: row.start_ns):
-            finished.append(self._complete(row, groups))
+        complete = [self._complete(row, groups) for row in (*on_device, *on_host)]
+        complete.sort(key=lambda row: row.start_ns)
+        for row in _find_steps(complete, links, host_steps):
+            finished.append(row)
         self._found = self._calls = CollectiveRows()
         return CollectiveList(finished, self._texts.texts)
 
-    def _fill_from_records(self, rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
-        """Kernels that say nothing themselves, filled from the host's record of the call."""
+    def _fill_from_requests(
+        self, rows: list[CollectiveRow], launches: Mapping[int, HostCall]
+    ) -> Iterator[CollectiveRow]:
+        """Kernels that say nothing themselves, filled with what the host said where it launched them."""
         other = self._texts.number("other")
-        lacking = {row.external_id for row in rows if row.payload_bytes < 0 or row.kind == other} - {UNKNOWN, 0}
-        calls = self._find_calls(lacking) if lacking else {}
+        lacking = [row for row in rows if row.payload_bytes < 0 or row.kind == other]
+        requests = Requests(self._calls) if lacking else None
+        external_ids = {row.external_id for row in lacking if row.correlation not in launches} - {UNKNOWN, 0}
+        calls = self._find_calls(external_ids) if external_ids else {}
         for row in rows:
-            call = calls.get(row.external_id)
-            if call is None or (row.payload_bytes >= 0 and row.kind != other):
+            launch = launches.get(row.correlation)
+            if requests is None or (row.payload_bytes >= 0 and row.kind != other):
                 yield row
-                continue
-            ran = row.ran_as if row.ran_as else row.kind
-            kind = row.kind if call.kind == other else call.kind
-            yield row._replace(
-                kind=kind,
-                ran_as=0 if ran in (kind, other) else ran,
-                group=row.group or call.group,
-                group_size=max(row.group_size, call.group_size),
-                sequence=max(row.sequence, call.sequence),
-                payload_bytes=max(row.payload_bytes, call.payload_bytes),
-                num_elements=call.num_elements,
-                element_bytes=call.element_bytes,
-                is_piece=call.is_piece,
-            )
+            elif launch is not None:
+                yield self._fill(row, requests.find_around(launch))
+            else:
+                yield self._fill(row, [calls[row.external_id]] if row.external_id in calls else [])
+
+    def _fill(self, row: CollectiveRow, calls: Sequence[CollectiveRow]) -> CollectiveRow:
+        """What a kernel does not say, from the calls around its launch, the innermost first."""
+        if not calls:
+            return row
+        other, pairs = self._texts.number("other"), self._texts.number(NCCL_PAIRS)
+        asked = next((call.kind for call in calls if call.kind != other), row.kind)
+        ran = row.ran_as if row.ran_as else row.kind
+        sized = [call for call in calls if call.num_elements >= 0 and call.element_bytes >= 0]
+        size = min(sized, key=lambda call: call.is_piece, default=calls[0])
+        return row._replace(
+            kind=asked,
+            ran_as=0 if ran in (asked, other, pairs) else ran,
+            group=row.group or next((call.group for call in calls if call.group), 0),
+            group_size=max(row.group_size, *(call.group_size for call in calls)),
+            sequence=max(row.sequence, *(call.sequence for call in calls)),
+            payload_bytes=max(row.payload_bytes, *(call.payload_bytes for call in calls)),
+            peer=max(row.peer, *(call.peer for call in calls)),
+            num_elements=size.num_elements,
+            element_bytes=size.element_bytes,
+            is_piece=size.is_piece,
+        )
 
     def _find_calls(self, external_ids: set[int]) -> dict[int, CollectiveRow]:
         """The records and operators by external id; a record without a size takes that of the operator around it."""
@@ -217,7 +225,7 @@ class CollectiveCollector:
                     found.setdefault(row.external_id, row)
         for place in np.flatnonzero(is_record & np.isin(external, list(external_ids))):
             record = self._calls[int(place)]
-            around = _find_around(operators.get(record.thread, []), record)
+            around = find_around(operators.get(record.thread, []), record)
             if record.payload_bytes < 0 and around is not None:
                 kind = record.kind if record.kind != self._texts.number("other") else around.kind
                 size = {name: getattr(around, name) for name in ("num_elements", "element_bytes", "is_piece")}
@@ -230,7 +238,11 @@ class CollectiveCollector:
         text, number = self._texts.texts, self._texts.number
         calls = [self._calls[place] for place in range(len(self._calls))] if rows else []
         asked = sorted(
-            (CollectiveCall(text[row.kind], row.start_ns, row.size) for row in calls if not row.is_record),
+            (
+                CollectiveCall(text[row.kind], row.start_ns, row.size)
+                for row in calls
+                if text[row.name].startswith(OPERATORS)
+            ),
             key=lambda call: call.start_ns,
         )
         ran = [CollectiveRun(text[row.kind], row.start_ns, row.size) for row in rows]
@@ -286,31 +298,6 @@ class _Groups:
         if not sizes:
             return self._world_size
         return sizes.pop() or None if len(sizes) == 1 else None
-
-
-def drop_nested(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """Without those inside another on the same thread; rows are in order of their start."""
-    reach: dict[int, int] = {}
-    kept = []
-    for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
-        if row.end_ns <= reach.get(row.thread, row.start_ns - 1):
-            continue
-        reach[row.thread] = max(row.end_ns, reach.get(row.thread, row.end_ns))
-        kept.append(row)
-    return kept
-
-
-def _find_around(operators: Sequence[CollectiveRow], record: CollectiveRow) -> CollectiveRow | None:
-    """The last operator of the thread that began before the record and ends after it; operators are in order."""
-    low, high = 0, len(operators)
-    while low < high:
-        middle = (low + high) // 2
-        if operators[middle].start_ns <= record.start_ns:
-            low = middle + 1
-        else:
-            high = middle
-    found = operators[low - 1] if low else None
-    return found if found is not None and found.end_ns >= record.end_ns else None
 
 
 def _bound(number: int, limit: int = LARGEST) -> int:

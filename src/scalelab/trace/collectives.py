@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, overload
 import msgspec
 import numpy as np
 
-from scalelab.trace.events import MOST_NAMES, Arguments
+from scalelab.trace.events import Arguments
+from scalelab.trace.kinds import MOST_NAMES
 
 LARGEST_BYTES = 2**60
 """A size beyond is a broken number."""
@@ -136,8 +137,11 @@ def read_operator_message(request: Request, args: Arguments) -> MessageSize:
 
 
 def read_annotated_message(kind: str, args: Arguments) -> MessageSize:
-    """What the shapes of an annotation's tensors say."""
-    return _read_tensor(args, 0, ANNOTATED[kind]) if kind in ANNOTATED else MessageSize()
+    """What the shapes of an annotation's tensors say, or those of another library's operator: its first tensor."""
+    if kind not in ANNOTATED:
+        return MessageSize()
+    shapes = _decode(args.input_dims)
+    return _read_tensor(args, next((place for place, shape in enumerate(shapes) if shape), 0), ANNOTATED[kind])
 
 
 def _read_tensor(args: Arguments, index: int, is_piece: bool) -> MessageSize:
@@ -197,6 +201,12 @@ class Collective:
     on_device: bool = False
     ran_as: str = ""
     """The kind that was really run where it is another one: gloo runs a reduce-scatter as an all-reduce."""
+    step: int | None = None
+    """The number of the step in which it was launched; None: in none, or unknown."""
+    peer: int | None = None
+    """Of a send or a receive: the rank at the other end, counted within the group."""
+    stream: int = -1
+    """The lane of its device or thread."""
 
     @property
     def seconds(self) -> float:
@@ -218,11 +228,14 @@ class CollectiveRow(NamedTuple):
     sequence: int
     payload_bytes: int
     external_id: int
+    correlation: int
+    step: int
+    peer: int
     num_elements: int
     element_bytes: int
     is_piece: int
     is_record: int
-    """Whether it is torch's record of a call, and not the operator around it."""
+    """Whether it is torch's record of a call, and not the operator around it or the annotation in it."""
 
     @property
     def size(self) -> MessageSize:
@@ -304,6 +317,9 @@ class CollectiveList(Sequence[Collective]):
             name=text[row.name],
             on_device=bool(row.on_device),
             ran_as=text[row.ran_as],
+            step=None if row.step < 0 else row.step,
+            peer=None if row.peer < 0 else row.peer,
+            stream=row.thread,
         )
 
     def __iter__(self) -> Iterator[Collective]:
@@ -322,3 +338,8 @@ class CollectiveList(Sequence[Collective]):
     def end_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Of all of them."""
         return self._rows.column("end_ns")
+
+    @property
+    def step_numbers(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Of all of them; negative: in none."""
+        return self._rows.column("step")

@@ -1,8 +1,4 @@
-"""What an event is, by its category and name; and the part of Kineto's trace format that we read.
-
-`COMMUNICATION` lists patterns of kernels that move data between ranks: collective libraries, and frameworks' own
-kernels. `--communication PATTERN` adds to it (case-sensitive). The kind of a collective comes from its record if there
-is one, else from its name.
+"""The part of Kineto's trace format that we read.
 
 Kineto (torch.profiler) writes Chrome's trace format: times in microseconds, with nanoseconds since torch 2.4. Fields
 that are not named here are skipped while decoding.
@@ -12,155 +8,12 @@ Events and headers that differ from Kineto's format (other field types, separate
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from enum import IntEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-
-
-class Kind(IntEnum):
-    """What an event is."""
-
-    COMPUTE = 0
-    """A kernel on a device."""
-    COMMUNICATION = 1
-    """A kernel on a device that moves data between ranks, or a collective that a host's thread runs (gloo, MPI)."""
-    COPY = 2
-    """A copy or fill of memory on a device."""
-    OPERATOR = 3
-    """An operator on a host's thread."""
-    ENCLOSING = 4
-    """An operator that only calls others, or waits: DDP's forward, an autograd node, an optimizer's step, c10d."""
-    LAUNCH = 5
-    """A call that puts work on a device's queue."""
-    RUNTIME = 6
-    """Any other call of the device's library: synchronizing, allocating."""
-    STEP = 7
-    """A step of the profiler on the host."""
-    DEVICE_STEP = 8
-    """The same on a device."""
-    OTHER = 9
-    """Annotations, Python functions, overhead: not time of its own."""
-
-
-MOST_NAMES = 100_000
-"""Distinct names in one file; later ones are counted together."""
-COMMUNICATION: tuple[str, ...] = (
-    r"^(void )?(nccl|rccl|hccl|msccl|mscclpp)",
-    r"\bnccl(Dev)?Kernel",
-    r"\boneccl|\bccl_",
-    r"nvshmem|userbuffers|symmetric_memory::",
-    r"deep_ep::(?!layout)|(inter|intra)node(_ll)?::(dispatch|combine|notify|cached_notify)",
-    r"cross_device_reduce_[12]stage|reduce_scatter_cross_device",
-    r"(one|two)_?shot_(all_?)?reduce|(one|two)shotallreduce|multimem_(all_?reduce|all_?gather|one_shot|two_shot)",
-    r"all_?reduce_fusion|lamport.*all_?reduce|quick_?reduce",
-    r"\bpplx|moe_?all_?to_?all|moe_comm::",
-)
-"""Kernels that move data between ranks, as regular expressions that are searched in the name.
-
-NCCL and what is built like it; oneCCL; NVSHMEM, Transformer Engine's userbuffers and torch's symmetric memory; DeepEP
-(its layout kernels count tokens on one rank); the all-reduces of vLLM and aiter; those of torch and TensorRT-LLM;
-those that are fused with a norm, and quick-reduce; exchanges of experts."""
-COMPILED = re.compile(r"^triton_(poi|per|red|tem|for|spl)_")
-"""Kernels that Inductor made. They are named after all operators around them, collectives too, and only compute."""
-
-HOST_COMMUNICATION = re.compile(
-    r"^(gloo|mpi|ucc):(?!:)|^P?MPI_I?(all|reduce|bcast|gather|scatter|send|recv|barrier)", re.IGNORECASE
-)
-"""Collectives that a thread of the host runs: torch's annotations, and MPI's own names."""
-
-_KINDS: tuple[tuple[str, str], ...] = (
-    (r"all_?reduce|cross_device_reduce|quick_?reduce|one_shot|two_shot", "all_reduce"),
-    (r"reduce_?scatter", "reduce_scatter"),
-    (r"all_?gather|allgather", "all_gather"),
-    (r"all_?to_?all|alltoall|dispatch|combine", "all_to_all"),
-    (r"broadcast|bcast", "broadcast"),
-    (r"barrier", "barrier"),
-    (r"send_?recv", "send_recv"),
-    (r"\bgather|_gather|:gather", "gather"),
-    (r"scatter", "scatter"),
-    (r"reduce", "reduce"),
-    (r"send", "send"),
-    (r"recv", "recv"),
-)
-_KIND_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _KINDS)
-
-_WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::|cpp_fused|triton_|^## Call Compiled")
-"""Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What
-is called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait too."""
-_LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
-_STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
-
-_CATEGORIES = {
-    "gpu_memcpy": Kind.COPY,
-    "gpu_memset": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "memset": Kind.COPY,
-    "python_function": Kind.OTHER,
-    "cuda_sync": Kind.OTHER,
-    "overhead": Kind.OTHER,
-    "trace": Kind.OTHER,
-}
-_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
-
-
-class Classifier:
-    """The kind of every event; what was found is remembered by category and name."""
-
-    def __init__(self, more_communication: Sequence[str] = ()) -> None:
-        self._communication = re.compile("|".join(COMMUNICATION), re.IGNORECASE)
-        self._more_communication = [re.compile(pattern) for pattern in more_communication]
-        self._known: dict[tuple[str, str], Kind] = {}
-
-    def __call__(self, category: str, name: str) -> Kind:
-        key = (category, name)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) > MOST_NAMES:
-                self._known.clear()
-            found = self._known[key] = self._classify(category.lower(), name)
-        return found
-
-    def _classify(self, category: str, name: str) -> Kind:
-        if category == "kernel":
-            return Kind.COMMUNICATION if self._communicates(name) else Kind.COMPUTE
-        if category in _CATEGORIES:
-            return _CATEGORIES[category]
-        if category in _RUNTIME:
-            return Kind.LAUNCH if _LAUNCH.search(name) else Kind.RUNTIME
-        if category == "gpu_user_annotation":
-            return Kind.DEVICE_STEP if _STEP.match(name) else Kind.OTHER
-        if _STEP.match(name):
-            return Kind.STEP
-        if HOST_COMMUNICATION.search(name):
-            return Kind.COMMUNICATION
-        if category in ("cpu_op", "operator"):
-            return Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
-        return Kind.OTHER
-
-    def _communicates(self, name: str) -> bool:
-        if any(pattern.search(name) for pattern in self._more_communication):
-            return True
-        return bool(self._communication.search(name)) and not COMPILED.match(name)
-
-
-def read_step_number(name: str) -> int:
-    """The number of a profiler's step."""
-    match = _STEP.match(name)
-    return int(match.group(1)) if match else -1
-
-
-def find_collective_kind(name: str) -> str:
-    """all_reduce, all_gather …: what a kernel, an operator or a record says it does; `other` where it does not."""
-    for pattern, kind in _KIND_PATTERNS:
-        if pattern.search(name):
-            return kind
-    return "other"
-
 
 NO_RAW = msgspec.Raw(b"null")
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -182,6 +35,8 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     group_size: int = msgspec.field(default=-1, name="Group size")
     group_name: str = msgspec.field(default="", name="Process Group Name")
     sequence: int = msgspec.field(default=-1, name="Seq")
+    task_type: str = msgspec.field(default="", name="Task Type")
+    """What an NPU's profiler says of a task on the device (AI_CORE, HCCL …), which no category marks."""
     input_dims: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input Dims")
     input_types: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input type")
 

@@ -4,8 +4,11 @@ A gap is the time between the end of everything that a stream has run so far and
 rules of HolisticTraceAnalysis:
 
     host wait      the next kernel was launched after the previous one had ended: the host was late
-    kernel wait    it was launched before, and the gap is shorter than 30 ns: the device switches kernels
+    kernel wait    it was launched before, and the gap is short: the device switches kernels
     other          the rest: waiting for another stream or an event, or a launch that is not in the trace
+
+Short is what the device needs to switch: up to `SHORT` times the lower quartile of the gaps before kernels launched in
+time, at least the 30 ns of HolisticTraceAnalysis and at most 10 µs. On real devices the quartile is 1 to 3 µs.
 
 They add up to the idle time of the stream, between its first kernel and its last, in integer nanoseconds. Without a
 device, gaps are those between the operators of a host thread and have no reason.
@@ -16,18 +19,28 @@ queues. Without a device, the lanes are the training threads; threads that run c
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Kind
-from scalelab.trace.launches import NO_LAUNCH, LaunchMatcher, LaunchTally, LaunchTimes, Queue, QueueTally
+from scalelab.trace.kinds import Kind
+from scalelab.trace.launches import (
+    NO_LAUNCH,
+    NUM_BINS,
+    LaunchMatcher,
+    LaunchTally,
+    LaunchTimes,
+    Queue,
+    QueueTally,
+    find_bins,
+    find_quantile,
+)
 from scalelab.trace.rank_time import select_busy
 from scalelab.trace.rank_trace import Lane, Tables
-from scalelab.trace.windows import Records, Steps, Window, is_chosen
+from scalelab.trace.windows import Records, Steps, Window, choose_records
 
 MOST_PAIRS = 100_000
 """Distinct pairs at any time; beyond that, the less costly half is dropped."""
@@ -77,8 +90,29 @@ class PairTally:
         return found
 
 
-KERNEL_WAIT_NS = 30
-"""A gap below this is the device's own way from one kernel to the next."""
+SHORT = 3
+"""A gap below this many times the usual one is the device's own way from one kernel to the next."""
+SHORTEST_SWITCH_NS, LONGEST_SWITCH_NS = 30, 10_000
+
+
+@dataclass
+class _Gaps:
+    """Gaps before kernels that were launched in time: counts and sums in the bins of `launches.py`."""
+
+    count: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, dtype=np.int64))
+    total: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, dtype=np.int64))
+
+    def add(self, gaps: NDArray[np.int64]) -> None:
+        bins = find_bins(gaps)
+        np.add.at(self.count, bins, 1)
+        np.add.at(self.total, bins, gaps)
+
+
+def find_switch_limit(counts: Iterable[NDArray[np.int64]]) -> int:
+    """The longest gap that is the device's own, from the gaps of all its streams."""
+    count = sum(counts, start=np.zeros(NUM_BINS, dtype=np.int64))
+    usual = find_quantile(count, 0.25) or 0.0
+    return round(min(max(SHORT * usual, SHORTEST_SWITCH_NS), LONGEST_SWITCH_NS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +146,9 @@ class _LaneState:
     num_events: int = 0
     busy: int = 0
     host_wait: int = 0
-    kernel_wait: int = 0
     other: int = 0
+    """Gaps whose launch is not known."""
+    gaps: _Gaps = field(default_factory=_Gaps)
 
 
 class IdleTally:
@@ -124,7 +159,7 @@ class IdleTally:
         self._pairs = pairs
         self._found: dict[int, _LaneState] = {}
 
-    def add(self, lane: int, records: Records, launched: NDArray[np.int64], *, is_counted: bool) -> None:
+    def add(self, lane: int, records: Records, launched: NDArray[np.int64], is_counted: NDArray[np.bool_]) -> None:
         """The next events of one lane, in order, with the start of their launches."""
         start, end, names = records["start"], records["end"], records["name"]
         state = self._found.get(lane)
@@ -132,27 +167,32 @@ class IdleTally:
             state = self._found[lane] = _LaneState(reach=int(start[0]), last_name=int(names[0]))
         reach = np.maximum(np.maximum.accumulate(end), state.reach)
         before = np.concatenate([[state.reach], reach[:-1]])
-        if is_counted:
+        if is_counted.any():
             gap = start - before
-            is_gap = gap > 0
-            state.num_events += len(records)
-            state.busy += int((reach - np.maximum(start, before)).clip(min=0).sum())
+            is_gap = (gap > 0) & is_counted
+            state.num_events += int(is_counted.sum())
+            state.busy += int((reach - np.maximum(start, before))[is_counted].clip(min=0).sum())
             _sort_gaps(state, gap[is_gap], before[is_gap], launched[is_gap])
             previous = _name_previous(state.last_name, names, end >= before)
             self._pairs.add(lane, previous[is_gap], names[is_gap], gap[is_gap])
         state.last_name = int(_name_previous(state.last_name, np.append(names, 0), np.append(end >= before, False))[-1])
         state.reach = int(reach[-1])
 
+    def find_limit(self) -> int:
+        """The longest gap that counts as kernel wait."""
+        return find_switch_limit(state.gaps.count for state in self._found.values())
+
     def finish(self, unwanted: Set[int] = frozenset()) -> Sequence[LaneIdle]:
         """The busiest lane first, without unwanted ones."""
+        short = int(find_bins(np.array([self.find_limit()]))[0])
         found = [
             LaneIdle(
                 lane=self._lanes[number],
                 num_events=state.num_events,
                 busy_ns=state.busy,
                 host_wait_ns=state.host_wait,
-                kernel_wait_ns=state.kernel_wait,
-                other_ns=state.other,
+                kernel_wait_ns=int(state.gaps.total[:short].sum()),
+                other_ns=state.other + int(state.gaps.total[short:].sum()),
             )
             for number, state in self._found.items()
             if state.num_events and number not in unwanted
@@ -163,11 +203,11 @@ class IdleTally:
 def _sort_gaps(
     state: _LaneState, gap: NDArray[np.int64], before: NDArray[np.int64], launched: NDArray[np.int64]
 ) -> None:
-    is_host_wait = (launched != NO_LAUNCH) & (launched > before)
-    is_kernel_wait = (launched != NO_LAUNCH) & ~is_host_wait & (gap < KERNEL_WAIT_NS)
+    is_known = launched != NO_LAUNCH
+    is_host_wait = is_known & (launched > before)
     state.host_wait += int(gap[is_host_wait].sum())
-    state.kernel_wait += int(gap[is_kernel_wait].sum())
-    state.other += int(gap[~is_host_wait & ~is_kernel_wait].sum())
+    state.other += int(gap[~is_known].sum())
+    state.gaps.add(gap[is_known & ~is_host_wait])
 
 
 def _name_previous(first: int, names: NDArray[np.int32], is_last: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -182,6 +222,8 @@ class LaneTimes:
     """What is known of a rank's lanes."""
 
     idle: Sequence[LaneIdle]
+    kernel_wait_limit_ns: int
+    """The longest gap that counts as kernel wait."""
     pairs: Sequence[GapPair]
     launches: Sequence[LaunchTimes]
     """Empty where there is no device, or no launch of its kernels in the trace."""
@@ -193,6 +235,7 @@ class LaneCounter:
 
     def __init__(self, tables: Tables, steps: Steps = None) -> None:
         self._has_device = tables.has_device
+        self._known_steps = tables.steps
         self._steps = steps
         self._matcher = LaunchMatcher(tables.names)
         self._pairs = PairTally(tables)
@@ -207,24 +250,24 @@ class LaneCounter:
         records = records[np.lexsort((-records["end"], records["start"], records["lane"]))]
         if not self._has_device:
             self._unwanted.update(np.unique(records["lane"][records["kind"] == Kind.COMMUNICATION]).tolist())
-        is_counted = is_chosen(window, self._steps)
+        is_counted = choose_records(records, self._known_steps, self._steps)
         launched = np.full(len(records), NO_LAUNCH, dtype=np.int64)
         is_first = np.zeros(len(records), dtype=np.bool_)
         if self._has_device:
             matches = self._matcher.match(window.records, records)
             launched, is_first = matches.start, matches.is_first
-            if is_counted:
-                self._launches.add(records, matches)
+            self._launches.add(records, matches, is_counted)
         edges = [*np.flatnonzero(np.diff(records["lane"], prepend=-1)).tolist(), len(records)]
         for low, high in pairwise(edges):
             lane, own = int(records["lane"][low]), slice(low, high)
-            self._idle.add(lane, records[own], launched[own], is_counted=is_counted)
-            if is_counted:
-                self._queues.add(lane, launched[own][is_first[own]], records["start"][own][is_first[own]])
+            self._idle.add(lane, records[own], launched[own], is_counted[own])
+            is_launched = is_first[own] & is_counted[own]
+            self._queues.add(lane, launched[own][is_launched], records["start"][own][is_launched])
 
     def finish(self) -> LaneTimes:
         return LaneTimes(
             idle=self._idle.finish(self._unwanted),
+            kernel_wait_limit_ns=self._idle.find_limit(),
             pairs=self._pairs.finish(self._unwanted),
             launches=self._launches.finish(),
             queues=self._queues.finish(),

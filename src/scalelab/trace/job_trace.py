@@ -10,15 +10,20 @@ from itertools import count, islice
 from pathlib import Path
 
 from scalelab.errors import TraceUnreadable, UsageError
-from scalelab.trace.matching import Matching, list_members, match_collectives
+from scalelab.trace.groups import list_members
+from scalelab.trace.linking import StepBasis
+from scalelab.trace.matching import Matching, match_collectives
 from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank
 from scalelab.trace.waiting import JobArrivals, find_arrivals
+from scalelab.units import format_count, format_share
 
 SUFFIXES = (".json", ".json.gz")
 MARKS = ("trial.json", "run.json")
 """A directory that holds one of these is that of a trial or a run: none of the files beside it is a trace."""
 BELOW = ("*", "trace/*", "*/trace", "*/trace/*", "trials/*/trace", "trials/*/trace/*")
 """Where the traces of a recording, a trial or a run may lie."""
+MOST_UNLINKED_SHARE = 0.05
+"""A larger part of a device's events without a launch leaves steps incomplete."""
 FEWEST_UNMATCHED_SHARE = 0.01
 """A larger part of a rank's collectives that is in no other trace is worth a word."""
 
@@ -125,11 +130,13 @@ def read_ranks(
     *,
     ns_per_tick: int = 1000,
     communication: Sequence[str] = (),
+    compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
 ) -> JobTrace:
     """Read the files of a job, one after the other. Raises `TraceUnreadable` if one is not a trace."""
     traces = [
-        read_rank(path, ns_per_tick=ns_per_tick, communication=communication, counters=counters) for path in paths
+        read_rank(path, ns_per_tick=ns_per_tick, communication=communication, compute=compute, counters=counters)
+        for path in paths
     ]
     return combine_ranks(traces)
 
@@ -154,6 +161,7 @@ def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
 
 
 def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
+    yield from _find_missing_devices(traces)
     sizes = sorted({trace.num_ranks for trace in traces if trace.num_ranks is not None})
     if len(sizes) > 1:
         yield TraceDoubt(
@@ -170,14 +178,29 @@ def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
         )
     yield from _find_missing(traces, sizes)
     yield from _find_device_doubts(traces)
+    yield from _find_step_doubts(traces)
     num_ranks = max(sizes, default=len(traces))
-    if num_ranks > 1 and not any(len(trace.collectives) for trace in traces):
+    yield from _find_generic(traces)
+    is_lacking = any(trace.tables.missing_device for trace in traces)
+    if num_ranks > 1 and not is_lacking and not any(len(trace.collectives) for trace in traces):
         yield TraceDoubt(
             kind="no-communication",
             message=f"the job has {num_ranks} ranks, but its traces contain no communication",
             next_step="match its kernels with --communication PATTERN, or record steps that communicate"
             if any(trace.tables.has_device for trace in traces)
             else "record devices too (ProfilerActivity.CUDA), or steps that communicate",
+        )
+
+
+def _find_missing_devices(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
+    lacking = [trace for trace in traces if trace.tables.missing_device]
+    if lacking:
+        device = lacking[0].tables.missing_device
+        where = "the trace has" if len(traces) == 1 else f"{len(lacking)} of {len(traces)} traces have"
+        yield TraceDoubt(
+            kind="no-device-activity",
+            message=f"the job ran on a device ({device}), but {where} none of its kernels: only the host is shown",
+            next_step="record the device too: profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
         )
 
 
@@ -197,6 +220,47 @@ def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
             kind="host-collectives",
             message=f"all {num_collectives} collectives ran on host threads: the parts of a device leave them out",
             next_step="see their time by kind, and the idle time of the devices",
+        )
+
+
+def _find_generic(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
+    """How much of the communication is known by a generic rule only."""
+    total, generic = 0.0, dict[str, float]()
+    for trace in traces:
+        for collective in trace.collectives if trace.tables.has_device else ():
+            if collective.on_device:
+                total += collective.seconds
+                if collective.name in trace.tables.generic_names:
+                    generic[collective.name] = generic.get(collective.name, 0.0) + collective.seconds
+    if total and generic:
+        most, share = max(generic, key=lambda name: generic[name]), sum(generic.values()) / total
+        yield TraceDoubt(
+            kind="generic-communication",
+            message=f"{format_share(share)} of the time in communication kernels is recognized by a word in the name or"
+            f" by what launched them ({format_count(len(generic), 'name')}, such as {most[:60]})",
+            next_step="confirm them with --communication REGEX, or count them as compute with --compute REGEX",
+        )
+
+
+def _find_step_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
+    """Steps that do not rest on the launches of all kernels."""
+    bases = {trace.tables.step_basis for trace in traces} & {StepBasis.DEVICE_MARKS, StepBasis.HOST_MARKS}
+    if bases:
+        marks = "its marks on the device, which cover only part of a step"
+        if StepBasis.HOST_MARKS in bases:
+            marks = "the host's marks, which run ahead of the device"
+        yield TraceDoubt(
+            kind="unlinked-steps",
+            message=f"kernels cannot be assigned to steps (no recorded launches): a step is {marks}",
+            next_step="record host activity too (ProfilerActivity.CPU); trust the row of the rank, not those of steps",
+        )
+    unlinked = max((trace.tables.unlinked_share for trace in traces), default=0.0)
+    if unlinked > MOST_UNLINKED_SHARE:
+        yield TraceDoubt(
+            kind="unlinked-steps",
+            message=f"{format_share(unlinked)} of the device's events from the first step on have no recorded launch:"
+            " they belong to no step",
+            next_step="record host activity of every thread that launches kernels",
         )
 
 
@@ -220,18 +284,25 @@ def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
     matching = job.matching
     if matching is None:
         return
-    for trace, (rank, num_unmatched) in zip(job.ranks, sorted(matching.num_unmatched.items()), strict=True):
-        if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
-            is_nameless = len(list_members(trace)) > 1 and any(not collective.group for collective in trace.collectives)
-            yield TraceDoubt(
-                kind="unmatched-collectives",
-                subject=f"rank {rank}",
-                message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
-                " the other traces" + ("; their process group is not recorded" if is_nameless else ""),
-                next_step="record one process group at a time, or use NCCL"
-                if is_nameless
-                else "give the traces of all ranks, recorded over the same steps",
-            )
+    yield from _find_unmatched(job, matching)
+    num_inferred = sum(matching.num_inferred.values())
+    if num_inferred and any(len(list_members(trace)) > 1 for trace in job.ranks):
+        num_collectives = sum(len(trace.collectives) for trace in job.ranks)
+        yield TraceDoubt(
+            kind="inferred-groups",
+            message=f"{num_inferred} of {format_count(num_collectives, 'collective')} have no recorded process group:"
+            " they are assigned by their ranks, size, stream and time",
+            next_step=_advise_groups(job),
+        )
+    if matching.uncertain:
+        ranks = sorted({rank for pair in matching.uncertain for rank in pair[1:]})
+        listed = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+        yield TraceDoubt(
+            kind="uncertain-pairing",
+            message=f"collectives of rank {listed} could be paired with those of rank {matching.uncertain[0][0]} in"
+            " another way as well: who waits for whom is uncertain",
+            next_step="record all ranks over the same steps, so that no collective is missing",
+        )
     if any(clock.num_collectives == 1 for clock in matching.clocks.values()):
         yield TraceDoubt(
             kind="uncertain-clocks",
@@ -252,3 +323,26 @@ def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
             message=f"the clocks of {len(references)} sets of ranks cannot be aligned: they share no collective",
             next_step="compare ranks within one set only",
         )
+
+
+def _find_unmatched(job: JobTrace, matching: Matching) -> Iterator[TraceDoubt]:
+    for trace, (rank, num_unmatched) in zip(job.ranks, sorted(matching.num_unmatched.items()), strict=True):
+        if num_unmatched > FEWEST_UNMATCHED_SHARE * len(trace.collectives):
+            is_nameless = len(list_members(trace)) > 1 and any(not collective.group for collective in trace.collectives)
+            yield TraceDoubt(
+                kind="unmatched-collectives",
+                subject=f"rank {rank}",
+                message=f"{num_unmatched} of {len(trace.collectives)} collectives of rank {rank} have no counterpart in"
+                " the other traces" + ("; their process group is not recorded" if is_nameless else ""),
+                next_step=_advise_groups(job)
+                if is_nameless
+                else "give the traces of all ranks, recorded over the same steps",
+            )
+
+
+def _advise_groups(job: JobTrace) -> str:
+    """What helps to know the groups, by what ran the collectives without one."""
+    nameless = [one for trace in job.ranks for one in trace.collectives if not one.group]
+    if any(not one.on_device for one in nameless):
+        return "torch does not record the group of gloo's and MPI's collectives: record a run that uses one group only"
+    return "record with torch 2.4 or newer, which writes the group on NCCL's kernels; other libraries record none"

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Kind
+from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_trace import Lane
 from scalelab.trace.windows import Records
 
@@ -52,15 +52,20 @@ class DelayHistogram:
 
     def find_quantile(self, share: float) -> float | None:
         """The time that `share` of all do not exceed, to within half a bin; None: there are none."""
-        if not self.count:
-            return None
-        reached = np.cumsum(self._count)
-        index = int(np.searchsorted(reached, max(1.0, share * reached[-1])))
-        if index < EXACT_BELOW:
-            return float(index)
-        shift, place = divmod(index, 1 << BITS)
-        low = ((1 << BITS) + place) << (shift - 1)
-        return low + ((1 << (shift - 1)) - 1) / 2
+        return find_quantile(self._count, share)
+
+
+def find_quantile(count: NDArray[np.int64], share: float) -> float | None:
+    """The time that `share` of those counted in bins do not exceed."""
+    if not count.any():
+        return None
+    reached = np.cumsum(count)
+    index = int(np.searchsorted(reached, max(1.0, share * reached[-1])))
+    if index < EXACT_BELOW:
+        return float(index)
+    shift, place = divmod(index, 1 << BITS)
+    low = ((1 << BITS) + place) << (shift - 1)
+    return low + ((1 << (shift - 1)) - 1) / 2
 
 
 def find_bins(times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,6 +142,8 @@ class LaunchTimes:
 
     name: str
     count: int
+    num_kernels: int
+    """What they started: a graph has many kernels."""
     call_ns: int
     """The time of the calls together."""
     median_delay_ns: float
@@ -152,6 +159,7 @@ class _Calls:
     """The calls of one name so far."""
 
     count: int = 0
+    num_kernels: int = 0
     call: int = 0
     num_short: int = 0
     num_long: int = 0
@@ -166,8 +174,11 @@ class LaunchTally:
         self._names = names
         self._found: dict[int, _Calls] = {}
 
-    def add(self, kernels: Records, matches: Matches) -> None:
-        is_first = matches.is_first
+    def add(self, kernels: Records, matches: Matches, is_counted: NDArray[np.bool_]) -> None:
+        for number, count in zip(*np.unique(matches.name[is_counted], return_counts=True), strict=True):
+            if number != NO_LAUNCH:
+                self._found.setdefault(int(number), _Calls()).num_kernels += int(count)
+        is_first = matches.is_first & is_counted
         delay = np.maximum(kernels["start"][is_first] - matches.start[is_first], 0)
         length = kernels["end"][is_first] - kernels["start"][is_first]
         call, name = (matches.end - matches.start)[is_first], matches.name[is_first]
@@ -181,11 +192,12 @@ class LaunchTally:
             calls.delays.add(delay[is_own])
 
     def finish(self) -> Sequence[LaunchTimes]:
-        """The most frequent first."""
+        """Those that started most kernels first."""
         found = [
             LaunchTimes(
                 name=self._names[number],
                 count=calls.count,
+                num_kernels=calls.num_kernels,
                 call_ns=calls.call,
                 median_delay_ns=calls.delays.find_quantile(0.5) or 0.0,
                 p95_delay_ns=calls.delays.find_quantile(0.95) or 0.0,
@@ -194,8 +206,9 @@ class LaunchTally:
                 num_late_kernels=calls.num_late,
             )
             for number, calls in self._found.items()
+            if calls.count
         ]
-        return sorted(found, key=lambda times: (-times.count, times.name))
+        return sorted(found, key=lambda times: (-times.num_kernels, times.name))
 
 
 LIMIT = 1024

@@ -1,9 +1,11 @@
 """The same collective in the traces of several ranks, and which rank waited in it.
 
-The k-th collective of a group is the same on all its ranks. If torch numbered them, the number decides; otherwise the
-order does, and if one trace lacks some, the longest common list of kinds and sizes (step by step if steps are known).
-Of several equally long lists, the one whose ends agree best in time is taken. Collectives in one trace only are
-counted and left out, and so is point-to-point communication, whose other end is not recorded.
+The k-th collective of a group is the same on all its ranks. If torch numbered them, the number decides; otherwise kind,
+size, order and time do (`pairing.py`). Collectives in one trace only are counted and left out. A send and its receive
+are matched if torch's annotation says between which ranks they run; other point-to-point kernels only if all ranks of
+their group leave them together, as in an all-to-all.
+
+A collective whose group is not recorded may fit several (`groups.py`): the one whose ranks leave it together is taken.
 
 In a matched collective
 
@@ -18,21 +20,25 @@ its threads starts it, which may be later than the call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.clocks import ENDS_TOGETHER, Clock, Pairs, align_from_end, align_lists, measure_spread, set_clock
+from scalelab.trace.clocks import ENDS_TOGETHER, Clock, set_clock
 from scalelab.trace.collectives import Collective
+from scalelab.trace.groups import POINT_TO_POINT, GroupFinder, GroupKey
+from scalelab.trace.pairing import Ends, Pairing, measure_agreement, pair_ends
 from scalelab.trace.rank_trace import RankTrace
-from scalelab.trace.windows import ProfilerStep
 
 Times = NDArray[np.int64]
 
-POINT_TO_POINT = ("send", "recv", "send_recv")
 SIZED_BY_RANK = ("all_to_all",)
 """Collectives in which ranks may send different amounts, as experts do: sizes do not identify them."""
+FEWEST_AGREEING = 0.8
+"""Kernels whose group or nature is inferred are matched only if this share of them ends together on all ranks."""
+FEWEST_CONFIRMING = 3
+"""Fewer ends coincide by chance."""
 LARGEST_BASE_NS = 2**62
 """Clocks that count from 1970 get there in 2116."""
 
@@ -92,7 +98,13 @@ class Matching:
     num_unmatched: Mapping[int, int]
     """Collectives of several ranks that not every trace of the group holds, by rank."""
     num_point_to_point: int = 0
-    """Sends and receipts of all ranks, which are not matched."""
+    """Sends and receipts of all ranks that are not matched."""
+    num_inferred: Mapping[int, int] = field(default_factory=dict)
+    """Matched collectives whose group is not recorded, by rank."""
+    certainty: float = 1.0
+    """Of the least certain pairing: 0 if another one fits as well (`pairing.py`)."""
+    uncertain: tuple[tuple[int, int], ...] = ()
+    """Pairs of ranks whose collectives could be paired in another way as well."""
 
     @property
     def num_matched(self) -> int:
@@ -126,96 +138,136 @@ class _GroupLane:
     def starts(self) -> Times:
         return np.array([c.start_ns for c in self.collectives], dtype=np.int64) + self.base_ns
 
-    def list_keys(self, *, with_steps: bool) -> list[tuple[object, ...]]:
-        steps = find_steps(self.trace.tables.steps, [c.start_ns for c in self.collectives]) if with_steps else None
-        numbers = steps if steps is not None else [None] * len(self.collectives)
-        return [
-            (c.kind, None if c.kind in SIZED_BY_RANK else c.payload_bytes, step)
-            for c, step in zip(self.collectives, numbers, strict=True)
-        ]
+    @property
+    def pairable(self) -> Ends:
+        found = self.collectives
+        return Ends(
+            keys=[(name_kind(c), None if c.kind in SIZED_BY_RANK else c.payload_bytes) for c in found],
+            steps=[c.step for c in found],
+            ends=self.ends,
+            is_together=np.array([c.kind in ENDS_TOGETHER for c in found], dtype=np.bool_),
+            is_exact=all(c.on_device for c in found),
+        )
 
 
-_Key = tuple[str, tuple[int, ...], bool]
+def name_kind(collective: Collective) -> str:
+    """Both ends of a transfer have one name."""
+    return "send_recv" if collective.kind in POINT_TO_POINT else collective.kind
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """The lanes of one key and the places in them that belong together."""
+
+    key: GroupKey
+    lanes: Mapping[int, _GroupLane]
+    table: Times
+    uncertain: Sequence[tuple[int, int]] = ()
+    certainty: float = 1.0
+    agreement: float = 1.0
 
 
 def match_collectives(ranks: Mapping[int, RankTrace]) -> Matching:
     """Match the collectives of the traces of one job, by rank."""
-    lanes, num_point_to_point = _sort_into_lanes(ranks)
-    found = [(key, lanes[key], _match_lanes(lanes[key])) for key in sorted(lanes) if _is_one_group(lanes[key])]
-    clocks = _set_clocks(ranks, [(group, table) for _, group, table in found])
-    groups = tuple(_make_group(key[0], group, table, clocks) for key, group, table in found if len(table))
-    matched = dict.fromkeys(ranks, 0)
-    for group in groups:
-        for rank in group.ranks:
-            matched[rank] += len(group)
-    collective = {
-        rank: sum(c.kind not in POINT_TO_POINT and c.group_size != 1 for c in trace.collectives) - matched[rank]
-        for rank, trace in ranks.items()
-    }
-    return Matching(groups=groups, clocks=clocks, num_unmatched=collective, num_point_to_point=num_point_to_point)
+    lanes = _sort_into_lanes(ranks)
+    hosts = {rank: trace.header.host_name for rank, trace in ranks.items()}
+    found = [_match_lanes(key, lanes[key], hosts) for key in sorted(lanes) if _is_one_group(lanes[key])]
+    found = _confirm(found)
+    clocks = _set_clocks(ranks, [(one.lanes, one.table) for one in found])
+    groups = tuple(_make_group(one.key.name, one.lanes, one.table, clocks) for one in found if len(one.table))
+    matched, transfers = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    inferred = dict.fromkeys(ranks, 0)
+    for one in found:
+        for column, (rank, lane) in enumerate(one.lanes.items()):
+            kinds = [lane.collectives[place].kind for place in one.table[:, column]]
+            matched[rank] += sum(kind not in POINT_TO_POINT for kind in kinds)
+            transfers[rank] += sum(kind in POINT_TO_POINT for kind in kinds)
+            inferred[rank] += sum(not lane.collectives[place].group for place in one.table[:, column])
+    listed = {rank: [c for c in trace.collectives if c.group_size != 1] for rank, trace in ranks.items()}
+    alone = {rank: sum(c.kind not in POINT_TO_POINT for c in listed[rank]) - matched[rank] for rank in ranks}
+    return Matching(
+        groups=groups,
+        clocks=clocks,
+        num_unmatched=alone,
+        num_point_to_point=sum(c.kind in POINT_TO_POINT for one in listed.values() for c in one)
+        - sum(transfers.values()),
+        num_inferred=inferred,
+        certainty=min((one.certainty for one in found), default=1.0),
+        uncertain=tuple(pair for one in found for pair in one.uncertain),
+    )
 
 
-def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> tuple[dict[_Key, dict[int, _GroupLane]], int]:
-    """The collectives by group and rank, and how many have none because they are point-to-point."""
-    lanes: dict[_Key, dict[int, _GroupLane]] = {}
-    num_point_to_point = 0
+def _confirm(found: Sequence[_Matched]) -> list[_Matched]:
+    """What was recorded, and of what was inferred the answers that time confirms, each collective once."""
+    kept = [one for one in found if not one.key.is_inferred]
+    taken: set[tuple[int, int]] = set()
+    inferred = [one for one in found if one.key.is_inferred and len(one.table)]
+    for one in sorted(inferred, key=lambda one: (-round(one.agreement * len(one.table)), one.key)):
+        places = {
+            (rank, lane.places[place])
+            for column, (rank, lane) in enumerate(one.lanes.items())
+            for place in one.table[:, column]
+        }
+        is_confirmed = len(one.table) >= FEWEST_CONFIRMING or len(one.key.members) == 2
+        if is_confirmed and one.agreement >= FEWEST_AGREEING and not places & taken:
+            kept.append(one)
+            taken |= places
+    return kept
+
+
+def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> dict[GroupKey, dict[int, _GroupLane]]:
+    """The collectives by group and rank; one whose group is not recorded may stand in several."""
+    lanes: dict[GroupKey, dict[int, _GroupLane]] = {}
     for rank, trace in sorted(ranks.items()):
-        members = list_members(trace)
+        finder = GroupFinder(rank, trace)
         for place, collective in enumerate(trace.collectives):
-            if collective.kind in POINT_TO_POINT:
-                num_point_to_point += 1
-            elif collective.group_size != 1 and (collective.group or len(members) < 2):
-                key = (collective.group, members.get(collective.group, ()), collective.on_device)
+            for key in finder.list_keys(collective) if collective.group_size != 1 else ():
                 lane = lanes.setdefault(key, {}).setdefault(rank, _GroupLane(trace, [], []))
                 lane.places.append(place)
                 lane.collectives.append(collective)
-    return lanes, num_point_to_point
-
-
-def list_members(trace: RankTrace) -> dict[str, tuple[int, ...]]:
-    """The ranks of every group, by name, as the header lists them."""
-    distributed = trace.header.distributed
-    return {group.pg_name: tuple(group.ranks) for group in distributed.pg_config} if distributed else {}
+    return lanes
 
 
 def _is_one_group(lanes: Mapping[int, _GroupLane]) -> bool:
     """Whether these ranks may share a group; more than it has are several groups of one name, in old traces."""
-    size = next(iter(lanes.values())).collectives[0].group_size
+    first = next(iter(lanes.values())).collectives[0]
+    size = first.group_size if first.kind not in POINT_TO_POINT or first.peer is None else None
     return 1 < len(lanes) <= (size or len(lanes))
 
 
-def _match_lanes(lanes: Mapping[int, _GroupLane]) -> Times:
+def _match_lanes(key: GroupKey, lanes: Mapping[int, _GroupLane], hosts: Mapping[int, str]) -> _Matched:
     """Which collectives belong together: one row each, places in the lanes in columns."""
-    first, *others = lanes.values()
+    (first_rank, first), *others = lanes.items()
     table = {place: [place] for place in range(len(first.collectives))}
-    for lane in others:
-        pairs = dict(_match_pair(first, lane))
+    pairings: dict[int, Pairing] = {}
+    for rank, lane in others:
+        is_same_clock = bool(hosts[rank]) and hosts[rank] == hosts[first_rank]
+        pairings[rank] = _match_pair(first, lane, is_same_clock=is_same_clock)
+        pairs = dict(pairings[rank].pairs.tolist())
         table = {place: [*row, pairs[place]] for place, row in table.items() if place in pairs}
-    return np.array(list(table.values()), dtype=np.int64).reshape(-1, len(lanes))
+    return _Matched(
+        key=key,
+        lanes=lanes,
+        table=np.array(list(table.values()), dtype=np.int64).reshape(-1, len(lanes)),
+        uncertain=[(first_rank, rank) for rank, pairing in pairings.items() if pairing.certainty < 1],
+        certainty=min(pairing.certainty for pairing in pairings.values()),
+        agreement=min(pairing.agreement for pairing in pairings.values()),
+    )
 
 
-def _match_pair(left: _GroupLane, right: _GroupLane) -> Pairs:
+def _match_pair(left: _GroupLane, right: _GroupLane, *, is_same_clock: bool) -> Pairing:
     if all(c.sequence is not None for c in (*left.collectives, *right.collectives)):
-        return _match_by_sequence(left.collectives, right.collectives)
-    keys = left.list_keys(with_steps=False), right.list_keys(with_steps=False)
-    if keys[0] == keys[1]:
-        return [(place, place) for place in range(len(keys[0]))]
-    by_step = left.list_keys(with_steps=True), right.list_keys(with_steps=True)
-    candidates = [align(*pair) for pair in (by_step, keys) for align in (align_lists, align_from_end)]
-    most = max(len(pairs) for pairs in candidates)
-    # Steps may be numbered differently; but where they are not, they are a better guide than length.
-    if 2 * max(map(len, candidates[:2])) >= most:
-        candidates = candidates[:2]
-    most = max(len(pairs) for pairs in candidates)
-    longest = [pairs for pairs in candidates if len(pairs) == most]
-    return min(longest, key=lambda pairs: _measure_disagreement(left, right, pairs))
+        pairs = _match_by_sequence(left.collectives, right.collectives)
+        return Pairing(pairs, agreement=measure_agreement(left.ends[pairs[:, 0]], right.ends[pairs[:, 1]]))
+    return pair_ends(left.pairable, right.pairable, is_same_clock=is_same_clock)
 
 
-def _match_by_sequence(left: Sequence[Collective], right: Sequence[Collective]) -> Pairs:
+def _match_by_sequence(left: Sequence[Collective], right: Sequence[Collective]) -> NDArray[np.intp]:
     """By number; several kernels of one call have one number, and keep their order."""
     places = {key: place for place, key in enumerate(_number(right))}
     pairs = [(place, places[key]) for place, key in enumerate(_number(left)) if key in places]
-    return [(i, j) for i, j in pairs if left[i].kind == right[j].kind]
+    found = [(i, j) for i, j in pairs if name_kind(left[i]) == name_kind(right[j])]
+    return np.array(found, dtype=np.intp).reshape(-1, 2)
 
 
 def _number(collectives: Sequence[Collective]) -> Iterator[tuple[int | None, int]]:
@@ -223,14 +275,6 @@ def _number(collectives: Sequence[Collective]) -> Iterator[tuple[int | None, int
     for collective in collectives:
         seen[collective.sequence] = seen.get(collective.sequence, 0) + 1
         yield collective.sequence, seen[collective.sequence]
-
-
-def _measure_disagreement(left: _GroupLane, right: _GroupLane, pairs: Pairs) -> float:
-    """How far apart the ends of paired collectives lie, a constant difference of clocks aside."""
-    if not pairs:
-        return 0.0
-    i, j = np.array(pairs, dtype=np.int64).T
-    return measure_spread((left.ends[i] - right.ends[j]).astype(np.float64))
 
 
 def _set_clocks(
@@ -290,21 +334,10 @@ def _make_group(name: str, lanes: Mapping[int, _GroupLane], table: Times, clocks
         name=name,
         ranks=tuple(lanes),
         group_size=first.collectives[0].group_size,
-        kinds=tuple(first.collectives[place].kind for place in table[:, 0]),
+        kinds=tuple(name_kind(first.collectives[place]) for place in table[:, 0]),
         payload_bytes=tuple(first.collectives[place].payload_bytes for place in table[:, 0]),
         places=np.stack([np.array(lane.places, dtype=np.int64)[places] for _, lane, places in columns], axis=1),
         start_ns=np.stack([clocks[rank].correct(lane.starts[places]) for rank, lane, places in columns], axis=1),
         end_ns=np.stack([clocks[rank].correct(lane.ends[places]) for rank, lane, places in columns], axis=1),
         duration_ns=np.stack([(lane.ends - lane.starts)[places] for _, lane, places in columns], axis=1),
     )
-
-
-def find_steps(steps: Sequence[ProfilerStep], starts: Sequence[int]) -> list[int | None]:
-    """The step in which each begins; None: in none."""
-    if not steps:
-        return [None] * len(starts)
-    places = np.searchsorted([step.start for step in steps], starts, side="right") - 1
-    return [
-        steps[place].number if place >= 0 and start < steps[place].end else None
-        for place, start in zip(places, starts, strict=True)
-    ]

@@ -6,8 +6,9 @@ event, so self times add up exactly to the time in any operator. The total count
 name twice, as torch's tables do. Chosen steps are those of the host, which runs ahead of its device. Events of one
 thread nest; if rounding in a file breaks that, the event that began last ends first.
 
-A kernel counts where it begins. Its total is the sum of durations, overlaps on other streams included, so it may
-exceed the span: a share of it shows which kernels to look at, not how much faster training would be.
+A kernel counts in the step in which the host launched it. Its total is the sum of durations, overlaps on other streams
+included, so it may exceed the span: a share of it shows which kernels to look at, not how much faster training would
+be.
 
 Two traces are compared name by name, per rank and per step if both have steps, so traces of different lengths can be
 compared; what runs between steps is divided by the number of steps too. Operators are compared by self time, so a slow
@@ -23,9 +24,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Kind
+from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, is_chosen
+from scalelab.trace.windows import Records, Steps, Window, choose_records
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""
@@ -144,6 +145,7 @@ class KernelCounter:
 
     def __init__(self, tables: Tables, steps: Steps = None) -> None:
         self._names = tables.names
+        self._known_steps = tables.steps
         self._steps = steps
         size = len(KINDS) * len(tables.names)
         self._count = np.zeros(size, dtype=np.int64)
@@ -151,9 +153,8 @@ class KernelCounter:
         self._longest = np.zeros(size, dtype=np.int64)
 
     def take(self, window: Window) -> None:
-        if not is_chosen(window, self._steps):
-            return
         records = window.records[window.records["on_device"] & (window.records["kind"] <= Kind.COPY)]
+        records = records[choose_records(records, self._known_steps, self._steps)]
         if not len(records):
             return
         keys = records["name"].astype(np.int64) * len(KINDS) + records["kind"]

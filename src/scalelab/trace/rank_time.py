@@ -10,7 +10,9 @@ Operators inside a collective on the same thread, such as gloo's own copies, are
 
 with exposed: communication while nothing is computed; copy: memory copies with neither beside them. All of it is
 exact, in integer nanoseconds: each part is a difference of measures of unions. A rank's span reaches from the first to
-the last of these events, a step's from its beginning to its end.
+the last of these events. A step's span reaches, on a device, from the start of the first kernel that the host launched
+in it to the end of the last (`linking.py`), else from the step's mark to its end; its parts are those of all that ran
+in that span.
 
 Sets of half-open intervals [start, end) of integer nanoseconds, as two arrays. All results are exact.
 """
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Kind
+from scalelab.trace.kinds import Kind
 from scalelab.trace.windows import Records, Window
 
 Times = NDArray[np.int64]
@@ -109,9 +111,10 @@ class BreakdownCounter:
         low, high = max(window.start, self.low), min(window.end, self.high)
         if low < high:
             self._whole += measure_parts(records, low, high)
-        if window.step is not None:
+        if window.steps:
             parts = measure_parts(records, window.start, window.end)
-            self._by_step[window.step] = self._by_step.get(window.step, Parts()) + parts
+            for step in window.steps:
+                self._by_step[step] = self._by_step.get(step, Parts()) + parts
 
     def finish(self) -> Breakdown:
         return Breakdown(whole=self._whole, by_step=dict(sorted(self._by_step.items())))

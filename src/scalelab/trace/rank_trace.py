@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.events import MOST_NAMES, Classifier, Header, Kind, read_step_number
+from scalelab.trace.events import Header
+from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
+from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
 from scalelab.trace.reader import Batch, TraceFile
 from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
+ALWAYS_KEPT = (Kind.COMMUNICATION, Kind.STEP, Kind.DEVICE_STEP, Kind.REQUEST)
 OTHER_NAMES = "(other names)"
+DEVICE_BACKENDS = re.compile(r"nccl|rccl|hccl|xccl|cncl|mccl|^ccl", re.IGNORECASE)
 RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|(?:^|[-_.])(\d+)-of-\d+", re.IGNORECASE)
 
 
@@ -48,9 +53,17 @@ class Tables:
     high: int
     """From the first to the last event of compute, communication or copies, in nanoseconds."""
     steps: Sequence[ProfilerStep]
-    """Of the device where it has marks of its own, else of the host."""
+    """Of the device, if there is one, else of the host (`linking.py`)."""
+    step_basis: StepBasis
+    unlinked_share: float
+    """Of the device's events from the first step on: those whose launch is not recorded, which belong to no step."""
     host_steps: Sequence[ProfilerStep]
-    """As the host marked them, which runs ahead of its device; the same where only one has marks."""
+    """As the host marked them, which runs ahead of its device."""
+    generic_names: frozenset[str] = frozenset()
+    """Kernels that communicate by a generic rule: a word in their name, or what launched them."""
+
+    missing_device: str = ""
+    """What shows that the job ran on a device whose work is not in the trace; empty: nothing does."""
 
     def list_devices(self) -> set[str]:
         """The devices that ran something."""
@@ -97,10 +110,14 @@ class _Collector:
     host_steps: list[ProfilerStep] = field(default_factory=list)
     device_steps: list[ProfilerStep] = field(default_factory=list)
     num_events: int = 0
+    has_foreign_tasks: bool = False
+    """Whether the trace has tasks of a device that we cannot read."""
     _entries: dict[tuple[str, str], int] = field(default_factory=dict)
     _entry_kinds: list[int] = field(default_factory=list)
     _entry_names: list[int] = field(default_factory=list)
     _entry_on_device: list[bool] = field(default_factory=list)
+    _entry_is_kept: list[bool] = field(default_factory=list)
+    """Steps, collectives and requests for them: they are few, and kept whole."""
     _name_ids: dict[str, int] = field(default_factory=dict)
     _lane_ids: dict[tuple[int | str, int | str, bool], int] = field(default_factory=dict)
 
@@ -111,10 +128,11 @@ class _Collector:
         entries = np.array([known.get((e.cat, e.name), -1) for e in events], dtype=np.int64)
         for index in np.flatnonzero(entries < 0):
             entries[index] = self._find_entry(events[index].cat, events[index].name)
+            self.has_foreign_tasks = self.has_foreign_tasks or bool(events[index].args.task_type)
         kinds = np.array(self._entry_kinds, dtype=np.uint8)[entries]
         on_device = np.array(self._entry_on_device, dtype=np.bool_)[entries]
-        self._keep(batch, kinds)
-        kept = np.flatnonzero(kinds != Kind.OTHER)
+        self._keep(batch, kinds, np.flatnonzero(np.array(self._entry_is_kept, dtype=np.bool_)[entries]))
+        kept = np.flatnonzero(kinds < Kind.OTHER)
         records = np.zeros(len(kept), dtype=RECORD)
         records["start"], records["end"] = batch.start_ns[kept], batch.end_ns[kept]
         records["kind"], records["on_device"] = kinds[kept], on_device[kept]
@@ -126,10 +144,8 @@ class _Collector:
         ]
         return records
 
-    def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        """Steps and collectives are few: they stay."""
-        wanted = (Kind.COMMUNICATION, Kind.ENCLOSING, Kind.STEP, Kind.DEVICE_STEP)
-        for index in np.flatnonzero(np.isin(kinds, wanted)):
+    def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]], kept: NDArray[np.intp]) -> None:
+        for index in kept:
             event, kind = batch.events[index], Kind(kinds[index])
             start, end = int(batch.start_ns[index]), int(batch.end_ns[index])
             if kind in (Kind.STEP, Kind.DEVICE_STEP):
@@ -137,7 +153,8 @@ class _Collector:
                 if len(steps) < MOST_NAMES:
                     steps.append(ProfilerStep(read_step_number(event.name), start, end))
             else:
-                self.collectives.take(event, start, end, kind)
+                on_device = event.cat.lower() in DEVICE_CATEGORIES
+                self.collectives.take(event, start, end, kind, self._find_lane(event.pid, event.tid, on_device))
 
     def _find_entry(self, category: str, name: str) -> int:
         """The number of a category and name; names beyond the limit share one per kind."""
@@ -153,10 +170,16 @@ class _Collector:
             self._entries[key] = len(self._entry_kinds)
             self._entry_kinds.append(kind)
             self._entry_on_device.append(on_device)
+            self._entry_is_kept.append(kind in ALWAYS_KEPT or requests_collective(kind, name))
             self._entry_names.append(self._name_ids.setdefault(kept, len(self.names)))
             if self._entry_names[-1] == len(self.names):
                 self.names.append(kept)
         return self._entries[key]
+
+    @property
+    def has_runtime(self) -> bool:
+        """Whether the host called the library of a device."""
+        return not {int(Kind.LAUNCH), int(Kind.RUNTIME), int(Kind.REQUEST)}.isdisjoint(self._entry_kinds)
 
     def _find_lane(self, process: int | str, thread: int | str, is_device: bool) -> int:
         key = (process, thread, is_device)
@@ -171,32 +194,23 @@ def read_rank(
     *,
     ns_per_tick: int = 1000,
     communication: Sequence[str] = (),
+    compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
 ) -> RankTrace:
     """Read one file and count. Raises `TraceUnreadable` if it is not a trace."""
     file = TraceFile(path, ns_per_tick)
-    collector = _Collector(Classifier(communication))
+    collector = _Collector(Classifier(communication, compute))
     spans = _Spans()
     with Spool() as spool:
         for batch in file.batches():
             records = collector.make_records(batch)
             spans.extend(records)
             spool.add(records)
-        low, high = spans.busy
-        has_device = spans.has_device
-        steps = collector.device_steps if has_device and collector.device_steps else collector.host_steps
-        tables = Tables(
-            names=collector.names,
-            lanes=collector.lanes,
-            has_device=has_device,
-            low=low,
-            high=high,
-            steps=arrange_steps(steps),
-            host_steps=arrange_steps(collector.host_steps or steps),
-        )
-        breakdown = BreakdownCounter(low, high, has_device)
+        links = _link(collector, spool, has_device=spans.has_device)
+        tables = _make_tables(collector, spans, links, file.header)
+        breakdown = BreakdownCounter(tables.low, tables.high, tables.has_device)
         further = [make(tables) for make in counters]
-        for window in cut_windows(spool.in_order(), tables.steps, *spans.all):
+        for window in cut_windows(links.tag(spool.in_order()), tables.steps, *spans.all):
             for counter in (breakdown, *further):
                 counter.take(window)
     distributed = file.header.distributed
@@ -210,8 +224,54 @@ def read_rank(
         num_unusable=file.num_unusable,
         num_bytes=file.num_bytes,
         breakdown=breakdown.finish(),
-        collectives=collector.collectives.finish(file.header),
+        collectives=collector.collectives.finish(file.header, links, tables.host_steps),
         counted=[counter.finish() for counter in further],
+    )
+
+
+def _link(collector: _Collector, spool: Spool, *, has_device: bool) -> Links:
+    if not has_device:
+        return link_host(collector.host_steps)
+    found = collector.collectives
+    links = link_records(
+        spool.in_order(),
+        collector.host_steps,
+        collector.device_steps,
+        found.list_correlations(),
+        found.list_annotations(),
+        lambda name: collector.classify.is_compute(collector.names[name]),
+    )
+    found.take_unnamed(links.unnamed, collector.names)
+    return links
+
+
+def _find_missing_device(header: Header, collector: _Collector) -> str:
+    """What a trace without kernels says of the device that the job ran on."""
+    if collector.has_foreign_tasks:
+        return "tasks of an accelerator in a format of its own"
+    if header.device_properties:
+        return str(header.device_properties[0].get("name") or "a device in the header")
+    backend = header.distributed.backend if header.distributed else ""
+    if DEVICE_BACKENDS.search(backend):
+        return f"backend {backend}"
+    return "calls of its library on the host" if collector.has_runtime else ""
+
+
+def _make_tables(collector: _Collector, spans: _Spans, links: Links, header: Header) -> Tables:
+    low, high = spans.busy
+    return Tables(
+        names=collector.names,
+        lanes=collector.lanes,
+        has_device=spans.has_device,
+        low=low,
+        high=high,
+        steps=links.steps,
+        step_basis=links.basis,
+        missing_device="" if spans.has_device else _find_missing_device(header, collector),
+        unlinked_share=links.unlinked_share,
+        host_steps=arrange_steps(collector.host_steps or collector.device_steps),
+        generic_names=frozenset(collector.classify.generic_names)
+        | {collector.names[one.name] for one in links.unnamed},
     )
 
 

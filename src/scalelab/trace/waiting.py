@@ -14,7 +14,7 @@ import numpy as np
 
 from scalelab.analysis.traffic import KINDS, POINT_TO_POINT, bus_factor
 from scalelab.trace.collectives import Collective
-from scalelab.trace.matching import MatchedGroup, Matching, find_steps
+from scalelab.trace.matching import MatchedGroup, Matching
 from scalelab.trace.rank_trace import RankTrace
 
 
@@ -65,7 +65,7 @@ class _Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWaiting:
-    """What one rank's matched collectives that begin in one step took."""
+    """What one rank's matched collectives of one step took."""
 
     num_collectives: int = 0
     transfer_ns: int = 0
@@ -119,28 +119,24 @@ def _conclude(rank: int, tally: _Tally) -> Arrivals:
 
 
 def select_steps(matching: Matching, ranks: Mapping[int, RankTrace], steps: Set[int]) -> Matching:
-    """The matched collectives that begin in these steps, by the first rank of each group."""
+    """The matched collectives of these steps, by the first rank of each group."""
     groups = []
     for group in matching.groups:
-        trace = ranks[group.ranks[0]]
-        starts = [int(start) for start in trace.collectives.start_ns[group.places[:, 0]]]
-        rows = [row for row, step in enumerate(find_steps(trace.tables.steps, starts)) if step in steps]
+        numbers = ranks[group.ranks[0]].collectives.step_numbers[group.places[:, 0]].tolist()
+        rows = [row for row, step in enumerate(numbers) if step in steps]
         if rows:
             groups.append(group.pick(rows))
     return replace(matching, groups=tuple(groups))
 
 
 def sum_by_step(matching: Matching, ranks: Mapping[int, RankTrace]) -> dict[int, dict[int, StepWaiting]]:
-    """Transfer and waiting by rank and step; a collective counts in the step in which it begins on the rank."""
+    """Transfer and waiting by rank and step; a collective counts in its step on the rank."""
     found: dict[int, dict[int, StepWaiting]] = {rank: {} for rank in ranks}
     for group in matching.groups:
         for column, rank in enumerate(group.ranks):
-            trace = ranks[rank]
-            places = group.places[:, column]
-            starts = [int(start) for start in trace.collectives.start_ns[places]]
-            steps = find_steps(trace.tables.steps, starts)
+            steps = ranks[rank].collectives.step_numbers[group.places[:, column]].tolist()
             for step, transfer, waiting in zip(steps, group.transfer_ns, group.waiting_ns[:, column], strict=True):
-                if step is not None:
+                if step >= 0:
                     known = found[rank].get(step, StepWaiting())
                     found[rank][step] = StepWaiting(
                         num_collectives=known.num_collectives + 1,
@@ -160,6 +156,8 @@ class KindSummary:
     kind: str
     ran_as: str = ""
     """What was really run where it is another kind."""
+    is_beside: bool = False
+    """Whether the host ran them, beside the collectives of a device."""
     count: int
     num_sized: int
     """Those whose size is known."""
@@ -220,13 +218,15 @@ class _KindTally:
 
 
 def summarise_kinds(collectives: Iterable[Collective]) -> list[KindSummary]:
-    """By kind, the most time first; of one rank, or of several together."""
-    tallies: dict[tuple[str, str], _KindTally] = {}
+    """By kind, the most time first; of one rank, or of several together. The host's come after those of devices."""
+    tallies: dict[bool, dict[tuple[str, str], _KindTally]] = {True: {}, False: {}}
     for collective in collectives:
-        tally = tallies.setdefault((collective.kind, collective.ran_as), _KindTally())
+        own = tallies[collective.on_device]
+        tally = own.setdefault((collective.kind, collective.ran_as), _KindTally())
         length = collective.end_ns - collective.start_ns
         tally.add(collective.kind, length, collective.payload_bytes, collective.group_size)
-    return _summarise(tallies)
+    beside = [replace(one, is_beside=bool(tallies[True])) for one in _summarise(tallies[False])]
+    return [*_summarise(tallies[True]), *beside]
 
 
 def summarise_transfers(matching: Matching) -> list[KindSummary]:

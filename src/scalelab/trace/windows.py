@@ -5,7 +5,8 @@ to an unnamed temporary file, then merged block by block. A trace of fewer recor
 disk.
 
 A window ends where a step begins or ends and where the records at hand end, so only the events that are still running
-have to be remembered. Whatever is additive over time can be summed over windows, exactly.
+have to be remembered. Whatever is additive over time can be summed over windows, exactly. Steps of a device may overlap
+(a copy for the next step runs while this one computes): a window then belongs to several.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ RECORD = np.dtype(
         ("correlation", np.int64),
         ("name", np.int32),
         ("lane", np.int32),
+        ("step", np.int32),
         ("kind", np.uint8),
         ("on_device", np.bool_),
     ]
 )
-"""An event: times in nanoseconds, numbers of its name and lane in the tables of the rank."""
+"""An event: times in nanoseconds, places of its name, lane and step in the tables of the rank."""
+NO_STEP = -1
 Records = NDArray[np.void]
 
 PIECE_RECORDS = 1 << 17
@@ -69,9 +72,13 @@ class Spool:
             self._write_piece(self._take_pending())
 
     def in_order(self) -> Iterator[Records]:
-        """All records in blocks: within a block and from block to block, no start is before the last one."""
+        """All records in blocks: within a block and from block to block, no start is before the last one.
+
+        May be repeated once all records are there: the blocks are the same.
+        """
         if not self._pieces:
-            yield self._take_pending()
+            self._pending = [self._take_pending()]
+            yield self._pending[0]
             return
         if self._num_pending:
             self._write_piece(self._take_pending())
@@ -128,7 +135,7 @@ def sort_by_start(records: Records) -> Records:
 
 
 Steps = frozenset[int] | None
-"""The steps that are counted; None: the whole trace."""
+"""The numbers of the steps that are counted; None: the whole trace."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,8 @@ class Window:
 
     start: int
     end: int
-    step: int | None
-    """The number of the step that it belongs to; None: it lies between steps."""
+    steps: tuple[int, ...]
+    """The numbers of the steps that it belongs to; empty: it lies between steps."""
     records: Records
     """Events that begin in it, in order."""
     carried: Records
@@ -158,9 +165,20 @@ class Window:
         return np.concatenate([self.carried, self.records])
 
 
-def is_chosen(window: Window, steps: Steps) -> bool:
-    """Whether what begins in a window counts."""
-    return steps is None or window.step in steps
+def choose_records(records: Records, known: Sequence[ProfilerStep], wanted: Steps) -> NDArray[np.bool_]:
+    """Which records count, given the steps of the trace."""
+    if wanted is None:
+        return np.ones(len(records), dtype=np.bool_)
+    return np.isin(records["step"], [place for place, step in enumerate(known) if step.number in wanted])
+
+
+def place_in_steps(steps: Sequence[ProfilerStep], times: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The place of the step that each time lies in (the latest to begin, if several); `NO_STEP`: in none."""
+    if not steps:
+        return np.full(len(times), NO_STEP, dtype=np.int32)
+    starts, ends = (np.array([getattr(step, name) for step in steps], dtype=np.int64) for name in ("start", "end"))
+    found = np.searchsorted(starts, times, side="right") - 1
+    return np.where((found >= 0) & (times < ends[found]), found, NO_STEP).astype(np.int32)
 
 
 def arrange_steps(steps: Iterable[ProfilerStep]) -> list[ProfilerStep]:
@@ -179,6 +197,7 @@ def arrange_steps(steps: Iterable[ProfilerStep]) -> list[ProfilerStep]:
 def cut_windows(blocks: Iterable[Records], steps: Sequence[ProfilerStep], low: int, high: int) -> Iterator[Window]:
     """The windows of [low, high], which all records lie in, from blocks of records in order of their start."""
     borders = deque(sorted({edge for step in steps for edge in (step.start, step.end) if low < edge < high}))
+    open_at = _OpenSteps(steps)
     pending = carried = np.empty(0, dtype=RECORD)
     begin = low
     for block in blocks:
@@ -190,20 +209,31 @@ def cut_windows(blocks: Iterable[Records], steps: Sequence[ProfilerStep], low: i
             # Records that begin at the very end may have equals in the next block: they wait for it.
             edge = borders.popleft() if borders and borders[0] <= reach else reach
             count = int(np.searchsorted(pending["start"], edge, side="left"))
-            window = Window(begin, edge, _find_step(steps, begin), pending[:count], carried)
+            window = Window(begin, edge, open_at(begin), pending[:count], carried)
             pending, carried, begin = pending[count:], _still_running(window), edge
             yield window
     for edge in borders:
-        window = Window(begin, edge, _find_step(steps, begin), pending, carried)
+        window = Window(begin, edge, open_at(begin), pending, carried)
         pending, carried, begin = pending[:0], _still_running(window), edge
         yield window
-    yield Window(begin, high, _find_step(steps, begin), pending, carried)
+    yield Window(begin, high, open_at(begin), pending, carried)
 
 
-def _find_step(steps: Sequence[ProfilerStep], time: int) -> int | None:
-    """The step that a window belongs to which begins then."""
-    index = bisect_right(steps, time, key=lambda step: step.start) - 1
-    return steps[index].number if index >= 0 and time < steps[index].end else None
+class _OpenSteps:
+    """The steps that are open at a time; steps are in order of their start."""
+
+    def __init__(self, steps: Sequence[ProfilerStep]) -> None:
+        self._steps = steps
+        self._reach = np.maximum.accumulate([step.end for step in steps]) if steps else np.empty(0, dtype=np.int64)
+
+    def __call__(self, time: int) -> tuple[int, ...]:
+        found = []
+        place = bisect_right(self._steps, time, key=lambda step: step.start) - 1
+        while place >= 0 and self._reach[place] > time:
+            if self._steps[place].end > time:
+                found.append(self._steps[place].number)
+            place -= 1
+        return tuple(reversed(found))
 
 
 def _still_running(window: Window) -> Records:

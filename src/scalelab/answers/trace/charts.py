@@ -8,19 +8,20 @@ the number of marks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalelab.errors import ScalelabError
 from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart
 from scalelab.studies.shared.arms import Arm
-from scalelab.trace.events import Kind
 from scalelab.trace.job_trace import JobTrace, find_trace_files, read_ranks
+from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_time import find_parts_of_collectives, select_busy
 from scalelab.trace.rank_trace import RankTrace, Tables
 from scalelab.trace.windows import ProfilerStep, Steps, Window
@@ -30,9 +31,13 @@ RESOLUTION = 2000
 """Events shorter than this part of the step are merged while a trace is read."""
 MOST_MARKS = 700
 MOST_RANKS = 16
+COARSEST = 50
+"""Marks that would have to be longer than this part of the step may cover what other lanes ran."""
 LARGEST_FILES = 64_000_000
 """Compressed bytes of traces that are read for the chart of a run; larger ones are left to `scalelab trace`."""
 LANES = ("communication", "compute", "copies")
+SERIES = ("compute", "communication", "copies")
+"""In the order of the parts of a rank, so that both charts have the same colours."""
 _KINDS = {Kind.COMMUNICATION: "communication", Kind.COPY: "copies"}
 NANOSECONDS = 1e-9
 
@@ -65,15 +70,25 @@ class _Lane:
 
     shortest_ns: int
     spans: list[Span] = field(default_factory=list)
+    others: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Starts of what other lanes ran, in order, and the latest end up to each: nothing is drawn across it."""
 
     def add(self, start: int, end: int, name: str, longest: int | None = None, count: int = 1) -> None:
         last = self.spans[-1] if self.spans else None
-        if last is None or start >= last.end_ns + self.shortest_ns or self._is_long(start, end, last):
+        is_apart = last is None or start >= last.end_ns + self.shortest_ns or self._is_between(last.end_ns, start)
+        if last is None or is_apart or self._is_long(start, end, last):
             self.spans.append(Span(start, end, name, end - start if longest is None else longest, count))
         elif end > last.end_ns:
             last.end_ns, last.count = end, last.count + count
             if (longest or end - start) > last.longest_ns:
                 last.name, last.longest_ns = name, longest or end - start
+
+    def _is_between(self, low: int, high: int) -> bool:
+        """Whether another lane ran something there."""
+        if self.others is None or high <= low:
+            return False
+        place = int(np.searchsorted(self.others[0], high)) - 1
+        return place >= 0 and int(self.others[1][place]) > low
 
     def _is_long(self, start: int, end: int, last: Span) -> bool:
         """Whether an event that follows immediately gets its own mark: both are long, and it is not inside."""
@@ -127,9 +142,12 @@ def choose_step(steps: Sequence[ProfilerStep], wanted: Steps) -> ProfilerStep | 
     return known[len(known) // 2] if known else None
 
 
-def merge_spans(spans: Sequence[Span], shortest_ns: int) -> list[Span]:
-    """The same with larger pieces."""
-    lane = _Lane(shortest_ns)
+def merge_spans(spans: Sequence[Span], shortest_ns: int, others: Iterable[Span] = ()) -> list[Span]:
+    """The same with larger pieces, none of them across a gap in which one of the others runs."""
+    ordered = sorted(others, key=lambda span: span.start_ns)
+    starts = np.array([span.start_ns for span in ordered], dtype=np.int64)
+    reach = np.maximum.accumulate(np.array([span.end_ns for span in ordered], dtype=np.int64))
+    lane = _Lane(shortest_ns, others=(starts, reach))
     for span in spans:
         lane.add(span.start_ns, span.end_ns, span.name, span.longest_ns, span.count)
     return lane.spans
@@ -182,7 +200,7 @@ def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str 
     said += list(_describe_clock(job, chosen))
     if len(shown) > len(chosen):
         said.append(f"{len(shown) - len(chosen)} more ranks are not drawn.")
-    return plot_timeline(title="Timeline of a profiled step", rows=rows, caption=" ".join(said))
+    return plot_timeline(title="Timeline of a profiled step", rows=rows, caption=" ".join(said), series=SERIES)
 
 
 def describe_steps(steps: set[int | None], words: str) -> str:
@@ -195,13 +213,23 @@ def merge_all(timelines: Mapping[int, Timeline], span_ns: int) -> tuple[int, dic
     """Merge until the figure has few enough marks; also the shortest mark."""
     shortest = max(1, span_ns // RESOLUTION)
     while True:
-        merged = {
-            rank: {name: merge_spans(spans, shortest) for name, spans in timeline.lanes.items()}
-            for rank, timeline in timelines.items()
-        }
+        is_exact = COARSEST * shortest < span_ns
+        merged = {rank: _merge_lanes(timeline.lanes, shortest, is_exact) for rank, timeline in timelines.items()}
         if sum(len(spans) for lanes in merged.values() for spans in lanes.values()) <= MOST_MARKS:
             return shortest, merged
         shortest = shortest * 3 // 2 + 1
+
+
+def _merge_lanes(lanes: Mapping[str, Sequence[Span]], shortest_ns: int, is_exact: bool) -> dict[str, list[Span]]:
+    """All lanes of a rank; exact: no mark covers time in which only another lane ran."""
+    return {
+        name: merge_spans(
+            spans,
+            shortest_ns,
+            [span for other, more in lanes.items() if other != name for span in more] if is_exact else (),
+        )
+        for name, spans in lanes.items()
+    }
 
 
 def _find_shift(job: JobTrace, rank: int) -> Callable[[int], int]:

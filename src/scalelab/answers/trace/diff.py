@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalelab.answers.trace.tables import note_more
-from scalelab.answers.trace.view import TraceView, divide, shorten_names
+from scalelab.answers.trace.view import NS, TraceView, divide, name_cells, shorten_names
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, make_table, seconds_column, share_column, text_column
@@ -23,7 +23,10 @@ from scalelab.trace.operators import (
 from scalelab.trace.rank_time import Parts
 from scalelab.units import format_count, format_seconds, format_share
 
-LARGEST = FindingKind("largest-change", "The name whose time changed most from A to B", MAIN, ("change", "seconds"))
+LARGEST = FindingKind(
+    "largest-change", "The name whose time changed most from A to B", MAIN, ("change", "seconds"), free=("seconds",)
+)
+SPAN = FindingKind("changed-span", "The time of a rank, over its steps if both have some, in A and B", MAIN, ("a", "b"))
 PARTS = FindingKind(
     "changed-shares", "Exposed communication and compute as shares of the time, in A and in B", REASON,
     ("exposed_a", "exposed_b", "compute_a", "compute_b"),
@@ -55,9 +58,10 @@ def compare_traces(a: TraceView, b: TraceView, names: tuple[str, str]) -> Docume
     unit = "per rank and step" if operators.is_per_step else "per rank, whole traces"
     (first, main), *_ = found.items()
     headings = {"kernels": "Kernels", "operators": "Operators on the host (self time)"}
+    totals = _make_totals(a, b, found, unit)
     largest = _make_table(main.list_changed(*ORDER[:-1]), unit, a.top, f"Largest changes of {first}")
     sections = [
-        Section(tables=(largest,)),
+        Section(tables=tuple(table for table in (largest, totals) if table.rows)),
         *(_make_section(headings[what], found[what], unit, a.top) for what in found),
     ]
     return Document(
@@ -66,11 +70,52 @@ def compare_traces(a: TraceView, b: TraceView, names: tuple[str, str]) -> Docume
         setting=f"A: {names[0]} · B: {names[1]} · {unit}",
         sections=tuple(section for section in sections if any(table.rows for table in section.tables)),
         findings=(
+            *_summarise_span(totals, unit),
             *_summarise_parts(a, b),
             *(finding for what, comparison in found.items() for finding in _summarise(what, comparison, unit)),
         ),
         cautions=tuple(_find_doubts(a, b, operators)),
     )
+
+
+class Total(NamedTuple):
+    """One sum in both traces, in seconds."""
+
+    name: str
+    a: float
+    b: float
+
+
+def _make_totals(a: TraceView, b: TraceView, found: Mapping[str, Comparison], unit: str) -> Table:
+    """Where the time went in both: the parts of the span, and the sums over all names."""
+    is_per_step = all(comparison.is_per_step for comparison in found.values())
+    sides = [_average_parts(view, is_per_step) for view in (a, b)]
+    parts = {"span": "span", "compute": "compute", "exposed": "exposed comm", "copy": "copies", "idle": "idle"}
+    rows = [Total(name, sides[0][part], sides[1][part]) for part, name in parts.items()]
+    sums = {"kernels": "all kernels", "operators": "all operators (self time)"}
+    for what, comparison in found.items():
+        differences = comparison.differences
+        rows.append(
+            Total(sums[what], sum(one.seconds_a for one in differences), sum(one.seconds_b for one in differences))
+        )
+    return make_table(
+        [row for row in rows if row.a or row.b],
+        text_column("total", "total", lambda row: row.name),
+        seconds_column("seconds_a", "A", lambda row: row.a, unit_of="more_seconds"),
+        seconds_column("seconds_b", "B", lambda row: row.b, unit_of="more_seconds"),
+        seconds_column("more_seconds", "B − A", lambda row: row.b - row.a),
+        title="Totals",
+        notes=(unit, "span = compute + exposed comm + copies + idle"),
+    )
+
+
+def _average_parts(view: TraceView, is_per_step: bool) -> dict[str, float]:
+    """The parts of a rank's span in seconds, over its steps if there are any: time between steps counts too."""
+    ranks = view.timed_ranks.values()
+    total = sum((view.find_parts(trace) for trace in ranks), start=Parts())
+    num_shares = sum(len(view.list_steps(trace)) if is_per_step else 1 for trace in ranks)
+    names = ("span", "compute", "exposed", "copy", "idle")
+    return {name: getattr(total, f"{name}_ns") * NS / max(1, num_shares) for name in names}
 
 
 def _take(view: TraceView, what: str, time: str) -> Side:
@@ -92,7 +137,7 @@ def _make_section(heading: str, comparison: Comparison, unit: str, top: int) -> 
 def _make_table(changed: Sequence[OperatorDifference], unit: str, top: int, title: str) -> Table:
     """What changed, the largest difference first."""
     shown = changed[:top]
-    names = dict(zip([one.name for one in shown], shorten_names([one.name for one in shown]), strict=True))
+    names = name_cells([one.name for one in shown])
 
     def column(key: str, header: str) -> Field[OperatorDifference]:
         def read(one: OperatorDifference) -> float:
@@ -114,6 +159,17 @@ def _make_table(changed: Sequence[OperatorDifference], unit: str, top: int, titl
         title=title,
         notes=(unit, *note_more(len(changed), len(shown))),
     )
+
+
+def _summarise_span(totals: Table, unit: str) -> Iterator[Finding]:
+    first = {str(row[0].value): row for row in totals.rows}.get("span")
+    before, after = (first[1].estimate, first[2].estimate) if first else (None, None)
+    if before is None or after is None or not before.value:
+        return
+    change = after.value / before.value - 1
+    how = f"{format_share(abs(change))} {'longer' if change > 0 else 'shorter'} than A"
+    text = f"B takes {format_seconds(after.value)} {unit}, {how} ({format_seconds(before.value)})."
+    yield SPAN("", text, a=before.value, b=after.value)
 
 
 def _summarise_parts(a: TraceView, b: TraceView) -> Iterator[Finding]:

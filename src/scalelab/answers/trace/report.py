@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scalelab.answers.trace.charts import MOST_RANKS, draw_timelines
-from scalelab.answers.trace.tables import (
-    make_arrivals_table,
+from scalelab.answers.trace.activity import (
     make_gaps_table,
     make_idle_table,
     make_kernels_table,
-    make_kinds_table,
     make_launches_table,
     make_operators_table,
     make_queues_table,
+)
+from scalelab.answers.trace.charts import MOST_RANKS, draw_timelines
+from scalelab.answers.trace.tables import (
+    make_arrivals_table,
+    make_kinds_table,
     make_ranks_table,
     make_steps_table,
     make_transfers_table,
 )
-from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operators, shorten_names
+from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operators, divide, shorten_names
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
@@ -40,7 +42,7 @@ EXPOSED = FindingKind(
     ("share", "overlapped_share", "most_share", "rank"),
 )
 LAST_RANK = FindingKind(
-    "last-rank", "The rank that arrives last", REASON, ("rank", "num_last", "num_matched", "late_seconds")
+    "last-rank", "The rank that arrives last", REASON, ("rank", "num_last", "num_matched", "late_seconds", "certainty")
 )
 COLLECTIVE = FindingKind(
     "collective", "The collective with the most time", DETAIL, ("share", "count", "mean_seconds", "bus_bandwidth")
@@ -48,33 +50,47 @@ COLLECTIVE = FindingKind(
 TIME_PARTS = FindingKind("time-breakdown", "Compute and idle shares of the time", REASON, ("compute", "idle"))
 IDLE = FindingKind("idle", "Why device streams were idle", DETAIL, ("seconds", "host_wait", "kernel_wait", "other"))
 LONGEST = FindingKind("longest", "The kernel or operator with the most time", DETAIL, ("share",))
+HOST_ONLY = FindingKind("host-only", "The traces lack the work of the device that the job ran on", MAIN)
 EMPTY = FindingKind("empty", "The traces contain neither compute nor communication", MAIN)
 
 DOUBTS = {
     kind.name: kind
     for kind in (
+        CautionKind("no-device-activity", "A job of a device without its kernels in the trace", "wrong-work"),
         CautionKind("mixed-jobs", "Trace files come from different jobs", "wrong-work"),
         CautionKind("unknown-rank", "A trace file has no rank", "note"),
         CautionKind("no-communication", "A job of several ranks without communication in its traces", "wrong-work"),
         CautionKind("several-devices", "One trace has several devices", "note"),
         CautionKind("host-collectives", "Collectives ran on host threads, beside devices", "note"),
+        CautionKind("unlinked-steps", "Kernels that no step can be assigned to", "noise"),
+        CautionKind("generic-communication", "Communication that a generic rule recognizes", "note"),
         CautionKind("missing-ranks", "Ranks without a trace", "note"),
         CautionKind("unmatched-collectives", "Collectives without a counterpart in other traces", "noise"),
+        CautionKind("inferred-groups", "Collectives whose process group is not recorded", "note"),
+        CautionKind("uncertain-pairing", "Collectives that can be paired in several ways", "noise"),
         CautionKind("uncertain-clocks", "Clocks of ranks cannot be aligned well", "noise"),
     )
 }
 UNUSABLE = CautionKind("unusable-events", "Events that could not be used", "noise", ("num_events",))
+MOST_IS = 0.5
+"""A larger share is most of it."""
 QUESTION = "What does communication cost, and where does the time go?"
 
 
 def summarise(view: TraceView) -> Iterator[Finding]:
     """Findings, the cost of communication first."""
-    parts = {rank: view.find_parts(trace) for rank, trace in view.ranks.items()}
+    if view.lacks_device:
+        device = next(trace.tables.missing_device for trace in view.job.ranks if trace.tables.missing_device)
+        text = f"The job ran on a device ({device}), but the traces have none of its kernels: its time is unknown."
+        yield HOST_ONLY("", text)
+        yield from _summarise_names(view)
+        return
+    parts = {rank: view.find_parts(trace) for rank, trace in view.timed_ranks.items()}
     everything = sum(parts.values(), start=Parts())
     if not everything.span_ns:
         yield EMPTY("", "The traces contain neither compute nor communication.")
         return
-    yield from _summarise_exposed(parts, everything)
+    yield from _summarise_exposed(view, parts, everything)
     yield from _summarise_last(view)
     yield from _summarise_waiting(view)
     compute, idle = everything.compute_ns / everything.span_ns, everything.idle_ns / everything.span_ns
@@ -89,13 +105,23 @@ def _name_base(num_ranks: int) -> str:
     return "the time of all ranks" if num_ranks > 1 else "the time"
 
 
-def _summarise_exposed(parts: dict[int, Parts], everything: Parts) -> Iterator[Finding]:
+def measure_waiting(view: TraceView) -> float | None:
+    """The share of waiting in the time of matched collectives; None: none were matched."""
+    ranks = view.arrivals.by_rank if view.arrivals is not None else ()
+    waiting = sum(one.waiting_ns for one in ranks)
+    return divide(waiting, waiting + sum(one.transfer_ns for one in ranks))
+
+
+def _summarise_exposed(view: TraceView, parts: dict[int, Parts], everything: Parts) -> Iterator[Finding]:
     if not everything.communication_ns:
         return
     most, rank = max((one.exposed_ns / one.span_ns, rank) for rank, one in parts.items() if one.span_ns)
     share = everything.exposed_ns / everything.span_ns
     overlapped = everything.overlapped_ns / everything.communication_ns
     where = f", at most {format_share(most)} on rank {rank}" if len(parts) > 1 else ""
+    waiting = measure_waiting(view)
+    if waiting is not None and waiting > MOST_IS and share > 0:
+        where += ", most of it waiting for other ranks"
     yield EXPOSED(
         "",
         f"Exposed communication takes {format_share(share)} of {_name_base(len(parts))}{where};"
@@ -112,10 +138,8 @@ def _summarise_waiting(view: TraceView) -> Iterator[Finding]:
     if arrivals is None or matching is None:
         return
     is_all = not matching.num_point_to_point and not any(matching.num_unmatched.values())
-    waiting = sum(one.waiting_ns for one in arrivals.by_rank)
-    both = waiting + sum(one.transfer_ns for one in arrivals.by_rank)
-    if both:
-        share = waiting / both
+    share = measure_waiting(view)
+    if share is not None:
         yield WAITING(
             "",
             f"Of the time in {'' if is_all else 'matched '}collectives, {format_share(share)} is waiting for other"
@@ -147,11 +171,12 @@ def _summarise_last(view: TraceView) -> Iterator[Finding]:
         num_last=last.num_last,
         num_matched=matched,
         late_seconds=late,
+        certainty=matching.certainty,
     )
 
 
 def _summarise_kinds(view: TraceView) -> Iterator[Finding]:
-    kinds = summarise_kinds(view.list_collectives())
+    kinds = [kind for kind in summarise_kinds(view.list_collectives()) if not kind.is_beside]
     total = sum(kind.total_ns for kind in kinds)
     if not total:
         return
@@ -217,7 +242,9 @@ def find_doubts(view: TraceView) -> Iterator[Caution]:
 
 def explain_missing(view: TraceView) -> Iterator[str]:
     """What is not in the document, and why."""
-    if not view.has_device:
+    if view.lacks_device:
+        yield "Time of ranks and steps, kernels, streams: the traces have no device activity."
+    elif not view.has_device:
         yield "Kernels, idle streams, launches and queues: the traces have no device."
     elif not any(counted.lanes.launches for counted in view.counted.values()):
         yield "Launches and queues: the traces have no calls that launched their kernels."
@@ -235,7 +262,9 @@ def describe_traces(view: TraceView) -> Document:
     """Everything that the traces show."""
     missing = tuple(explain_missing(view))
     sections = (
-        _add_charts(_make_section("Where the time goes", make_ranks_table(view), make_steps_table(view)), view),
+        None
+        if view.lacks_device
+        else _add_charts(_make_section("Where the time goes", make_ranks_table(view), make_steps_table(view)), view),
         _make_section("Communication", make_kinds_table(view), make_transfers_table(view), make_arrivals_table(view)),
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from scalelab.answers.trace.charts import Timeline, TimelineCounter
 from scalelab.errors import UsageError
+from scalelab.report.document import Cell
 from scalelab.trace.collectives import Collective
 from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.job_trace import JobTrace
-from scalelab.trace.matching import Matching, find_steps
+from scalelab.trace.matching import Matching
 from scalelab.trace.operators import KernelCounter, KernelTime, OperatorCounter, OperatorTime
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.rank_trace import MakeCounter, RankTrace
@@ -58,6 +59,16 @@ class TraceView:
     def has_device(self) -> bool:
         return any(trace.tables.has_device for trace in self.job.ranks)
 
+    @property
+    def lacks_device(self) -> bool:
+        """Whether the job ran on a device whose work is in none of the traces."""
+        return not self.has_device and any(trace.tables.missing_device for trace in self.job.ranks)
+
+    @property
+    def timed_ranks(self) -> dict[int, RankTrace]:
+        """Those whose time is known: not the ones that lack their device."""
+        return {rank: trace for rank, trace in self.ranks.items() if not trace.tables.missing_device}
+
     @cached_property
     def counted(self) -> dict[int, Counted]:
         return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items()}
@@ -93,14 +104,10 @@ class TraceView:
         return {step: p for step, p in trace.breakdown.by_step.items() if self.steps is None or step in self.steps}
 
     def list_collectives(self) -> Iterator[Collective]:
-        """Those of all ranks that begin in what is shown."""
+        """Those of all ranks in what is shown."""
         for trace in self.job.ranks:
-            if self.steps is None:
-                yield from trace.collectives
-                continue
-            starts = [collective.start_ns for collective in trace.collectives]
-            for collective, step in zip(trace.collectives, find_steps(trace.tables.steps, starts), strict=True):
-                if step in self.steps:
+            for collective in trace.collectives:
+                if self.steps is None or collective.step in self.steps:
                     yield collective
 
 
@@ -145,6 +152,12 @@ def shorten_names(names: Sequence[str], longest: int = LONGEST_NAME) -> list[str
         short[name] if len(name) <= longest or taken.count(short[name]) == 1 else _cut_middle(name, longest)
         for name in names
     ]
+
+
+def name_cells(names: Sequence[str], longest: int = LONGEST_NAME) -> dict[str, Cell]:
+    """Cells with names that fit a table, by the whole name, which exports keep."""
+    short = zip(names, shorten_names(names, longest), strict=True)
+    return {name: Cell(value=shown, whole="" if shown == name else name) for name, shown in short}
 
 
 def _shorten(name: str, longest: int) -> str:

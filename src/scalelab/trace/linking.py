@@ -1,0 +1,242 @@
+"""From the calls of the host to what they started on the device: which step a kernel belongs to, and who asked for it.
+
+The host runs ahead of its device, so the profiler's marks on the host do not say when the device works on a step, and
+its marks on the device cover only part of a step's kernels. A kernel belongs to the step in which the host launched it:
+kernel and launch share a correlation number. A step of a device then reaches from the start of its first kernel to the
+end of its last. Kernels launched before the recording began belong to no step. If no kernel has a recorded launch,
+steps fall back to the marks, and `Links.basis` says so.
+
+The records of a trace are read in time order once before they are counted. At most `MOST_LAUNCHES` launches are
+remembered; the kernels of earlier ones belong to no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalelab.trace.kinds import Kind
+from scalelab.trace.windows import NO_STEP, ProfilerStep, Records, arrange_steps, place_in_steps
+
+MOST_LAUNCHES = 1 << 18
+
+Integers = NDArray[np.int64]
+
+
+class StepBasis(StrEnum):
+    """What the steps of a trace rest on."""
+
+    NONE = "none"
+    """It has no steps."""
+    HOST = "host"
+    """Marks of the host, whose work is looked at: the trace has no device."""
+    LAUNCHES = "launches"
+    """The kernels that the host launched in each step."""
+    DEVICE_MARKS = "device marks"
+    """The profiler's marks on the device, for want of launches."""
+    HOST_MARKS = "host marks"
+    """The profiler's marks on the host, for want of launches."""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call of the host that started something on a device."""
+
+    start: int
+    lane: int
+
+
+@dataclass(frozen=True)
+class RequestSpans:
+    """The requests of one thread, in order of their start."""
+
+    start: Integers
+    end: Integers
+    place: NDArray[np.intp]
+    """Their places among all requests."""
+
+
+class Unnamed(NamedTuple):
+    """A kernel whose name does not say that it communicates, launched where a collective was announced."""
+
+    start: int
+    end: int
+    name: int
+    lane: int
+    correlation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What is known of a trace's steps and launches before its records are counted."""
+
+    basis: StepBasis
+    steps: Sequence[ProfilerStep]
+    """Of what is looked at, in order of their start; those of a device may overlap."""
+    launches: dict[int, HostCall] = field(default_factory=dict)
+    """Of the wanted correlation numbers."""
+    unlinked_share: float = 0.0
+    """Of the device's events from the first step on: those whose launch is not recorded."""
+    unnamed: Sequence[Unnamed] = ()
+    """Kernels that communicate by what launched them."""
+    _places: Sequence[NDArray[np.int32]] = ()
+    """The step of every record, block by block; empty: the step that it begins in."""
+
+    def tag(self, blocks: Iterable[Records]) -> Iterator[Records]:
+        """The same records with their steps."""
+        unnamed = [kernel.correlation for kernel in self.unnamed]
+        for number, block in enumerate(blocks):
+            block = block.copy()
+            is_linked = bool(self._places)
+            block["step"] = self._places[number] if is_linked else place_in_steps(self.steps, block["start"])
+            if unnamed:
+                is_unnamed = (block["kind"] == Kind.COMPUTE) & np.isin(block["correlation"], unnamed)
+                block["kind"][is_unnamed] = Kind.COMMUNICATION
+            yield block
+
+
+@dataclass
+class _Linker:
+    """Follows launches through the records."""
+
+    host_steps: Sequence[ProfilerStep]
+    wanted: Integers
+    requests: Mapping[int, RequestSpans]
+    """Where threads announced collectives of kernels."""
+    launches: dict[int, HostCall] = field(default_factory=dict)
+    places: list[NDArray[np.int32]] = field(default_factory=list)
+    num_linked: int = 0
+    num_unlinked: int = 0
+    _asked: dict[int, tuple[int, HostCall]] = field(default_factory=dict)
+    """The request around a launch, by correlation number."""
+    _answered: set[int] = field(default_factory=set)
+    """Requests that launched a kernel which communicates by its name."""
+    _unnamed: list[tuple[int, Unnamed]] = field(default_factory=list)
+    _correlations: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _steps: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    def __post_init__(self) -> None:
+        self.first = np.full(len(self.host_steps), np.iinfo(np.int64).max)
+        self.last = np.full(len(self.host_steps), np.iinfo(np.int64).min)
+
+    def take(self, block: Records) -> None:
+        calls = block[np.isin(block["kind"], (Kind.LAUNCH, Kind.RUNTIME)) & (block["correlation"] > 0)]
+        self._remember(calls)
+        places = np.full(len(block), NO_STEP, dtype=np.int32)
+        is_work = block["on_device"] & (block["kind"] <= Kind.COPY)
+        kernels = block[is_work]
+        found = np.searchsorted(self._correlations, kernels["correlation"])
+        found = np.minimum(found, max(0, len(self._correlations) - 1))
+        is_launched = np.zeros(len(kernels), dtype=np.bool_)
+        if len(self._correlations):
+            is_launched = self._correlations[found] == kernels["correlation"]
+            own = np.where(is_launched, self._steps[found], NO_STEP)
+            places[is_work] = own
+            is_in_step = own != NO_STEP
+            np.minimum.at(self.first, own[is_in_step], kernels["start"][is_in_step])
+            np.maximum.at(self.last, own[is_in_step], kernels["end"][is_in_step])
+        if is_launched.any():
+            since = slice(0 if self.num_linked else int(is_launched.argmax()), None)
+            self.num_unlinked += int((~is_launched[since]).sum())
+            self.num_linked += int(is_launched.sum())
+        elif self.num_linked:
+            self.num_unlinked += len(kernels)
+        self.places.append(places)
+        self._follow_requests(kernels)
+
+    def _follow_requests(self, kernels: Records) -> None:
+        """Which requests have a kernel that communicates by its name, and which only others."""
+        if not self._asked:
+            return
+        for kernel in kernels[np.isin(kernels["correlation"], list(self._asked))]:
+            request, _ = self._asked[int(kernel["correlation"])]
+            if kernel["kind"] == Kind.COMMUNICATION:
+                self._answered.add(request)
+            elif kernel["kind"] == Kind.COMPUTE:
+                found = (int(kernel[name]) for name in Unnamed._fields)
+                self._unnamed.append((request, Unnamed(*found)))
+
+    def list_unnamed(self, is_compute: Callable[[int], bool]) -> list[Unnamed]:
+        """Kernels of requests that have no other; their launches are remembered."""
+        found = []
+        for request, kernel in self._unnamed:
+            if request not in self._answered and not is_compute(kernel.name):
+                self.launches[kernel.correlation] = self._asked[kernel.correlation][1]
+                found.append(kernel)
+        return found
+
+    def _remember_requests(self, calls: Records) -> None:
+        for lane, spans in self.requests.items():
+            own = calls[calls["lane"] == lane]
+            last = np.searchsorted(spans.start, own["start"], side="right") - 1
+            is_inside = (last >= 0) & (own["start"] <= spans.end[np.maximum(last, 0)])
+            for call, place in zip(own[is_inside], last[is_inside], strict=True):
+                self._asked[int(call["correlation"])] = int(spans.place[place]), HostCall(int(call["start"]), lane)
+
+    def _remember(self, calls: Records) -> None:
+        for call in calls[np.isin(calls["correlation"], self.wanted)]:
+            self.launches[int(call["correlation"])] = HostCall(int(call["start"]), int(call["lane"]))
+        self._remember_requests(calls[calls["kind"] == Kind.LAUNCH])
+        correlations = np.concatenate([self._correlations, calls["correlation"]])[::-1]
+        steps = np.concatenate([self._steps, place_in_steps(self.host_steps, calls["start"])])[::-1]
+        self._correlations, latest = np.unique(correlations, return_index=True)
+        self._steps = steps[latest]
+        if len(self._correlations) > MOST_LAUNCHES:
+            # Numbers are given in order: the highest are the latest.
+            self._correlations, self._steps = self._correlations[-MOST_LAUNCHES:], self._steps[-MOST_LAUNCHES:]
+
+    def order_steps(self) -> tuple[list[ProfilerStep], NDArray[np.int32]]:
+        """The steps of the device by their start, and where each of the host's went; those without a kernel are out."""
+        used = np.flatnonzero(self.first <= self.last)
+        used = used[np.lexsort((self.last[used], self.first[used]))]
+        moved = np.full(len(self.host_steps) + 1, NO_STEP, dtype=np.int32)  # the last place is that of no step
+        moved[used] = np.arange(len(used))
+        steps = [
+            ProfilerStep(self.host_steps[place].number, int(self.first[place]), int(self.last[place]))
+            for place in used.tolist()
+        ]
+        return steps, moved
+
+
+def link_records(
+    blocks: Iterable[Records],
+    host_steps: Sequence[ProfilerStep],
+    device_steps: Sequence[ProfilerStep],
+    wanted: Sequence[int],
+    requests: Mapping[int, RequestSpans],
+    is_compute: Callable[[int], bool],
+) -> Links:
+    """The steps of a device, and the launches of the wanted correlation numbers; `blocks` are in time order.
+
+    `is_compute` says by the number of its name that a kernel does not communicate, whatever launched it.
+    """
+    arranged = arrange_steps(host_steps)
+    linker = _Linker(arranged, np.array(sorted(set(wanted)), dtype=np.int64), requests)
+    for block in blocks:
+        linker.take(block)
+    unnamed = linker.list_unnamed(is_compute)
+    steps, moved = linker.order_steps()
+    if steps:
+        num_events = linker.num_linked + linker.num_unlinked
+        return Links(
+            basis=StepBasis.LAUNCHES,
+            steps=steps,
+            launches=linker.launches,
+            unlinked_share=linker.num_unlinked / num_events,
+            unnamed=unnamed,
+            _places=[moved[places] for places in linker.places],
+        )
+    marks = arrange_steps(device_steps) or arranged
+    basis = StepBasis.DEVICE_MARKS if device_steps else StepBasis.HOST_MARKS if arranged else StepBasis.NONE
+    return Links(basis=basis, steps=marks, launches=linker.launches, unnamed=unnamed)
+
+
+def link_host(host_steps: Sequence[ProfilerStep]) -> Links:
+    """The steps of a trace without a device."""
+    steps = arrange_steps(host_steps)
+    return Links(basis=StepBasis.HOST if steps else StepBasis.NONE, steps=steps)

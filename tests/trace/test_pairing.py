@@ -1,0 +1,82 @@
+"""Which collectives of two ranks are the same one, where some are missing and clocks differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from scalelab.trace.pairing import Ends, find_increasing, pair_ends
+
+SECOND = 1_000_000_000
+RNG = np.random.default_rng
+Numbers = NDArray[np.intp]
+
+
+def make_ends(numbers: Numbers, ends: NDArray[np.float64], steps: Numbers | None = None) -> Ends:
+    """All-reduces that look alike, which of all those of the job `numbers` says."""
+    return Ends(
+        keys=["all_reduce"] * len(numbers),
+        steps=[None] * len(numbers) if steps is None else steps[numbers].tolist(),
+        ends=ends[numbers].astype(np.int64),
+        is_together=np.ones(len(numbers), dtype=np.bool_),
+    )
+
+
+def find_wrong(left: Numbers, right: Numbers, pairs: Numbers) -> list[tuple[int, int]]:
+    return [(int(left[i]), int(right[j])) for i, j in pairs if left[i] != right[j]]
+
+
+@pytest.mark.parametrize("scatter_ns", [2_000, 100_000])
+@pytest.mark.parametrize("ahead", [0, SECOND, -SECOND])
+def test_what_one_rank_lacks_shifts_nothing(ahead: int, scatter_ns: int) -> None:
+    for seed in range(10):
+        rng = RNG(seed)
+        num_collectives, per_step = int(rng.integers(12, 120)), int(rng.integers(1, 9))
+        gaps = 3_000_000 * (1 + 4 * (np.arange(num_collectives) % per_step == 0)) * rng.normal(1, 0.15, num_collectives)
+        ends = np.cumsum(np.abs(gaps)) + 1e15
+        scattered = ends + ahead + rng.normal(0, scatter_ns, num_collectives) + 2e-6 * (ends - ends[0])
+        left, right = (np.flatnonzero(rng.random(num_collectives) > 0.08)[rng.integers(0, 4) :] for _ in range(2))
+        found = pair_ends(make_ends(left, ends), make_ends(right, scattered))
+        assert find_wrong(left, right, found.pairs) == []
+        assert len(found.pairs) == len(np.intersect1d(left, right))
+        assert found.certainty == 1
+
+
+def test_times_decide_against_the_numbers_of_steps() -> None:
+    ends = np.cumsum(RNG(1).normal(1e6, 2e5, 60))
+    left, right = np.arange(0, 50), np.arange(8, 60)
+    lagging = make_ends(right, ends + SECOND, steps=(np.arange(60) - 4) // 4)
+    found = pair_ends(make_ends(left, ends, steps=np.arange(60) // 4), lagging)
+    assert find_wrong(left, right, found.pairs) == []
+    assert len(found.pairs) == 42
+
+
+def test_a_regular_beat_leaves_doubt_unless_the_clock_is_the_same() -> None:
+    ends = 1e6 * np.arange(20)
+    left, right = make_ends(np.arange(20), ends), make_ends(np.arange(1, 20), ends)
+    assert pair_ends(left, right).certainty < 0.1
+    found = pair_ends(left, right, is_same_clock=True)
+    assert (found.certainty, found.pairs[0].tolist()) == (1, [1, 0])
+    assert pair_ends(left, left).certainty == 1
+
+
+def test_threads_that_end_late_keep_their_order() -> None:
+    ends = 1e6 * np.arange(12)
+    left = make_ends(np.arange(12), ends)
+    late = ends.copy()
+    late[5] += 2.4e6
+    right = make_ends(np.arange(12), late)
+    found = pair_ends(*(Ends(one.keys, one.steps, one.ends, one.is_together, is_exact=False) for one in (left, right)))
+    assert found.pairs.tolist() == [[place, place] for place in range(12)]
+
+
+def test_different_kinds_are_never_paired() -> None:
+    left = make_ends(np.arange(6), 1e6 * np.arange(6))
+    right = Ends(["broadcast"] * 6, left.steps, left.ends, left.is_together)
+    assert len(pair_ends(left, right).pairs) == 0
+
+
+def test_the_longest_increasing_list_is_found() -> None:
+    assert find_increasing(np.array([3, 1, 2, 9, 4, 5])).tolist() == [1, 2, 4, 5]
+    assert find_increasing(np.array([], dtype=np.intp)).tolist() == []
