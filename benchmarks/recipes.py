@@ -56,10 +56,10 @@ def main() -> int:
         table.add_row(name, format_duration(timing.seconds), str(timing.num_trials), str(timing.num_failed), unanswered)
     Console().print(table)
     slowest = max(timing.seconds for timing in timings.values())
-    has_failed = any(timing.unanswered for timing in timings.values())
+    has_failed = any(timing.unanswered or timing.num_failed for timing in timings.values())
     print(
         f"recipes: {format_duration(slowest)} for the slowest (bar {format_duration(MOST_SECONDS)}),"
-        f" {'some rows failed' if has_failed else 'every row runs'}"
+        f" {'some rows or trials failed' if has_failed else 'every row runs'}"
     )
     return 1 if has_failed or slowest > MOST_SECONDS else 0
 

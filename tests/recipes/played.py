@@ -12,7 +12,7 @@ from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import make_options
 
-LARGEST = {"gpt2": 64, "lenet": 8192}
+LARGEST = {"gpt2": 64, "resnet18": 1024}
 """The batch that is out of memory where there is a limit."""
 
 
@@ -32,8 +32,8 @@ def play_step(trial: Trial) -> float:
 class PlayedLauncher(FakeLauncher):
     """Completes every trial but those that should fail."""
 
-    def __init__(self) -> None:
-        super().__init__(play_step, comm_seconds=lambda trial: 0.004 if trial.num_ranks > 1 else 0.0, noise=0.01)
+    def __init__(self, noise: float = 0.01) -> None:
+        super().__init__(play_step, comm_seconds=lambda trial: 0.004 if trial.num_ranks > 1 else 0.0, noise=noise)
 
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         status = find_failure(trial)
@@ -72,7 +72,8 @@ def play_ranks(trial: Trial) -> tuple[RankReport, ...]:
         sent = Message(
             kind="all_reduce", count=3, payload_bytes=4 * num_parameters, purpose="gradients", phase="backward"
         )
-        messages = (sent,)
+        buffers = Message(kind="broadcast", count=2, payload_bytes=38_560, purpose="buffers", phase="forward")
+        messages = (sent, *((buffers,) if trial.workload == "resnet18" and trial.spreading.broadcast_buffers else ()))
     return tuple(
         RankReport(
             rank=rank,

@@ -15,8 +15,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+# Optimizers and DDP import torch._dynamo when they are first used: seconds, in every rank of every script.
 import torch
-import torch.distributed  # noqa: F401
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.profiler  # noqa: F401
 
 
 def run_rank(job: dict[str, Any], rank: int, port: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.recipes.published import QUESTIONS, Printed, has_questions, read_published
+from scalelab.recipes.recipe import QUESTIONS, Printed, has_questions, read_published
 from scalelab.recipes.reproduce import RECIPES
 
 ASSIGNMENTS = Path(__file__).parents[3] / "shared" / "reference" / "assignments"

@@ -234,7 +234,7 @@ def test_throughput_prints_tokens_extrapolation_and_batches(runner: Runner) -> N
     assert re.search(r"Batch Size   Tokens/sec   Memory \(MB\) +\n-{40}\n1 +\d+ .*\n4 +\d+ ", printed)
 
 
-def test_the_resnet_is_ours_and_every_epoch_has_its_line(runner: Runner) -> None:
+def test_every_epoch_of_the_resnet_has_its_line(runner: Runner) -> None:
     flags = ["--batch-size", "4", "--epochs", "2", "--images", "16", "--workers", "0", "--random"]
     printed = runner.run("resnet", "lab5_partA.py", *flags)
     assert (
@@ -280,9 +280,10 @@ def test_unequal_dimensions_fail_with_torch_s_words(runner: Runner, polaris_loss
 
 
 def test_data_types_have_a_row_each(runner: Runner) -> None:
-    printed = runner.run("polaris", "pytorch_ddp_large_dtype_comparison.py", LENGTHS="20 30", **SMALL_TRANSFORMER)
+    brief = SMALL_TRANSFORMER | {"SAMPLES": "64", "LENGTHS": "4 6"}  # half-precision is slow on a CPU
+    printed = runner.run("polaris", "pytorch_ddp_large_dtype_comparison.py", **brief)
     names = re.findall(r"^(\w+ (?:FP32|FP16|BF16)): \d+\.\d\ds, \d+\.\d\dGB", printed, re.MULTILINE)
-    assert names == [f"{name} {dtype}" for name in ("Baseline", "Large_Seq_30") for dtype in ("FP32", "FP16", "BF16")]
+    assert names == [f"{name} {dtype}" for name in ("Baseline", "Large_Seq_6") for dtype in ("FP32", "FP16", "BF16")]
 
 
 def test_every_format_gives_the_same_losses(runner: Runner, polaris_losses: list[float]) -> None:

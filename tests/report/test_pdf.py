@@ -13,7 +13,7 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
-from scalelab.report.document import Chart, Column, Document, Section, Table
+from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.pdf import arrange_charts, render_pdf
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
@@ -178,3 +178,18 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(UsageError, match=r"pip install 'scalelab\[report\]'"):
         render_pdf(Document(title="t"))
+
+
+def test_a_brief_text_ends_with_a_sentence() -> None:
+    words = "Yes: 1.5 of 2.0 ms. It follows. And so on."
+    assert cut_text(words, 25) == "Yes: 1.5 of 2.0 ms."
+    assert cut_text(words, 5) == "Yes: 1.5 of 2.0 ms.", "at least one"
+    assert cut_text(words, 100) == words
+
+
+def test_a_brief_document_without_answers_keeps_findings_and_its_main_table() -> None:
+    document = with_charts(build_strong_scaling())
+    brief = document.shorten()
+    assert brief.summary == document.summary
+    assert len(brief.tables) == 1
+    assert not any(section.charts for section in brief.sections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import start_run
 from scalelab.runs.launching import choose_launcher
+
+NO_BREAK = "\u00a0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ def main(args: Sequence[str]) -> int:
     trials = reproduce.plan()
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:
+        print("\n".join(reproduce.describe_rows()), end="\n\n")  # noqa: T201
         print_plan(trials, execution)
         for row, reason in reproduce.reasons.items():
             print(f"{row} does not run, or only in part: {reason}")  # noqa: T201
@@ -72,7 +76,8 @@ def main(args: Sequence[str]) -> int:
     store = None if command.again else find_interrupted(reproduce, execution.runs_dir)
     if store is not None:
         print(f"Resuming {store.path}; --again starts a new run", file=sys.stderr)  # noqa: T201
-    store = store or start_run(reproduce, execution.runs_dir, ["scalelab", "reproduce", *args])
+    typed = ["scalelab", "reproduce", *args]
+    store = store or start_run(reproduce, execution.runs_dir, typed, name=execution.name, note=execution.note)
     return measure_and_report(store, reproduce, launcher, execution.output)
 
 
@@ -101,5 +106,11 @@ def is_alike(one: Reproduce, other: Reproduce) -> bool:
 
 
 def print_recipes() -> None:
-    lines = ["Recipes:", *(f"  {name:<14}{recipe.title}" for name, recipe in RECIPES.items()), ""]
-    print("\n".join(lines))  # noqa: T201
+    """Every recipe, the assignment that it is, and its rows."""
+    lines = ["Recipes:"]
+    for name, recipe in RECIPES.items():
+        named = [f"{row.id} {row.title}".replace(" ", NO_BREAK) for row in recipe.make_rows("small")]
+        title = f"{name:<14}{recipe.title} ({recipe.assignment})"
+        lines += textwrap.wrap(title, width=96, initial_indent="  ", subsequent_indent=" " * 16)
+        lines += textwrap.wrap(", ".join(named), width=96, initial_indent=" " * 16, subsequent_indent=" " * 16)
+    print("\n".join(lines).replace(NO_BREAK, " "))  # noqa: T201

@@ -24,6 +24,7 @@ from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import make_options
 
+UNTOLD = "This cannot be told from this run"
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share")
 """Accuracies are of a dataset: in small it is another one than the published."""
 
@@ -53,6 +54,11 @@ def find_too_large(outcome: Outcome) -> Arm | None:
     return next((a for a in outcome.arms.values() if a.failure and a.failure.status is Status.OUT_OF_MEMORY), None)
 
 
+def is_out_of_memory(batch: int, result: TrialResult) -> bool:
+    """Whether this is the batch that was published as out of memory, and it was."""
+    return result.status is Status.OUT_OF_MEMORY and result.trial.global_batch == batch
+
+
 def divide_steps(numerator: Arm | None, denominator: Arm | None) -> Estimate | None:
     """The step time of one over that of the other, round by round; None where either is missing."""
     if numerator is None or denominator is None:
@@ -65,6 +71,12 @@ def compare_estimates(one: Estimate, other: Estimate) -> int:
     lows = [found.value if found.low is None else found.low for found in (one, other)]
     highs = [found.value if found.high is None else found.high for found in (one, other)]
     return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
+
+
+def read_memory(arm: Arm) -> int | None:
+    """The accounted peak of the rank that has most; the resident set of its process where nothing was accounted."""
+    accounted = [rank.memory.peak_bytes for result in arm.completed for rank in result.ranks if rank.memory]
+    return max(accounted, default=arm.peak_memory_bytes)
 
 
 def scale(estimate: Estimate | None, factor: float) -> Estimate | None:
@@ -92,13 +104,14 @@ def list_losses(outcome: Outcome | None) -> list[float]:
     return [] if result is None else list(result.losses().values())
 
 
-def quote(outcome: Outcome | None, *kinds: str) -> tuple[str, ...]:
-    """What a study found, the weightiest first; of some kinds only if they are named."""
+def quote(outcome: Outcome | None, *kinds: str, subject: str = "") -> tuple[str, ...]:
+    """What a study found, the weightiest first; of some kinds, and about one subject, only if they are named."""
     if outcome is None or outcome.document is None:
         return ()
     if not kinds:
         return outcome.document.summary
-    return tuple(finding.text for finding in outcome.document.findings if finding.kind in kinds)
+    found = [finding for finding in outcome.document.findings if finding.kind in kinds]
+    return tuple(finding.text for finding in found if subject in ("", finding.subject))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +143,9 @@ def read_peak(outcome: Outcome | None) -> int | None:
     """The highest forecast of a part."""
     found = [row.forecast.peak_bytes for row in (collect_rows(outcome.results) if outcome else ()) if row.forecast]
     return max(found, default=None)
+
+
+ACCOUNTED = "accounted: what torch's allocator holds at the peak of a step, not what the process has resident"
 
 
 class Compared(NamedTuple):
@@ -183,7 +199,7 @@ def make_beside_table(
     return make_table(
         listed,
         text_column("what", "what", lambda line: line.what),
-        make_column(quantity, "ours", "ours", lambda line: line.ours),
+        make_column(quantity, "ours", "ours", lambda line: line.ours, domain="amount" if quantity == "share" else None),
         there if any(line.published is not None for line in listed) else None,
         quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
         title=title,

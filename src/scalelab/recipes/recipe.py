@@ -5,23 +5,33 @@ beside the published one, tables of ours beside theirs, and a sentence per quest
 one instead of measuring the same again. A row that cannot run here has a reason instead, and may still predict.
 
 A check recomputes a published claim from the published numbers alone, so it holds on any machine.
+
+`published.toml` of an assignment has what it printed and where; tests find every text in its line. A number of ours
+never stands there. `questions.toml` has its questions in the same form; a report without questions has its conclusions
+there, each to be confirmed or not.
+
+    [G2]
+    tokens_per_second = ["32582.4", "002:69"]           text, and the assignment's document and line
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.records.trial import TrialResult
-from scalelab.report.document import Document, Table
+from scalelab.report.document import Chart, Document, Table
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.study import Study
 from scalelab.units import Quantity
 
 Size = Literal["small", "full"]
+QUESTIONS = "questions.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +74,12 @@ class Question(NamedTuple):
     answer: str
 
     def __str__(self) -> str:
-        return f"{self.asked}{'' if self.asked.endswith('?') else ':'} {self.answer}"
+        return f"{self.heading} {self.answer}"
+
+    @property
+    def heading(self) -> str:
+        """A question as it is; a heading or a conclusion in quotation marks."""
+        return self.asked if self.asked.endswith("?") else f"“{self.asked}”:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +93,8 @@ class Answer:
     """What was found, with this run's numbers; the first is the main one."""
     questions: tuple[Question, ...] = ()
     """In the assignment's order; they come before everything else."""
+    charts: tuple[Chart, ...] = ()
+    """Instead of those of its studies; empty: the first of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +116,10 @@ class Row:
     """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
     state: str = ""
     """What the overview says of a row with nothing to run; empty: what became of its parts."""
+    expects: Callable[[TrialResult], bool] = lambda _: False
+    """Whether a failure is the published one, and so no failure of the run; the trial is as its study names it."""
+    accounts_memory: bool = False
+    """Whether the first launch of every configuration accounts for the memory of a further step, byte by byte."""
 
     @property
     def prefix(self) -> str:
@@ -127,3 +148,38 @@ class Recipe:
     title: str
     make_rows: Callable[[Size], Sequence[Row]]
     make_checks: Callable[[], Sequence[Check]]
+    assignment: str = ""
+    """Which assignment it is, in a few words."""
+    keeps_global_batch: bool = False
+    """Whether more ranks share the same batch, so that rows on a fixed number of ranks can run on another."""
+
+
+class Printed(NamedTuple):
+    """A published figure."""
+
+    text: str
+    """As it was printed, without its unit."""
+    where: str
+    """Document and line, such as 004:411."""
+
+    @property
+    def number(self) -> float:
+        return float(self.text.replace(",", ""))
+
+
+@cache
+def read_published(recipe: str, name: str = "published.toml") -> Mapping[str, Mapping[str, Printed]]:
+    """The published figures of an assignment, or its questions (`questions.toml`), by row and name."""
+    file = Path(__file__).parent / recipe / name
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {row: {name: Printed(*pair) for name, pair in figures.items()} for row, figures in rows.items()}
+
+
+def has_questions(recipe: str) -> bool:
+    return (Path(__file__).parent / recipe / QUESTIONS).is_file()
+
+
+def pair_questions(recipe: str, row: str, answers: Mapping[str, str]) -> tuple[Question, ...]:
+    """The questions of a row with their answers, in the assignment's order; those without an answer are left out."""
+    asked = read_published(recipe, QUESTIONS).get(row, {})
+    return tuple(Question(printed.text, answers[name]) for name, printed in asked.items() if name in answers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import divide_published, is_comparable, print_published
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
-from scalelab.records.trial import Status, StepKind, TrialResult
+from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
@@ -38,6 +38,8 @@ MOST_COLUMNS = 5
 """Of a study's table, where the row has tables of its own."""
 MOST_WHOLE_PARTS = 2
 """With more parts, a row shows one table of each study."""
+MOST_SENTENCES = 4
+"""After the answers of a row; its studies say the others."""
 MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
@@ -47,7 +49,7 @@ RANDOM = "synthetic"
 AGREES, UNRESOLVED, OTHER_MACHINE = "agrees", "unresolved", "other machine"
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
-    f"{OTHER_MACHINE}: absolute numbers of another machine and model size do not compare",
+    f"{OTHER_MACHINE}: absolute numbers of another machine, model size or data set do not compare",
 )
 
 
@@ -185,12 +187,14 @@ def make_section(one: Concluded) -> Section:
     ]
     answers = [str(question) for question in one.answer.questions]
     sentences = one.answer.sentences or tuple(quote_studies(outcomes, is_crowded))
-    rest = (sentence for sentence in sentences if not any(sentence in answer for answer in answers))
+    rest = [sentence for sentence in sentences if not any(sentence in answer for answer in answers)]
+    lead = (*((why,) if why else ()), *describe_setting(one), *(answers or rest[:1]))
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
-        paragraphs=(*((why,) if why else ()), *describe_setting(one), *answers, *rest),
+        paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
+        num_answers=len(lead),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
-        charts=tuple(choose_charts(outcomes)),
+        charts=one.answer.charts or tuple(choose_charts(outcomes)),
     )
 
 
@@ -202,21 +206,27 @@ def describe_setting(one: Concluded) -> Iterator[str]:
         for result in outcome.results
     ]
     trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
-    if not trials:
-        return
-    steps, ranks = sorted({num_steps for num_steps, _ in counted} - {0}), sorted({trial.num_ranks for trial in trials})
+    if trials:
+        steps = sorted({num_steps for num_steps, _ in counted} - {0})
+        launches = format_count(max(trial.round for trial in trials), "launch")
+        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {launches}"
+
+
+def describe_trials(trials: Sequence[Trial]) -> str:
+    """Model and size, data, batch, ranks, dtype, injected delays."""
+    ranks = sorted({trial.num_ranks for trial in trials})
+    delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
     built_in = [trial for trial in trials if trial.workload in BUILT_IN]
     labels = list(dict.fromkeys(make_options(trial.workload, trial.options).label for trial in built_in))
     data = dict.fromkeys(str(trial.options.get("data", RANDOM)) for trial in built_in)
-    launches = max(trial.round for trial in trials)
-    yield " · ".join(
+    return " · ".join(
         [
-            f"Setting: {join_some(labels)}",
+            join_some(labels),
             join_some(["random data" if name == RANDOM else name for name in data]),
             f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
             f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",
             join_some(list(dict.fromkeys(trial.dtype for trial in trials))),
-            f"{join_some(steps)} steps × {format_count(launches, 'launch')}",
+            *([f"delay {join_some([f'{delay:g}' for delay in delays])} ms"] if any(delays) else []),
         ]
     )
 
@@ -312,11 +322,23 @@ def list_cautions(rows: Iterable[Concluded]) -> tuple[Caution, ...]:
     found = []
     for one in rows:
         for key, outcome in one.shown.items():
+            published = list_published(one.row, outcome.results)
             for caution in (*find_unnamed(outcome), *(outcome.document.cautions if outcome.document else ())):
+                if caution.kind == FAILED.name and caution.values.get("status") in published:
+                    continue
                 step = point_to_logs(caution, outcome.results, f"{one.row.prefix}.{key}")
-                command = find_command(outcome.study.name) if caution.severity == "noise" else ""
+                command = find_command(outcome.study.name) if caution.severity in ("noise", "control") else ""
                 found.append(Found(row=one.row.id, caution=replace(caution, next_step=step), command=command))
     return merge_cautions(found)
+
+
+def list_published(row: Row, results: Sequence[TrialResult]) -> set[str]:
+    """The ways in which trials failed, all of them as published."""
+    failed = [result for result in results if result.status is not Status.COMPLETED]
+    statuses = {result.status for result in failed}
+    return {
+        status.value for status in statuses if all(row.expects(result) for result in failed if result.status is status)
+    }
 
 
 def find_unnamed(outcome: Outcome) -> Iterator[Caution]:

@@ -7,7 +7,7 @@ part, and its document is theirs under one title. So it is stored, resumed, show
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -23,6 +23,7 @@ from scalelab.recipes.quantization.rows import QUANTIZATION
 from scalelab.recipes.recipe import Outcome, Recipe, Row, Size
 from scalelab.recipes.report import (
     Concluded,
+    describe_trials,
     find_findings,
     join_alike,
     list_cautions,
@@ -33,6 +34,7 @@ from scalelab.recipes.report import (
 )
 from scalelab.recipes.resnet.rows import RESNET
 from scalelab.recipes.scaling.rows import SCALING
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.shared.job import Job
@@ -40,6 +42,8 @@ from scalelab.studies.shared.study import Study
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (POLARIS, GPT2, SCALING, RESNET, QUANTIZATION)}
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
+RANKS = (1, 2, 4)
+"""What the assignments have."""
 MEASURES_NOTHING = "it measures nothing itself"
 
 
@@ -58,11 +62,18 @@ class Reproduce(Study):
     """small: the same shape, for two CPU cores and a few minutes; full: the published parameters, for GPUs."""
     only: tuple[str, ...] = ()
     """Rows to run, such as P6 P7. None: all."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of ranks where a row sweeps them: some of 1 2 4; in scaling, other rows take the largest. None: the row's
+    own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU."""
 
     def __post_init__(self) -> None:
         known = [row.id for row in RECIPES[self.recipe].make_rows(self.size)]
+        if not set(self.ranks) <= set(RANKS) or len(set(self.ranks)) < len(self.ranks):
+            raise UsageError(
+                f"--ranks must be some of {' '.join(map(str, RANKS))}, got {' '.join(map(str, self.ranks))}"
+            )
         for wanted in self.wanted:
             if wanted not in known:
                 raise UsageError(f"unknown row {wanted!r} of {self.recipe}: use some of {', '.join(known)}")
@@ -81,6 +92,7 @@ class Reproduce(Study):
     def command(self) -> str:
         """What repeats this run."""
         words = ["scalelab", "reproduce", self.recipe, "--size", self.size, "--device", self.device]
+        words += ("--ranks", *map(str, self.ranks)) if self.ranks else ()
         return " ".join([*words, *(("--only", *self.wanted) if self.wanted else ())])
 
     @property
@@ -91,8 +103,11 @@ class Reproduce(Study):
     def rows(self) -> tuple[Row, ...]:
         """The rows asked for, each on the device asked for."""
         wanted = set(self.wanted)
-        rows = RECIPES[self.recipe].make_rows(self.size)
-        return tuple(_place(row, self.device, self.size) for row in rows if not wanted or row.id in wanted)
+        recipe = RECIPES[self.recipe]
+        asked = [row for row in recipe.make_rows(self.size) if not wanted or row.id in wanted]
+        if self.ranks:
+            asked = [_spread(row, self.ranks, keeps_batch=recipe.keeps_global_batch) for row in asked]
+        return tuple(_place(row, self.device, self.size) for row in asked)
 
     @cached_property
     def obstacles(self) -> dict[tuple[str, str], str]:
@@ -112,19 +127,38 @@ class Reproduce(Study):
 
     def plan(self) -> list[Trial]:
         possible = {name: study for name, study in self.measured_parts.items() if name not in self.obstacles}
-        trials = [_rename(trial, *name) for name, study in possible.items() for trial in study.plan()]
+        trials = [self._name(trial, *name) for name, study in possible.items() for trial in study.plan()]
         if not trials:
             why = {row.id: MEASURES_NOTHING if row.state else self.reasons.get(row.id, "") for row in self.rows}
             raise UsageError(f"none of these rows can run here: {join_alike(why)}")
         return trials
+
+    def describe_rows(self) -> Iterator[str]:
+        """What every row would run: model, data, batch, ranks, dtype, delays."""
+        for row in self.rows:
+            parts = [study for key, study in row.parts.items() if (row.prefix, key) not in self.obstacles]
+            trials = [trial for study in parts for trial in study.plan() if trial.workload and not trial.is_forecast]
+            what = f"reads {row.reads}" if row.reads else describe_trials(trials) if trials else row.state or "nothing"
+            yield f"{row.id} {row.title}: {what}"
 
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
         more = []
         for name, study in self.measured_parts.items():
             own = _select(results, *name)
             if own:
-                more += [_rename(trial, *name) for trial in study.plan_more(own)]
+                more += [self._name(trial, *name) for trial in study.plan_more(own)]
         return more
+
+    @cached_property
+    def _accounting(self) -> frozenset[str]:
+        """The prefixes of the rows that account for memory."""
+        return frozenset(row.prefix for row in self.rows if row.accounts_memory)
+
+    def _name(self, trial: Trial, prefix: str, key: str) -> Trial:
+        """The trial by its row and part; where its row asks for it, with an account of memory in the first round."""
+        named = replace(trial, configuration=f"{prefix}.{key}.{trial.configuration}")
+        is_asked = prefix in self._accounting and trial.round == 1 and isinstance(trial.task, Measure)
+        return replace(named, instruments=(*trial.instruments, "memory")) if is_asked else named
 
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         name, own = _split_name(trial)
@@ -132,10 +166,11 @@ class Reproduce(Study):
         return find_trial_obstacle(study, own) or study.refuse(own, _select(results, *name))
 
     def expects(self, result: TrialResult) -> bool:
-        """What was left out with a reason, and what a part's study looks for; a published failure still fails."""
+        """What was left out with a reason, what a part's study looks for, and what failed as published."""
         name, own = _split_name(result.trial)
-        study = self.measured_parts[name]
-        return study.expects(replace(result, trial=own)) or result.status is Status.NOT_RUN
+        named = replace(result, trial=own)
+        is_published = any(row.expects(named) for row in self.rows if row.prefix == name[0])
+        return is_published or self.measured_parts[name].expects(named) or result.status is Status.NOT_RUN
 
     def find_part(self, trial: Trial) -> str:
         """As in `s2.strong.ddp-2`."""
@@ -200,16 +235,26 @@ def _describe_state(row: Row, own: dict[str, Outcome], reason: str, *, is_hinder
     return "run in part" if reason else "run"
 
 
+def _spread(row: Row, ranks: tuple[int, ...], *, keeps_batch: bool) -> Row:
+    """The row on other numbers of ranks: its sweeps, and where the global batch stays, what has more than one rank."""
+    parts: dict[str, Study] = {}
+    for key, study in row.parts.items():
+        own = getattr(study, "ranks", None)
+        wanted: tuple[int, ...] | int | None = None
+        if isinstance(own, tuple) and len(own) > 1:
+            wanted = tuple(sorted(ranks))
+        elif isinstance(own, int) and own > 1 and keeps_batch:
+            wanted = max(ranks)
+        parts[key] = study if wanted is None else replace(study, ranks=wanted)
+    return replace(row, parts=parts)
+
+
 def _place(row: Row, device: Literal["auto", "cpu", "cuda"], size: Size) -> Row:
     parts: dict[str, Study] = {}
     for key, study in row.parts.items():
         placed: Study = replace(study, job=replace(study.job, device=device))
         parts[key] = limit_memory(placed) if size == "full" else placed
     return replace(row, parts=parts)
-
-
-def _rename(trial: Trial, prefix: str, key: str) -> Trial:
-    return replace(trial, configuration=f"{prefix}.{key}.{trial.configuration}")
 
 
 def _split_name(trial: Trial) -> tuple[tuple[str, str], Trial]:

@@ -68,6 +68,10 @@ class LayerReport:
     scale: float | None = None
     """Of its result."""
     weight_scales: tuple[float, ...] = ()
+    output_scale: float | None = None
+    """What its int32 sums are multiplied by to become int8; in the lab only."""
+    bias: tuple[int, ...] = ()
+    """As int32, in the units of its sums; in the lab only."""
     weight_gap: float | None = None
     """By what factor the largest weight of a channel exceeds the next; of the channel where that is most."""
     sqnr: float | None = None

@@ -104,7 +104,11 @@ def tell(reason: object) -> str:
 def get_package(package: Package, directory: Path) -> Path:
     """Download a package with its own program."""
     commands = {
-        "npm": ["npm", "pack", package.name, "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-maxtimeout=5000"],
+        # npm 11 refuses a longest wait below the shortest, which is 10 s unless set.
+        "npm": [
+            *("npm", "pack", package.name, "--ignore-scripts", "--fetch-retries=1"),
+            *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"),
+        ],
         "apt-get": ["apt-get", "download", package.name, "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"],
     }
     run_program(commands[package.program], directory)

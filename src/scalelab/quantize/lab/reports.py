@@ -111,6 +111,8 @@ def report_layers(network: LabNetwork, tallies: Tallies) -> tuple[LayerReport, .
                 multiply_adds=tally.sample_results * one.weight[0].numel(),
                 scale=1 / one.scale,
                 weight_scales=(1 / one.weight_scale,),
+                output_scale=one.output_scale,
+                bias=() if one.bias is None else tuple(one.bias.tolist()),
                 sqnr=measure_sqnr(tally.signal, tally.noise),
                 output_sqnr=measure_sqnr(tally.answer_signal, tally.answer_noise),
                 clipped_share=tally.num_clipped / tally.num_results,

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
+    ACCOUNTED,
+    UNTOLD,
     Compared,
     MemoryForecast,
     divide_steps,
     find_arm,
     find_too_large,
+    is_out_of_memory,
     keep_tables,
     list_arms,
     make_beside_table,
     quote,
+    read_memory,
     read_peak,
     say,
     scale,
 )
 from scalelab.recipes.feasibility import choose, count_state_bytes, make_sampling, make_sized_job
 from scalelab.recipes.gpt2 import published
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
 from scalelab.records.settings import Optimization
 from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.memory.answer import MemoryRow, collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
@@ -82,12 +88,36 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
         )
     forecast = read_peak(outcomes.get("forecast"))
     if forecast is not None:
-        sentences.append(
+        sentences.insert(
+            1,
             f"Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} peaks at"
             f" {say('bytes', forecast)} with CPU operators, whose attention stores its matrices (published:"
-            f" {published.RESERVED_MEGABYTES:.2f} MB reserved on a GPU)."
+            f" {published.RESERVED_MEGABYTES:.2f} MB reserved on a GPU).",
         )
-    return Answer(main=main, tables=keep_tables(table), sentences=tuple(sentences))
+    questions = pair_questions("gpt2", "G1", answer_difference(row) if row and measured else {})
+    return Answer(main=main, tables=keep_tables(table), sentences=tuple(sentences), questions=questions)
+
+
+def answer_difference(row: MemoryRow) -> dict[str, str]:
+    """What is allocated beyond 16 bytes per parameter, after the step and at its peak, and what it is."""
+    measured, estimate = row.measured, count_state_bytes(row.trial)
+    if measured is None or measured.current_bytes is None:
+        return {}
+    above, at_peak = measured.current_bytes - estimate, measured.peak_bytes - estimate
+    states = ("parameters", "gradients", "optimizer")
+    others = {name: held for name, held in measured.by_category.items() if name not in states and held}
+    largest = sorted(others, key=others.__getitem__, reverse=True)[:3]
+    listed = ", ".join(f"{name} {say('bytes', others[name])}" for name in largest)
+    return {
+        "difference": f"{say_signed(above)} after the step and {say_signed(at_peak)} at its peak, in"
+        f" {measured.peak_phase} (estimated: {say('bytes', estimate)}). The estimate has parameters, gradients and"
+        " AdamW's two moments; after zero_grad the gradients are gone, at the peak activations and logits are there"
+        f"{f': {listed}' if listed else ''}. The published number is of the first kind although it is called a peak."
+    }
+
+
+def say_signed(num_bytes: float) -> str:
+    return f"{say('bytes', abs(num_bytes))} {'more' if num_bytes >= 0 else 'less'}"
 
 
 def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:
@@ -133,7 +163,25 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
         f" {lines[0].printed} and {lines[1].printed})."
     )
     table = make_beside_table("rate", lines, title="Per second", size=size)
-    return Answer(main=Main("rate", *lines[0]), tables=keep_tables(table), sentences=(sentence,))
+    return Answer(
+        main=Main("rate", *lines[0]),
+        tables=keep_tables(table),
+        sentences=(sentence,),
+        questions=pair_questions("gpt2", "G2", answer_throughput(arm)),
+    )
+
+
+def answer_throughput(arm: Arm) -> dict[str, str]:
+    """Total tokens and time of the timed steps of all launches, and the rates."""
+    num_steps = sum(len(steps) for steps in arm.clean)
+    seconds = sum(sum(steps) for steps in arm.clean)
+    tokens = count_tokens(arm) * num_steps
+    return {
+        "throughput": f"{num_steps} timed steps after {published.WARMUP_STEPS} of warm-up per launch processed"
+        f" {tokens:,} tokens in {say('seconds', seconds)}: {say('rate', measure_rate(arm))} tokens/s,"
+        f" {say('rate', arm.step.map(lambda step: 1 / step))} steps/s by the median step (published:"
+        f" {published.TIMED_TOKENS} tokens in {published.TIMED_SECONDS} s)."
+    }
 
 
 def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
@@ -145,17 +193,36 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
     days = compare_printed("days", future.days, published.TARGET_DAYS)
     years = compare_printed("years of 365 days", future.years, published.TARGET_YEARS)
     return Answer(
-        main=Main("number", "years for 1T parameters, 10T tokens", *years[1:]),
+        main=Main("rate", "years for 1T parameters, 10T tokens", *years[1:]),
         tables=keep_tables(
             make_beside_table("rate", [rate], title="A model of 1T parameters", size=size),
-            make_beside_table("number", [days, years], title="Training it on 10T tokens", size=size),
+            make_beside_table("rate", [days, years], title="Training it on 10T tokens", size=size),
         ),
         sentences=(
-            f"At this speed, 10T tokens take a 1T-parameter model {say('number', future.years)} years"
+            f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"
             f" (published: {published.TARGET_YEARS}).",
             "This assumes the same FLOP/s, no communication and enough memory.",
         ),
+        questions=pair_questions(
+            "gpt2",
+            "G3",
+            {
+                "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days,"
+                f" {say_large(future.years)} years on this device (published: {published.TARGET_TOKENS_PER_SECOND}"
+                f" tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS} years). FLOPs per token grow with"
+                " the parameters, so tokens/s shrink by 1T over the parameters of this model. It takes thousands of"
+                " devices, and then communication, which this leaves out, decides."
+            },
+        ),
     )
+
+
+def say_large(estimate: Estimate) -> str:
+    """At most four digits: `12.84 ± 0.23 million`."""
+    names = ("", "thousand", "million", "billion", "trillion")
+    power = min(len(names) - 1, max(0, (len(f"{estimate.value:.0f}") - 1) // 3)) if estimate.value >= 1e4 else 0
+    width = "" if estimate.half_width is None else f" ± {estimate.half_width / 1000**power:.2g}"
+    return f"{estimate.value / 1000**power:.4g}{width} {names[power]}".strip()
 
 
 def compare_printed(what: str, ours: Estimate, printed: str) -> Compared:
@@ -168,7 +235,15 @@ def make_g4(size: Size) -> Row:
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
         sampling=make_sampling(size, rounds=3, steps=8, phase_steps=0),
     )
-    return Row(id="G4", title="Batch sweep", parts={"sweep": study}, conclude=partial(answer_g4, size), num_tables=0)
+    return Row(
+        id="G4",
+        title="Batch sweep",
+        parts={"sweep": study},
+        conclude=partial(answer_g4, size),
+        num_tables=0,
+        expects=partial(is_out_of_memory, published.OUT_OF_MEMORY_BATCH),
+        accounts_memory=True,
+    )
 
 
 def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
@@ -184,7 +259,7 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
         rates.append(Compared(what, rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
         gain = 1.0 if arm is first else measure_gain(first, arm)
         gains.append(Compared(what, gain, row.tokens_per_second / first_row.tokens_per_second))
-        peak = arm.peak_memory_bytes if arm else None
+        peak = read_memory(arm) if arm else None
         memory.append(Compared(what, peak, row.megabytes * published.MEGABYTE, f"{row.megabytes:,} MB"))
     failed = find_too_large(outcome)
     best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
@@ -205,11 +280,30 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
                 memory,
                 title="Peak memory",
                 size=size,
-                notes=("published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
+                notes=(ACCOUNTED, "published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
             ),
         ),
         sentences=(sentence, *quote(outcome)[:2]),
+        questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
     )
+
+
+def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
+    """Where throughput stops growing: every batch over the one before, and what memory does."""
+    ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
+    gains = {arm.trial.global_batch: measure_gain(before, arm) for before, arm in pairwise(ordered)}
+    known = {batch: gain for batch, gain in gains.items() if gain is not None}
+    if not known:
+        return {}
+    listed = ", ".join(f"{say('ratio', gain)} at {batch}" for batch, gain in known.items())
+    growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1]
+    verdict = f"Throughput grows up to batch {growing[-1]}" if growing else f"{UNTOLD} where throughput grows"
+    held = {arm.trial.global_batch: read_memory(arm) for arm in (ordered[0], ordered[-1])}
+    memory = ", ".join(f"{say('bytes', num_bytes)} at {batch}" for batch, num_bytes in held.items() if num_bytes)
+    return {
+        "batches": f"{verdict}. Tokens/s over the batch before: {listed}. Larger batches spread the fixed cost of a"
+        f" step over more tokens until the device is busy; memory keeps growing with the activations ({memory}){limit}."
+    }
 
 
 def measure_gain(first: Arm, arm: Arm | None) -> Estimate | None:

@@ -15,8 +15,7 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.growth import Extrapolation, extrapolate_training, from_rounded, infer_throughput
-from scalelab.recipes.published import read_published
-from scalelab.recipes.recipe import Check
+from scalelab.recipes.recipe import Check, read_published
 from scalelab.records.settings import Optimization
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.schedule import learning_rate_factor
@@ -43,6 +42,7 @@ ABOVE_ESTIMATE_MEGABYTES = read("G1", "above_estimate")
 WARMUP_STEPS, TIMED_STEPS = 5, int(read("G2", "timed_steps"))
 TOKENS_PER_SECOND = read("G2", "tokens_per_second")
 STEPS_PER_SECOND = read("G2", "steps_per_second")
+TIMED_TOKENS, TIMED_SECONDS = (PRINTED["G2"][name].text for name in ("tokens", "seconds"))
 """G2."""
 
 TARGET_PARAMETERS, TARGET_TOKENS = 1e12, 1e13

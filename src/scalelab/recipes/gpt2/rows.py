@@ -27,7 +27,7 @@ from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.gpt2.one_device import make_g1, make_g4, make_job, make_throughput_rows
 from scalelab.recipes.gpt2.published import SCHEDULE, make_checks
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.observations import Message, RankReport
 from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.strategies import PLAIN
@@ -132,7 +132,34 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
             make_loss_table(outcomes),
         ),
         sentences=tuple(sentences),
+        questions=pair_questions("gpt2", "G5", answer_training(totals, outcomes)),
     )
+
+
+def answer_training(totals: Mapping[str, float | None], outcomes: Outcomes) -> dict[str, str]:
+    """What DDP and FSDP gain over the baseline, and whether they learn the same."""
+    base, ddp = totals[BASELINE], totals["ddp"]
+    there = published.TRAIN_SECONDS
+    answers = {}
+    learnt = " ".join(compare_losses(outcomes))
+    if base and ddp:
+        gain = f"{base / ddp:.2f} times as fast (published: {there[BASELINE] / there['ddp']:.2f}; one launch each)"
+        answers["ddp"] = (
+            f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
+            f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
+            " all-reduced once per step, in the last of them. Rank 0's own loss differs from the baseline's: only the"
+            " mean over ranks is of the same samples."
+        )
+    sharded = {name: total for name, total in totals.items() if name.startswith("fsdp") and total}
+    if sharded and ddp:
+        listed = ", ".join(f"{name} {total / ddp:.2f}" for name, total in sharded.items())
+        full, grad_op = (f"{there[name] / there['ddp']:.2f}" for name in ("fsdp-full", "fsdp-grad-op"))
+        answers["fsdp"] = (
+            f"Time over DDP's, one launch each: {listed} (published: FULL_SHARD {full}, SHARD_GRAD_OP {grad_op})."
+            f" {learnt} Sharding changes where states live, not what is computed: it saves memory and pays with"
+            " all-gathers of parameters."
+        )
+    return answers
 
 
 def make_loss_table(outcomes: Outcomes) -> Table | None:
@@ -328,4 +355,10 @@ def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
     return [f"Operators by name, against the baseline: {'; '.join(said)}."] if said else []
 
 
-GPT2 = Recipe(name="gpt2", title="Profiling on one GPU, DDP and FSDP", make_rows=make_rows, make_checks=make_checks)
+GPT2 = Recipe(
+    name="gpt2",
+    title="Profiling on one GPU, DDP and FSDP",
+    assignment="a course's assignments 0 and 1: one GPU, then DDP and FSDP",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

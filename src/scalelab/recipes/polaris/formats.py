@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, group_fetches
-from scalelab.recipes.evidence import divide_steps, keep_tables, say, scale
+from scalelab.recipes.evidence import compare_estimates, divide_steps, keep_tables, say, scale
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SHALLOW, make_training_job, print_seconds
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
 from scalelab.records.tasks import MEMORY
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
@@ -25,6 +26,7 @@ from scalelab.report.tables import (
 from scalelab.studies.io_formats.study import PUBLISHED, TRAINING, IoFormats
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.input_split import estimate_mean_step
+from scalelab.units import format_share
 
 AS_PUBLISHED = {
     "in memory": MEMORY,
@@ -72,6 +74,7 @@ def answer_p6(outcomes: Outcomes) -> Answer:
     arms = {name: arm for name, arm in outcome.arms.items() if arm.is_measured}
     memory = arms.get(f"{TRAINING}{MEMORY}")
     slowdown = divide_steps(arms.get(f"{TRAINING}{AS_PUBLISHED[GZIP]}"), memory)
+    lazy = divide_steps(arms.get(f"{TRAINING}{name_lazy(GZIP)}"), memory)
     return Answer(
         main=Main("ratio", f"{GZIP} step over memory", slowdown, SLOWDOWN) if slowdown else None,
         tables=keep_tables(make_training_table(arms, memory), make_parts_table(series)),
@@ -81,7 +84,43 @@ def answer_p6(outcomes: Outcomes) -> Answer:
             *_describe_cure(series),
             *_describe_copy(series),
         ),
+        questions=pair_questions("polaris", "P6", answer_formats(series, slowdown, lazy)),
     )
+
+
+def answer_formats(
+    series: Mapping[str, FetchSeries], slowdown: Estimate | None, lazy: Estimate | None
+) -> dict[str, str]:
+    """What compression saves, what it costs, and whether decompressing is the reason."""
+    answers = {}
+    pairs = {"HDF5": (AS_PUBLISHED[GZIP], AS_PUBLISHED["HDF5 plain"]), ".npz": ("npz-compressed-eager", "npz-eager")}
+    sizes = {name: [series[key].file_bytes for key in keys if key in series] for name, keys in pairs.items()}
+    saved = [
+        f"{format_share(1 - found[0] / found[1])} for {name} ({say('bytes', found[0])} instead of"
+        f" {say('bytes', found[1])})"
+        for name, found in sizes.items()
+        if len(found) == 2 and found[0] and found[1]
+    ]
+    if saved:
+        answers["storage"] = (
+            f"Here {' and '.join(saved)}. The data are uniform random float32: their mantissas do not compress, only"
+            " the exponents do, so about a tenth is all there is to save."
+        )
+    naive = series.get(AS_PUBLISHED[GZIP])
+    if slowdown is not None:
+        amplification = naive.amplification if naive else None
+        inflated = f", and each read inflates {amplification:.4g} times the sample's bytes" if amplification else ""
+        cure = ""
+        if lazy is not None:
+            reason = "so the access pattern is the reason, not decompression as such"
+            is_cured = compare_estimates(slowdown, lazy) == 1
+            verdict = reason if is_cured else "whether that helps cannot be told from this run"
+            cure = f" Read by whole batches, the same file takes {say('ratio', lazy)} times memory's step: {verdict}."
+        answers["slow"] = (
+            f"Here {say('ratio', slowdown)} times memory's step (published: {SLOWDOWN:.1f}). Samples are read one by"
+            f" one from chunks of many{inflated}.{cure}"
+        )
+    return answers
 
 
 def name_lazy(name: str) -> str:

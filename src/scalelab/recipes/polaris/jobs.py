@@ -20,14 +20,15 @@ from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor,
 from scalelab.launch.batch.site import Site
 from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
-from scalelab.recipes.recipe import Answer, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Outcomes, Row, Size, pair_questions
 from scalelab.records.environment import installed_version
 from scalelab.records.launchers import Scheduler
 from scalelab.records.settings import Optimization, TrainingRun
-from scalelab.records.trial import Option, Status, TrialResult
+from scalelab.records.trial import Option, Status, Trial, TrialResult
 from scalelab.report.tables import make_table, text_column
 from scalelab.studies.shared.cautions import VERBS
 from scalelab.studies.shared.job import Job
+from scalelab.workloads.options import TransformerOptions
 
 SMALL_WIDTH = 64
 SHALLOW: dict[str, Option] = {"encoder_layers": 1, "decoder_layers": 1}
@@ -50,6 +51,12 @@ def make_options(size: Size, **options: Option) -> dict[str, Option]:
 
 def make_training_job(size: Size, options: dict[str, Option] | None = None, **fields: Any) -> Job:
     return make_sized_job(size, workload="transformer", options=make_options(size, **(options or {})), **fields)
+
+
+def is_unequal(trial: Trial) -> bool:
+    """Whether features differ from d_model, which nn.Transformer refuses."""
+    options = TransformerOptions(**trial.options)  # type: ignore[arg-type]
+    return options.features != options.d_model
 
 
 def print_seconds(seconds: float) -> str:
@@ -128,8 +135,9 @@ def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
 
 def answer_p9(outcomes: Outcomes) -> Answer:
     became = [describe_job(result) for result in outcomes["job"].results] if "job" in outcomes else []
+    said = pair_questions("polaris", "P9", {"rejected": " ".join(became)} if became else {})
     if installed_version("psij-python") is None:
-        return Answer(sentences=(*became, f"No script: {NO_PSIJ}."))
+        return Answer(sentences=(*became, f"No script: {NO_PSIJ}."), questions=said)
     directives = list_directives(write_script())
     table = make_table(
         [words for words in directives if name_directive(words) in MEANINGS],
@@ -141,7 +149,7 @@ def answer_p9(outcomes: Outcomes) -> Answer:
         f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
         f" has {len(directives)} directives. Submit a whole study with: {SUBMIT}"
     )
-    return Answer(tables=(table,), sentences=(*became, sentence))
+    return Answer(tables=(table,), sentences=(*became, sentence), questions=said)
 
 
 def describe_job(result: TrialResult) -> str:

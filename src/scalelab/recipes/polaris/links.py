@@ -12,6 +12,7 @@ from functools import partial
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import judge
 from scalelab.recipes.evidence import (
+    UNTOLD,
     Compared,
     divide_steps,
     find_arm,
@@ -26,7 +27,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SHALLOW, make_training, make_training_job, print_seconds, print_share
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.report.document import Table
 from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.network.answer import (
@@ -39,10 +40,12 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_count
+from scalelab.units import format_count, format_share
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
+NEGLIGIBLE = 0.05
+"""A share of the step below which communication is called negligible."""
 
 
 def make_p4(size: Size) -> Row:
@@ -85,7 +88,36 @@ def answer_p4(size: Size, study: Network, outcomes: Outcomes) -> Answer:
             *_predict(inside, between),
             *_explain_absence(outcome, between),
         ),
+        questions=pair_questions("polaris", "P4", answer_links(inside, between)),
     )
+
+
+def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
+    """Whether communication is negligible inside a node, and the bottleneck between two: its share of the step."""
+    one, two = inside.estimate(read_share), between.estimate(read_share)
+    answers = {}
+    if one is not None:
+        answers["inside"] = (
+            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say('share', one)} of a profiled step on"
+            f" {published.LINK_RANKS} ranks of one node (negligible: below {format_share(NEGLIGIBLE)}). The published"
+            f" {print_share(published.ONE_NODE.share)} is a seventh of the time on the GPU."
+        )
+    if two is not None:
+        why = ""
+        parts = between.estimate(read_transfer), between.estimate(read_waiting)
+        if parts[0] is not None and parts[1] is not None:
+            why = f" Of that, {say('seconds', parts[0])} are transfer and {say('seconds', parts[1])} waiting per step."
+        answers["between"] = (
+            f"{judge_share(two, 0.5, 'Yes', 'No')}: {say('share', two)} of a profiled step over"
+            f" {between.link.name} between two emulated nodes.{why} A slower link takes longer for the same bytes; a"
+            " rank that waits for another is no cost of the link, and the published profile does not separate them."
+        )
+    return answers
+
+
+def judge_share(share: Estimate, limit: float, above: str, below: str) -> str:
+    low, high = (share.value if end is None else end for end in (share.low, share.high))
+    return above if low > limit else below if high < limit else UNTOLD
 
 
 def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | None:
@@ -234,6 +266,16 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
             f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace"
             " of this run, with the key averages as text beside it.",
+        ),
+        questions=pair_questions(
+            "polaris",
+            "P5",
+            {
+                "profiler": f"Here {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
+                f" {say('ratio', line.ours)} times as long (published: {say('ratio', line.published)}), from one launch"
+                " each. Recording every operator and writing the trace cost time in the profiled steps only, so a"
+                " profiled run is for looking into, not for timing."
+            },
         ),
     )
 

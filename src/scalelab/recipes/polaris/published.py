@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from scalelab.recipes.published import read_published
-from scalelab.recipes.recipe import Check
+from scalelab.recipes.recipe import Check, read_published
 from scalelab.workloads.options import TransformerOptions
 
 PRINTED = read_published("polaris")

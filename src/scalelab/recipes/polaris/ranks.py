@@ -16,6 +16,7 @@ from scalelab.answers.train import TrainStudy
 from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
 from scalelab.launch.ranks.topology import format_mask
 from scalelab.recipes.evidence import (
+    UNTOLD,
     Compared,
     divide_steps,
     find_arm,
@@ -27,10 +28,10 @@ from scalelab.recipes.evidence import (
     scale,
     sum_training,
 )
-from scalelab.recipes.feasibility import choose_ranks, make_sampling
+from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import make_training, make_training_job, print_seconds
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.launchers import LAUNCHERS as RECORDS
 from scalelab.records.launchers import MPI, LauncherName
 from scalelab.records.observations import Instrument, RankReport, RankSource
@@ -46,7 +47,7 @@ DISCOVERY_STEPS = 2
 
 
 def make_p2(size: Size) -> Row:
-    ranks = choose_ranks(size, published.NUM_RANKS)
+    ranks = published.NUM_RANKS
     scaling = WeakScaling(
         ranks=(1, ranks),
         batch_per_rank=published.BATCH_PER_RANK,
@@ -125,13 +126,43 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         notes=(f"published: on {published.NUM_RANKS} ranks",),
     )
     sentences += [*describe_ranks(outcomes.get("train")), *describe_launchers(outcomes)]
-    if sentences:
-        sentences.append(
-            "MPI or PALS? Ranks from MPI (Get_rank, Split_type) are portable: every MPI has them, and they count what"
-            " really shares a node. The variables of PALS need no mpi4py, but exist on systems with PALS only."
-        )
-    tables = keep_tables(table, seconds_table, make_rank_table(outcomes))
-    return Answer(main=main, tables=tables, sentences=tuple(sentences))
+    return Answer(
+        main=main,
+        tables=keep_tables(table, seconds_table, make_rank_table(outcomes)),
+        sentences=tuple(sentences),
+        questions=pair_questions("polaris", "P2", answer_discovery(outcomes) if sentences else {}),
+    )
+
+
+def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
+    """Whether ranks are what the reports say, how they are pinned, and MPI against PALS: by what ran here."""
+    found: dict[str, TrialResult] = {
+        name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
+    }
+    reports = [report for result in found.values() for report in result.ranks]
+    asked = {said.source for report in reports for said in report.sources if not said.reason}
+    by_mpi = f"{UNTOLD}: mpiexec did not run."
+    if BY_MPI in asked:
+        wrong = [name for name, result in found.items() if any(_list_wrong(result, BY_MPI))]
+        by_mpi = f"Here MPI gave the true ranks {'everywhere' if not wrong else 'not under ' + ', '.join(wrong)}"
+    pals = "PALS itself was asked" if any("PALS" in source for source in asked) else "no PALS variable was set"
+    answers = {
+        "mapping": f"{_compare_sources(found)}." if found else f"{UNTOLD}: no launcher ran.",
+        "portable": f"{by_mpi.rstrip('.')}; {pals}. Get_rank and Split_type belong to MPI, so they exist under every"
+        " MPI and count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of"
+        " PALS take two lines and no package, and exist on systems with PALS only.",
+    }
+    pinned = " ".join(describe_ranks(outcomes.get("train")))
+    return answers | ({"affinity": pinned} if pinned else {})
+
+
+def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
+    """Where one source contradicts the actual ranks."""
+    for report in result.ranks:
+        for said in report.sources:
+            difference = None if said.source != source or said.reason else find_difference(result, report, said)
+            if difference:
+                yield difference
 
 
 def _find_efficiency(seconds: float) -> float:
@@ -304,5 +335,7 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
     cores = [set(report.cores) for report in result.ranks]
     is_disjoint = sum(map(len, cores)) == len(set().union(*cores))
     hosts = len({report.host for report in result.ranks})
-    how = "they share no cores" if is_disjoint and all(cores) else "they share cores"
+    how = "they share no cores, so that none waits for another's"
+    if not (is_disjoint and all(cores)):
+        how = "they share cores, and wait for each other"
     yield f"scalelab started {format_count(len(result.ranks), 'rank')} on {format_count(hosts, 'host')}: {how}."

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalelab.analysis.paired import estimate_share
-from scalelab.recipes.published import read_published
-from scalelab.recipes.recipe import Check
+from scalelab.recipes.recipe import Check, read_published
 
 PRINTED = read_published("quantization")
 

@@ -16,13 +16,21 @@ from scalelab.recipes.evidence import Compared, find_completed, keep_tables, mak
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.quantization import published
 from scalelab.recipes.quantization.published import make_checks, read_percent
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
-from scalelab.records.quantized import Histogram, HistogramKind, Quantized
-from scalelab.report.document import Table
+from scalelab.recipes.quantization.questions import (
+    answer_activations,
+    answer_bias,
+    answer_forward,
+    answer_integers,
+    answer_weights,
+)
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
+from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
+from scalelab.report.charts.column_charts import keep_charts
+from scalelab.report.document import Chart, Table
 from scalelab.report.tables import count_column, make_column, make_table, text_column
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
 from scalelab.studies.quantize.findings import format_change
-from scalelab.studies.quantize.report import PAIRED_NOTE
+from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer
 from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
 from scalelab.units import format_count, format_share
@@ -127,6 +135,52 @@ def make_agreement_table(found: Mapping[str, StageAnswer]) -> Table:
     )
 
 
+def make_scale_table(quantized: Quantized) -> Table | None:
+    """The scales of every layer, and the combined ones that its sums and its output have; with K = 127."""
+    known = [layer for layer in quantized.layers if layer.output_scale is not None and layer.weight_scales]
+    if not known:
+        return None
+
+    def find_sums(layer: LayerReport) -> float | None:
+        return 1 / (layer.scale * layer.output_scale) if layer.scale and layer.output_scale else None
+
+    return make_table(
+        known,
+        text_column("layer", "layer", lambda layer: layer.name),
+        make_column("number", "weight_scale", "n_w", lambda layer: 1 / layer.weight_scales[0]),
+        text_column("output_scale", "n_out", lambda layer: f"{layer.output_scale:.3e}", align="right"),
+        text_column("sum_scale", "sums", lambda layer: f"{find_sums(layer) or 0.0:.3e}", align="right"),
+        make_column("number", "combined_scale", "output", lambda layer: 1 / layer.scale if layer.scale else None),
+        title="Scales by layer",
+        notes=(
+            "sums: n_in · Π(n_w · n_out) of the layers before · n_w, which a bias is multiplied by",
+            "output: sums · n_out = 127 / max|a|",
+        ),
+    )
+
+
+def make_bias_table(quantized: Quantized) -> Table | None:
+    """Every int32 bias."""
+    rows = [(layer.name, number, value) for layer in quantized.layers for number, value in enumerate(layer.bias)]
+    table = make_table(
+        rows,
+        text_column("layer", "layer", lambda row: row[0]),
+        count_column("number", "output", lambda row: row[1]),
+        text_column("bias", "bias, int32", lambda row: f"{row[2]:,}".replace("-", "−"), align="right"),
+        title="Integer biases",
+        notes=("bias × the scale of its layer's sums, rounded",),
+    )
+    return table if rows else None
+
+
+def draw_layers(histograms: Sequence[Histogram]) -> tuple[Chart, ...]:
+    """A chart per layer: of weights, or before and after ReLU."""
+    found: dict[str, dict[str, Histogram]] = {}
+    for one in histograms:
+        found.setdefault(one.layer, {})[one.kind] = one
+    return keep_charts(*(chart for layer, kinds in found.items() for chart in draw_layer(layer, kinds)))
+
+
 def find_largest(histogram: Histogram) -> float:
     return max(-histogram.least, histogram.largest)
 
@@ -160,7 +214,13 @@ def answer_q1(outcomes: Outcomes) -> Answer:
         "Above 1, a 3σ range has finer steps for most weights and clamps the few outside it.",
     )
     main = Main("ratio", f"largest weight over 3σ, {widest}", spans[widest])
-    return Answer(main=main, tables=(table,), sentences=sentences)
+    return Answer(
+        main=main,
+        tables=(table,),
+        sentences=sentences,
+        questions=pair_questions("quantization", "Q1", answer_weights(histograms)),
+        charts=draw_layers(histograms),
+    )
 
 
 def answer_q2(size: Size, outcomes: Outcomes) -> Answer:
@@ -184,6 +244,7 @@ def answer_q2(size: Size, outcomes: Outcomes) -> Answer:
         main=make_main(found.get("weights"), published.WEIGHTS_PERCENT, "accuracy, int8 weights"),
         tables=keep_tables(make_accuracy_table(size, lines)),
         sentences=sentences,
+        questions=pair_questions("quantization", "Q2", answer_integers(found)),
     )
 
 
@@ -224,6 +285,8 @@ def answer_q3(outcomes: Outcomes) -> Answer:
         main=Main("number", f"largest activation, {top.layer}", top.largest),
         tables=(table,),
         sentences=tuple(sentences),
+        questions=pair_questions("quantization", "Q3", answer_activations(before, after)),
+        charts=draw_layers([*before, *after.values()]),
     )
 
 
@@ -239,7 +302,8 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     ]
     return Answer(
         main=make_main(found.get("int8-255"), published.ACTIVATIONS_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
-        tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found)),
+        tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found), make_scale_table(quantized)),
+        questions=pair_questions("quantization", "Q4", answer_forward(quantized, found)),
         sentences=(
             f"With K = {published.CLAMP}, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} and the clamp at {published.CLAMP}, it {describe(found['int8-255'])}.",
@@ -307,7 +371,13 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
     ]
     return Answer(
         main=make_main(found.get("int8-255"), published.BIAS_ALL_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
-        tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found)),
+        tables=keep_tables(
+            make_accuracy_table(size, lines),
+            make_agreement_table(found),
+            make_scale_table(quantized),
+            make_bias_table(quantized),
+        ),
+        questions=pair_questions("quantization", "Q5", answer_bias(found)),
         sentences=(
             f"With K = {published.CLAMP} and an int32 bias, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} it {describe(found['int8-255'])}.",
@@ -320,4 +390,10 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-QUANTIZATION = Recipe(name="quantization", title="A small CNN in int8", make_rows=make_rows, make_checks=make_checks)
+QUANTIZATION = Recipe(
+    name="quantization",
+    title="A small CNN in int8",
+    assignment="a course's homework 5, part B: five questions",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

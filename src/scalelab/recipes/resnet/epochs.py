@@ -3,21 +3,26 @@
 One measurement serves all three rows. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times follow
 from step times; between devices the batch per device is fixed, so steps scale weakly.
 
-In small, lenet stands for ResNet-18 where times matter: a step of ResNet-18 takes seconds on a core. What DDP sends
-does not depend on speed, and is counted on ResNet-18 itself.
+In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
+batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
+not depend on speed, and is counted on ResNet-18 itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.analysis.traffic import count_wire_bytes
+from scalelab.data.cifar10 import check_cifar10
+from scalelab.errors import UsageError
 from scalelab.recipes.evidence import (
+    UNTOLD,
     Compared,
     compare_estimates,
     divide_steps,
@@ -29,44 +34,68 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
-from scalelab.recipes.published import pair_questions
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.published import DEVICES, count_epoch_steps, subtract_ideal
+from scalelab.recipes.resnet.published import DEVICES, subtract_ideal
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.real_images import DIGITS_IMAGES
 from scalelab.units import Quantity, format_count
 from scalelab.workloads.catalogue import make_options
+from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
 LOADER_WORKERS = 2
+SMALL_WIDTH = 4
+"""Channels of the first stage in small, instead of 64."""
+SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
+"""In small, by the published one; digits hold no 2048."""
+QUARTER = "in small, a quarter of the published batch, on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
 
 
 def make_job(size: Size, *, is_counted: bool = False, **fields: Any) -> Job:
-    """ResNet-18 on CIFAR-10 with two loader workers; in small, lenet on random images without any.
+    """ResNet-18 on CIFAR-10 with two loader workers; in small a narrow one without any, on digits if need be.
 
     What is counted and not timed is ResNet-18 in both sizes, on random images.
     """
     images: dict[str, Option] = {"data": "cifar10", "workers": LOADER_WORKERS}
-    return make_sized_job(
-        size,
-        workload="resnet18" if is_counted or size == "full" else "lenet",
-        options={} if is_counted or size == "small" else images,
-        **fields,
-    )
+    if size == "small":
+        images = {"data": find_images(), "width": SMALL_WIDTH}
+    return make_sized_job(size, workload="resnet18", options={} if is_counted else images, **fields)
+
+
+def find_images() -> str:
+    """CIFAR-10 where it was fetched to, else digits."""
+    try:
+        check_cifar10(Path(DEFAULT_PATH), NUM_TRAIN_FILES)
+    except UsageError:
+        return "digits"
+    return "cifar10"
+
+
+def choose_batch(size: Size, batch: int) -> int:
+    """Per device, by the published one."""
+    return choose(size, small=SMALL_BATCHES.get(batch, batch), full=batch)
+
+
+def count_steps(arm: Arm) -> float:
+    """Steps of an epoch: whole ones of 50,000 images; of digits, whose epochs have few, with the part of the last."""
+    if arm.trial.options.get("data") == "digits":
+        return DIGITS_IMAGES / arm.trial.global_batch
+    return published.TRAIN_IMAGES // arm.trial.global_batch
 
 
 def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
     parts = {
         f"batch{batch}": WeakScaling(
-            ranks=choose(size, small=(1, 2), full=(1, 2, 4)),
-            batch_per_rank=batch,
+            ranks=(1, *DEVICES),
+            batch_per_rank=choose_batch(size, batch),
             job=make_job(size),
-            sampling=make_sampling(size, comm_free=True),
+            sampling=make_sampling(size, steps=8, comm_free=True, phase_steps=2),
         )
         for batch in published.BATCHES
     }
@@ -88,8 +117,9 @@ def list_pairs(outcomes: Outcomes) -> list[Pair]:
     return pairs
 
 
-def name_pair(batch: int, arm: Arm) -> str:
-    return f"{format_count(arm.trial.num_ranks, 'device')}, batch {batch}"
+def name_pair(arm: Arm) -> str:
+    shared = " sharing cores" if arm.trial.is_oversubscribed else ""
+    return f"{format_count(arm.trial.num_ranks, 'device')}{shared}, batch {arm.trial.batch_per_rank}"
 
 
 def make_main(quantity: Quantity, what: str, lines: list[Compared]) -> Main | None:
@@ -105,56 +135,86 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     lines = []
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
-        ratio = count_epoch_steps(1, batch) / count_epoch_steps(ranks, batch)
+        ratio = count_steps(plain) / count_steps(arm)
         there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"1 → {ranks} devices, batch {batch}", scale(divide_steps(plain, arm), ratio), there))
+        lines.append(Compared(f"1 → {name_pair(arm)}", scale(divide_steps(plain, arm), ratio), there))
     gains = [f"{say('ratio', line.ours)} ({line.what})" for line in lines]
+    notes = (QUARTER,) if size == "small" else ()
     main = make_main("ratio", "speedup", lines)
     lines += compare_two_to_four(outcomes)
     return Answer(
         main=main,
         tables=keep_tables(
-            make_beside_table("ratio", lines, title="Speedup of an epoch", size=size),
-            make_beside_table("seconds", list_epochs(pairs), title="An epoch of 50,000 images, from steps", size=size),
+            make_beside_table("ratio", lines, title="Speedup of an epoch", size=size, notes=notes),
+            make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
         ),
         sentences=(f"Speedup of an epoch over one device: {', '.join(gains)}.", describe_strong_point(outcomes)),
-        questions=pair_questions("resnet", "R2", answer_scaling(pairs, describe_strong_point(outcomes))),
+        questions=pair_questions("resnet", "R2", answer_scaling(pairs, outcomes)),
     )
 
 
-def answer_scaling(pairs: list[Pair], strong_point: str) -> dict[str, str]:
+def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
     """Strong or weak, which of them is better, and the numbers that say so: of the most devices at every batch."""
-    most = max(arm.trial.num_ranks for _, _, arm in pairs)
-    found = {batch: divide_steps(plain, arm) for batch, plain, arm in pairs if arm.trial.num_ranks == most}
+    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
+    most = max(arm.trial.num_ranks for _, _, arm in fair)
+    arms = {batch: (plain, arm) for batch, plain, arm in fair if arm.trial.num_ranks == most}
+    found = {batch: divide_steps(plain, arm) for batch, (plain, arm) in arms.items()}
     known = {batch: efficiency for batch, efficiency in found.items() if efficiency is not None}
-    listed = ", ".join(f"{say('share', efficiency)} at batch {batch}" for batch, efficiency in known.items())
+    listed = ", ".join(
+        f"{say('share', efficiency)} at batch {arms[batch][1].trial.batch_per_rank}"
+        for batch, efficiency in known.items()
+    )
     answers = {
         "kind": "Both: images per epoch and batch per device are fixed, so epochs scale strongly and steps weakly (a"
         " step on N devices has N times the samples).",
-        "weak": "Better: with a fixed batch per device, computing per step stays what it is and only the all-reduce is"
-        f" added. Efficiency of a step on {most} devices, T_1/T_N: {listed}. With a fixed global batch, computing"
-        f" shrinks as 1/N while the gradients keep their bytes. {strong_point}",
+        "weak": f"{judge_weak(outcomes)} With a fixed batch per device, computing per step stays what it is and only"
+        f" the all-reduce is added: efficiency of a step on {most} devices, T_1/T_N, is {listed}. With a fixed global"
+        " batch, computing shrinks as 1/N while the gradients keep their bytes.",
     }
     if len(known) > 1:
         first, last = min(known), max(known)
         words = {1: "rises", -1: "falls", 0: "does not change beyond its interval"}
         verdict = words[compare_estimates(known[last], known[first])]
         answers["data_point"] = (
-            f"From batch {first} to {last} per device, efficiency on {most} devices {verdict}:"
+            f"From the smallest to the largest batch per device, efficiency on {most} devices {verdict}:"
             f" {say('share', known[first])} and {say('share', known[last])} (published, 2 → 4 devices:"
             f" {published.SPEEDUPS_TWO_TO_FOUR[first]}× and {published.SPEEDUPS_TWO_TO_FOUR[last]}×). The bytes are the"
-            " same, so more computing per step leaves communication a smaller share."
+            " same at every batch, so what communication costs is spread over more computing."
         )
     return answers
+
+
+def judge_weak(outcomes: Outcomes) -> str:
+    """Both from one device with the middle batch: four devices with as many images each, or with a quarter of them.
+
+    Weak efficiency over strong is T_1/T_4(b) over T_1/(4·T_4(b/4)): how long four small steps take against a large one.
+    """
+    weak, strong = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=4) for batch in (128, 32))
+    one = find_arm(outcomes.get("batch128"), strategy="single")
+    if weak is None or strong is None or one is None:
+        return f"{UNTOLD}: it takes four devices (published: {_compare_published():.2f} times the efficiency)."
+    ratio = estimate_unpaired_ratio(strong.clean, weak.clean).map(lambda steps: 4 * steps)
+    low, high = (ratio.value if end is None else end for end in (ratio.low, ratio.high))
+    verdict = "Better" if low > 1 else "Worse" if high < 1 else UNTOLD
+    shared = " (oversubscribed, so both share the same cores)" if weak.trial.is_oversubscribed else ""
+    batch = one.trial.batch_per_rank
+    return (
+        f"{verdict}: from 1 × {batch} to 4 × {batch}, efficiency is {say('ratio', ratio)} times that from 1 × {batch}"
+        f" to 4 × {strong.trial.batch_per_rank}{shared} (published: {_compare_published():.2f} times)."
+    )
+
+
+def _compare_published() -> float:
+    return 4 * published.EPOCH_SECONDS[4][32] / 4 / published.EPOCH_SECONDS[4][128]
 
 
 def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
     """The speedups that were printed; without four devices they stand alone."""
     for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
         two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
-        ratio = count_epoch_steps(2, batch) / count_epoch_steps(4, batch)
-        ours = scale(divide_steps(two, four), ratio)
-        yield Compared(f"2 → 4 devices, batch {batch}", ours, there, f"{there:.2f}")
+        ours = scale(divide_steps(two, four), count_steps(two) / count_steps(four)) if two and four else None
+        what = f"2 → {name_pair(four)}" if four else f"2 → 4 devices, batch {batch}"
+        yield Compared(what, ours, there, f"{there:.2f}")
 
 
 def list_epochs(pairs: list[Pair]) -> list[Compared]:
@@ -163,8 +223,8 @@ def list_epochs(pairs: list[Pair]) -> list[Compared]:
         for arm in (plain, spread):
             ranks = arm.trial.num_ranks
             there = published.EPOCH_SECONDS[ranks][batch]
-            ours = scale(arm.step, count_epoch_steps(ranks, batch))
-            what = name_pair(batch, arm)
+            ours = scale(arm.step, count_steps(arm))
+            what = name_pair(arm)
             lines[what] = Compared(what, ours, there, f"{there:.3f} s")
     return list(lines.values())
 
@@ -177,7 +237,9 @@ def describe_strong_point(outcomes: Outcomes) -> str:
     if one is None or four is None:
         return f"The strong-scaling point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
     ours = say("ratio", estimate_unpaired_ratio(one.clean, four.clean))
-    return f"The strong-scaling point, 1 × 128 against 4 × 32, is {ours}× (two studies; published: {there:.2f}×)."
+    point = f"1 × {one.trial.batch_per_rank} against 4 × {four.trial.batch_per_rank}"
+    shared = ", sharing cores" if four.trial.is_oversubscribed else ""
+    return f"The strong-scaling point, {point}{shared}, is {ours}× (two studies; published: {there:.2f}×)."
 
 
 def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
@@ -188,7 +250,7 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         ratio = divide_steps(plain, arm)
         ours = None if ratio is None else ratio.map(lambda share: 1 - share)
         there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(name_pair(batch, arm), ours, there))
+        lines.append(Compared(name_pair(arm), ours, there))
     known = [f"{say('share', line.ours)} ({line.what})" for line in lines if line.ours is not None]
     if not known:
         return Answer()
@@ -218,8 +280,8 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
-        what = name_pair(batch, arm)
-        num_steps = count_epoch_steps(ranks, batch)
+        what = name_pair(arm)
+        num_steps = count_steps(arm)
         rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
         ideal = published.COMPUTATION_SECONDS[ranks][batch]
         yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
@@ -229,8 +291,7 @@ def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
 
 def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     lines = [
-        Compared(name_pair(batch, arm), measure_bandwidth(plain, arm), None)
-        for batch, plain, arm in list_pairs(outcomes)
+        Compared(name_pair(arm), measure_bandwidth(plain, arm), None) for batch, plain, arm in list_pairs(outcomes)
     ]
     if not lines:
         return Answer()
@@ -259,9 +320,9 @@ def list_published_rates(outcomes: Outcomes) -> list[Compared]:
     lines = []
     for batch, plain, arm in list_pairs(outcomes):
         ranks = arm.trial.num_ranks
-        ours = scale(measure_bandwidth(plain, arm), 1 / count_epoch_steps(ranks, batch))
+        ours = scale(measure_bandwidth(plain, arm), 1 / count_steps(arm))
         rate = published.EFFECTIVE_GIGABYTES_PER_SECOND[ranks][batch]
-        lines.append(Compared(name_pair(batch, arm), ours, 1e9 * float(rate), f"{rate} GB/s"))
+        lines.append(Compared(name_pair(arm), ours, 1e9 * float(rate), f"{rate} GB/s"))
     return lines
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_DOWN, Decimal
 
-from scalelab.recipes.published import read_published
-from scalelab.recipes.recipe import Check
+from scalelab.recipes.recipe import Check, read_published
 from scalelab.workloads.image_options import Resnet18Options, list_resnet18_layers
 
 PRINTED = read_published("resnet")

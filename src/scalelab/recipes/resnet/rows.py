@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_location, estimate_median
+from scalelab.analysis.stats import Verdict, estimate_location, estimate_median, judge
+from scalelab.answers.train import TrainStudy
 from scalelab.recipes.evidence import (
+    UNTOLD,
     Compared,
+    divide_steps,
     find_arm,
+    find_completed,
     find_too_large,
+    is_out_of_memory,
     keep_tables,
     list_arms,
     make_beside_table,
@@ -23,23 +29,26 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
-from scalelab.recipes.published import pair_questions
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.epochs import make_epoch_rows, make_job, make_main
-from scalelab.recipes.resnet.published import count_epoch_steps, make_checks
-from scalelab.records.settings import Optimization
-from scalelab.records.trial import Status, StepKind
+from scalelab.recipes.resnet.epochs import QUARTER, choose_batch, count_steps, make_epoch_rows, make_job, make_main
+from scalelab.recipes.resnet.published import make_checks
+from scalelab.records.settings import Optimization, TrainingRun
+from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.comm_volume import BUFFERS, CommVolume
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.optimizers import OptimizerName, Optimizers
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
+from scalelab.units import format_share
 
 SMALL_LIMIT = "600MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
+NORM_SEEDS = 3
+WORTH_SYNCHRONIZING = 0.01
+"""R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
 
 
 def make_rows(size: Size) -> Sequence[Row]:
@@ -47,23 +56,32 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 
 def make_r1(size: Size) -> Row:
+    asked = (*published.COMPUTE_SECONDS, published.OUT_OF_MEMORY_BATCH)
     study = BatchSize(
-        batches=(*published.COMPUTE_SECONDS, published.OUT_OF_MEMORY_BATCH),
+        batches=tuple(choose_batch(size, batch) for batch in asked),
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
         sampling=make_sampling(size, rounds=3, steps=4, phase_steps=2),
     )
-    return Row(id="R1", title="Batch on one device", parts={"batches": study}, conclude=partial(answer_r1, size))
+    return Row(
+        id="R1",
+        title="Batch on one device",
+        parts={"batches": study},
+        conclude=partial(answer_r1, size),
+        expects=partial(is_out_of_memory, study.batches[-1]),
+    )
 
 
 def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("batches")
     lines = []
+    is_small = any(arm.trial.options.get("data") == "digits" for arm in list_arms(outcome))
     for batch, seconds in published.COMPUTE_SECONDS.items():
-        computing = scale(measure_computing(find_arm(outcome, global_batch=batch)), count_epoch_steps(1, batch))
-        lines.append(Compared(f"batch {batch}", computing, seconds, f"{seconds:.3f} s"))
-    table = make_beside_table(
-        "seconds", lines, title="An epoch of 50,000 images without loading, from steps", size=size
-    )
+        own = choose_batch("small" if is_small else "full", batch)
+        arm = find_arm(outcome, global_batch=own)
+        computing = scale(measure_computing(arm), count_steps(arm)) if arm else None
+        lines.append(Compared(f"batch {own}", computing, seconds, f"{seconds:.3f} s"))
+    notes = (QUARTER,) if is_small else ()
+    table = make_beside_table("seconds", lines, title="An epoch without loading, from steps", size=size, notes=notes)
     sentences = []
     if outcome is not None and list_arms(outcome):
         failed = find_too_large(outcome)
@@ -76,7 +94,30 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         main=make_main("seconds", "epoch", lines),
         tables=keep_tables(table),
         sentences=(*sentences, *quote(outcome)[:2]),
+        questions=pair_questions("resnet", "R1", answer_batches(list_arms(outcome))),
     )
+
+
+def answer_batches(arms: Sequence[Arm]) -> dict[str, str]:
+    """Whether throughput grows from the smallest batch to the next, and whether it still does after that."""
+    ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
+    gains = []
+    for before, arm in pairwise(ordered):
+        factor = arm.trial.global_batch / before.trial.global_batch
+        gain = scale(divide_steps(before, arm), factor)
+        if gain is not None:
+            gains.append((f"{before.trial.global_batch} → {arm.trial.global_batch}", gain))
+    if len(gains) < 2:
+        return {}
+    words = {Verdict.SLOWER: "It grows", Verdict.FASTER: "It falls", Verdict.NO_DIFFERENCE: "It stays the same"}
+    said = [f"{words.get(judge(gain), UNTOLD)}: images/s {say('ratio', gain)} ({what})" for what, gain in gains]
+    per_image = ordered[0].step.value / ordered[0].trial.global_batch
+    return {
+        "grows": f"{said[0]}. A step has a cost that does not grow with its images (kernel launches, Python, the"
+        f" optimizer); at batch {ordered[0].trial.global_batch} an image takes {say('seconds', per_image)} in all.",
+        "flattens": f"{'; '.join(said[1:])}. Once every core or multiprocessor is busy, time per image is that of its"
+        " arithmetic and memory traffic, whatever the batch.",
+    }
 
 
 def measure_computing(arm: Arm | None) -> Estimate | None:
@@ -158,11 +199,12 @@ def answer_learning(trained: Mapping[str, tuple[str, Estimate]]) -> dict[str, st
 def read_last_accuracies(outcome: Outcome | None, *, is_test: bool) -> dict[str, tuple[str, Estimate]]:
     """The label of every way to train and its accuracy at the end, over seeds, by configuration.
 
-    Of the last test, or the mean over the training steps of the last epoch.
+    Of the last test, or of all training steps of the last epoch; before 0.2 only of those that were logged.
     """
     found: dict[str, tuple[str, list[float]]] = {}
     for result in outcome.results if outcome else ():
-        points = [point for point in result.curve if point.is_evaluation == is_test and point.accuracy is not None]
+        lines = result.epochs[-1:] if result.epochs and not is_test else result.curve
+        points = [point for point in lines if point.is_evaluation == is_test and point.accuracy is not None]
         last = points[-1:] if is_test else [point for point in points if point.epoch > points[-1].epoch - 1]
         known = [point.accuracy for point in last if point.accuracy is not None]
         if result.status is Status.COMPLETED and known and not result.trial.instruments:
@@ -178,13 +220,41 @@ def make_r6(size: Size) -> Row:
         job=make_job(size, is_counted=True),
         sampling=make_sampling(size, rounds=2, steps=4, phase_steps=0),
     )
-    return Row(id="R6", title="What DDP sends", parts={"messages": study}, conclude=partial(answer_r6, size))
+    kinds = [(kind, seed) for seed in range(NORM_SEEDS) for kind in ("local", "synced")]
+    norms = {f"{kind}{seed}": make_norm_training(size, kind, seed) for kind, seed in kinds}
+    return Row(
+        id="R6",
+        title="What DDP sends",
+        parts={"messages": study, **norms},
+        conclude=partial(answer_r6, size),
+        num_tables=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormTraining(TrainStudy):
+    """A training run after which the batch statistics of ranks are compared."""
+
+    def plan(self) -> list[Trial]:
+        return [replace(trial, instruments=("norms",)) for trial in super().plan()]
+
+
+def make_norm_training(size: Size, kind: str, seed: int) -> NormTraining:
+    """Local or synchronized batch norm, with 512 images per rank; in small with 16."""
+    ranks = choose_ranks(size, published.LARGE_RANKS)
+    job = make_job(size, seed=seed)
+    return NormTraining(
+        ranks=ranks,
+        global_batch=ranks * choose(size, small=16, full=512),
+        course=TrainingRun(epochs=published.LARGE_EPOCHS, log_every=10**6, keep=0),
+        job=replace(job, spreading=replace(job.spreading, sync_batch_norm=kind == "synced")),
+    )
 
 
 def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("messages")
-    sent = sum_gradient_bytes(outcome)
-    if sent is None:
+    sent = sum_bytes(outcome, "gradients")
+    if not sent:
         return Answer(sentences=quote(outcome))
     printed = f"{published.GRADIENT_BYTES:,}"
     table = make_beside_table(
@@ -201,15 +271,70 @@ def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
         main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
         tables=keep_tables(table),
         sentences=(sentence, *quote(outcome)),
+        questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
+        charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
     )
 
 
-def sum_gradient_bytes(outcome: Outcome | None) -> int | None:
+def answer_buffers(outcome: Outcome | None) -> dict[str, str]:
+    gradients, buffers = (sum_bytes(outcome, purpose) for purpose in ("gradients", "buffers"))
+    if not gradients or buffers is None:
+        return {}
+    cost = " ".join(quote(outcome, BUFFERS.name))
+    return {
+        "buffers": f"{'Yes' if buffers else 'No'}: {buffers:,} bytes of buffers beside {gradients:,} of gradients,"
+        f" {format_share(buffers / (buffers + gradients))} of what a step sends. They are copied from rank 0 before"
+        f" every forward, not averaged.{f' {cost}' if cost else ''}"
+    }
+
+
+def answer_norms(outcomes: Outcomes) -> dict[str, str]:
+    """Local against synchronized batch norm: statistics of a step, and test accuracy seed by seed."""
+    differences, spreads, accuracies = [], [], []
+    trial = None
+    for seed in range(NORM_SEEDS):
+        local, synced = (find_completed(outcomes.get(f"{kind}{seed}")) for kind in ("local", "synced"))
+        scores = [read_test_accuracy(result) for result in (local, synced)]
+        if local is None or scores[0] is None or scores[1] is None:
+            continue
+        trial = local.trial
+        differences.append(scores[1] - scores[0])
+        accuracies.append(scores[0])
+        spreads += [rank.norms for rank in local.ranks[:1] if rank.norms is not None]
+    if trial is None:
+        return {}
+    gain, level = estimate_location(differences), estimate_location(accuracies)
+    verdict = UNTOLD
+    if gain.low is not None and gain.high is not None:
+        verdict = "No" if gain.low > 0 else "Yes" if gain.high < WORTH_SYNCHRONIZING else UNTOLD
+    apart = ""
+    if spreads:
+        mean, variance = (sum(one[place] for one in spreads) / len(spreads) for place in (0, 1))
+        apart = (
+            f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
+            f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels); both"
+            " shrink as one over the square root of the images per rank."
+        )
+    width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
+    return {
+        "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
+        f" {say('accuracy', level)} with local batch norm and changes by {100 * gain.value:+.1f}{width} points with"
+        f" synchronized batch norm, over {len(differences)} seeds.{apart}"
+    }
+
+
+def read_test_accuracy(result: TrialResult | None) -> float | None:
+    """After the last epoch."""
+    points = [point.accuracy for point in result.curve if point.is_evaluation] if result else []
+    return points[-1] if points else None
+
+
+def sum_bytes(outcome: Outcome | None, purpose: str) -> int | None:
     """Of the first rank that counted its messages, under plain DDP."""
     for result in outcome.results if outcome else ():
         for rank in result.ranks:
-            known = [message for message in rank.messages if message.purpose == "gradients"]
-            if known and all(message.payload_bytes is not None for message in known):
+            known = [message for message in rank.messages if message.purpose == purpose]
+            if rank.messages and all(message.payload_bytes is not None for message in known):
                 return sum(message.payload_bytes or 0 for message in known)
     return None
 
@@ -260,4 +385,10 @@ def answer_r7(outcomes: Outcomes) -> Answer:
     return Answer(main=main, sentences=tuple(sentences))
 
 
-RESNET = Recipe(name="resnet", title="DDP on CIFAR-10", make_rows=make_rows, make_checks=make_checks)
+RESNET = Recipe(
+    name="resnet",
+    title="DDP on CIFAR-10",
+    assignment="a course's homework 5, part A: six questions",
+    make_rows=make_rows,
+    make_checks=make_checks,
+)

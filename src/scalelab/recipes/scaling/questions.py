@@ -5,9 +5,14 @@ Every function gives the answers of one row, in the order of its questions; noth
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, judge
+from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, estimate_ratio, judge, pair_medians
 from scalelab.recipes.evidence import (
+    UNTOLD,
     compare_estimates,
     divide_steps,
     find_arm,
@@ -20,15 +25,15 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.trial import Option
 from scalelab.studies.batch_scaling import DOUBLING
-from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY
+from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
 from scalelab.studies.model_size import EXPOSED_BY_SIZE
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL, LOSS
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.losses import LOSSES_EQUAL
-from scalelab.studies.straggler import COST, STRAGGLER
+from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
+from scalelab.studies.straggler import STRAGGLER
 from scalelab.studies.strategies.report import EXCESS, UTILIZATION, VARIATION
-from scalelab.units import format_bytes, format_quantity, format_share
+from scalelab.units import format_bytes, format_share
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
@@ -58,24 +63,30 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     plain, spread = find_arm(outcome, strategy="single"), list_spread(outcome)
     if plain is None or not spread:
         return {}
-    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in spread}
+    fair = [arm for arm in spread if not arm.trial.is_oversubscribed]
+    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in fair}
     verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
     below = [ranks for ranks, verdict in verdicts.items() if verdict is Verdict.SLOWER]
-    is_resolved = Verdict.UNRESOLVED not in verdicts.values()
-    said = "No" if below else "Yes, within the error" if is_resolved else "Unresolved"
-    listed = ", ".join(
-        f"{arm.trial.num_ranks} ranks are {say('ratio', divide_steps(plain, arm))} times as fast as the plain loop"
-        f" (efficiency {say('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))})"
+    is_resolved = bool(verdicts) and Verdict.UNRESOLVED not in verdicts.values()
+    said = "No" if below else "Yes, within the error" if is_resolved else UNTOLD
+    listed = "; ".join(
+        f"{name_ranks(arm)}: {say('ratio', divide_steps(plain, arm))} times as fast as the plain loop, efficiency"
+        f" {say('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))}"
         for arm in spread
     )
-    place = "Nowhere significantly." if is_resolved else "Unresolved: the intervals include the ideal."
+    place = "Nowhere significantly." if is_resolved else f"{UNTOLD}: the intervals include the ideal."
     if below:
-        place = f"At {below[0]} ranks, the first that are significantly below ideal."
+        place = f"At {below[0]} ranks, the fewest that are significantly below ideal."
     return {
-        "linear": f"{said}: {listed}.",
+        "linear": f"{said}. {listed}.",
         "drop": place,
-        "quantitative": join(*quote(outcome, LOSS.name, AMDAHL.name)) or "The parts of a step were not resolved.",
+        "quantitative": join(*quote(outcome, LOSS.name, AMDAHL.name)) or f"{UNTOLD}: the loss is within its interval.",
     }
+
+
+def name_ranks(arm: Arm) -> str:
+    """`4 ranks (oversubscribed)`."""
+    return f"{arm.trial.num_ranks} ranks{' (oversubscribed)' if arm.trial.is_oversubscribed else ''}"
 
 
 def answer_sizes(outcome: Outcome | None) -> Answers:
@@ -88,26 +99,36 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         return {}
     ranks = large_many.trial.num_ranks
     verdict = compare_estimates(large, small)
-    which = {1: "In the large one", -1: "In the small one", 0: "In neither: the intervals overlap"}[verdict]
+    which = {1: "In the large one", -1: "In the small one", 0: f"{UNTOLD}: the intervals overlap"}[verdict]
+    rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
+    differ = "the speedups above do not differ beyond their intervals" if verdict == 0 else "the speedups above do"
     return {
-        "efficient": f"{which}: on {ranks} ranks {name(large_one)} runs {say('ratio', large)} times as fast as on one,"
+        "efficient": f"{which}. On {ranks} ranks {name(large_one)} runs {say('ratio', large)} times as fast as on one,"
         f" {name(small_one)} {say('ratio', small)} times.",
         "differ": join(
-            "A step computes 6·P·B operations and all-reduces 4·P bytes, so both grow with the parameters P: per byte,"
-            " both models compute the same. What differs is what does not grow: launching kernels, Python and the"
-            " latency of every bucket, which are a large part of a step of"
-            f" {format_quantity('seconds', small_many.step.value)} and a small part of one of"
-            f" {format_quantity('seconds', large_many.step.value)}; and caches, which hold the small model only.",
+            "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
+            " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
+            f" bucket; caches hold a small model only. Here, a step on {ranks} ranks takes"
+            f" {say('seconds', small_many.step)} and {say('seconds', large_many.step)}, one rank computes at"
+            f" {' and '.join(rates)}, and {differ}.",
             *quote(outcome, EXPOSED_BY_SIZE.name),
         ),
-        "bottleneck": find_threshold(large_one, large_many),
+        "bottleneck": find_threshold([many for _, many in cases]),
     }
 
 
+def find_flops(arm: Arm) -> float:
+    """FLOP/s of a step on one rank."""
+    options = make_options(arm.trial.workload, arm.trial.options)
+    return options.flops_per_sample() * arm.trial.global_batch / arm.step.value
+
+
 def list_cases(outcome: Outcome | None) -> list[tuple[Arm, Arm]]:
-    """One rank and the most ranks of every model, the smallest model first."""
+    """One rank and the most ranks with cores of their own of every model, the smallest model first."""
     found: dict[Option, list[Arm]] = {}
     for arm in list_arms(outcome):
+        if arm.trial.is_oversubscribed:
+            continue
         found.setdefault(arm.trial.options["dim"], []).append(arm)
     pairs = []
     for arms in found.values():
@@ -117,35 +138,52 @@ def list_cases(outcome: Outcome | None) -> list[tuple[Arm, Arm]]:
     return sorted(pairs, key=lambda pair: count_parameters(pair[0]))
 
 
-def find_threshold(one: Arm, many: Arm) -> str:
-    """The batch per rank below which the all-reduce takes longer than computing.
+def find_threshold(cases: Sequence[Arm]) -> str:
+    """Where the exposed all-reduce of a step takes as long as its computing, from steps with and without it.
 
-    Computing takes 6·P·b/F, a ring all-reduce 8·P·(N − 1)/(N·W) (Patarasu and Yuan 2009): equal at
-    b = 8·(N − 1)·F/(6·N·W), for FLOP/s F and bytes/s W, whatever P.
+    With b samples per rank, computing takes c·b and the all-reduce m·(N − 1)/N (a ring, Patarasu and Yuan 2009), so
+    their ratio r is known from one measurement: it is 1 at r·b samples per rank, over a link r times as fast, or, with
+    the global batch fixed, at 1 + (N − 1)/r ranks.
     """
-    ranks = many.trial.num_ranks
-    rate = make_options(one.trial.workload, one.trial.options).flops_per_sample() * one.trial.global_batch
-    flops = rate / one.step.value
-    words = (
-        "When the all-reduce of a step, 8·P·(N − 1)/(N·W) seconds over a link of W bytes/s, takes longer than its"
-        " computing, 6·P·b/F seconds at F FLOP/s and b samples per rank: below b = 8·(N − 1)·F/(6·N·W), whatever the"
-        f" size of the model. Here F is {flops / 1e9:.3g} GFLOP/s on one rank"
+    return join(
+        "When the all-reduce of a step takes longer than its computing.",
+        *(describe_balance(arm) for arm in cases),
+        "Computing grows with the samples of a rank while the gradients keep their bytes.",
+        "With the global batch fixed, the samples of a rank shrink as 1/N: more ranks end on the side of"
+        " communication.",
     )
-    excess = many.step.value - one.step.value / ranks
-    if excess <= 0:
-        return f"{words}; a step on {ranks} ranks has no time beyond its share of computing, so W is not resolved."
-    share = (ranks - 1) / ranks
-    bandwidth = 2 * BYTES_PER_PARAMETER * count_parameters(one) * share / excess
-    batch = 8 * share * flops / (6 * bandwidth)
-    per_rank = many.trial.batch_per_rank
-    verdict = "below it: communication is the bottleneck" if per_rank < batch else "above it: computing is"
-    return (
-        f"{words}, and a step on {ranks} ranks exceeds its share of computing by {say('seconds', excess)}, which makes"
-        f" W {format_bytes(bandwidth)}/s: the threshold is {batch:.0f} samples per rank. The {per_rank} of this run are"
-        f" {verdict}. The two are equal with {batch:.0f} samples per rank, or with a link"
-        f" {max(batch / per_rank, per_rank / batch):.1f} times {'faster' if per_rank < batch else 'slower'}. With the"
-        " global batch fixed, b shrinks as 1/N, so more ranks end on the side of communication."
+
+
+def describe_balance(arm: Arm) -> str:
+    """Exposed communication over computing in one case, and what follows; within its interval."""
+    ranks, batch = arm.trial.num_ranks, arm.trial.batch_per_rank
+    where = f"{name(arm)} on {ranks} ranks with {batch} samples each"
+    if not any(arm.comm_free):
+        return f"{where}: not measured without communication."
+    ratio = estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1)
+    if ratio.low is None or ratio.high is None:
+        return f"{where}: cannot be told from this run, which has no interval."
+    listed = f"{where}: exposed communication over computing is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    if ratio.low <= 0:
+        most = (
+            f", so the threshold is below {max(0.0, ratio.high) * batch:.0f} samples per rank" if ratio.high < 1 else ""
+        )
+        return f"{listed}, which includes 0: where the threshold lies cannot be told from this run{most}."
+    threshold, limit = scale_text(ratio, batch), ratio.map(lambda r: 1 + (ranks - 1) / r)
+    verdict = "which of the two is the bottleneck cannot be told from this run"
+    if ratio.low > 1:
+        verdict = f"communication is the bottleneck; a link {ratio.value:.1f} times as fast would even them out"
+    elif ratio.high < 1:
+        verdict = f"computing is the bottleneck, up to {limit.value:.0f} ranks at this global batch"
+    return f"{listed}, so the threshold is {threshold} samples per rank and {verdict}."
+
+
+def scale_text(ratio: Estimate, factor: float) -> str:
+    """`12 (9 to 15)`."""
+    ends = (
+        "" if ratio.low is None or ratio.high is None else f" ({ratio.low * factor:.0f} to {ratio.high * factor:.0f})"
     )
+    return f"{ratio.value * factor:.0f}{ends}"
 
 
 def answer_strategies(outcome: Outcome | None) -> Answers:
@@ -184,7 +222,7 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
 
 def answer_delay(outcome: Outcome | None) -> Answers:
     arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
-    ranks = max((num_ranks for num_ranks, _ in arms), default=1)
+    ranks = max((n for (n, _), arm in arms.items() if not arm.trial.is_oversubscribed), default=1)
     delays = sorted(delay for num_ranks, delay in arms if num_ranks == ranks and (1, delay) in arms)
     if ranks == 1 or len(delays) < 2:
         return {}
@@ -196,20 +234,45 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     serial = longest / (one + longest)
     return {
         "scaling": join(
-            f"Speedup on {ranks} ranks is {curve}. Every rank sleeps at once, so the delay adds to a step on any number"
-            " of ranks and shrinks with none: it pulls the speedup toward 1.",
-            *quote(outcome, ADDED.name),
+            f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
+            " sleep at once, so the delay is added to a step on any number of ranks and divided among none.",
+            *quote(outcome, ADDED.name, subject=format_delay(delays[1])),
         ),
-        "linearly": f"Non-linearly: speedup(d) = (T₁ + d)/(T_N + d), a hyperbola from T₁/T_N = {one / many:.2f} toward"
-        f" 1, steep while d is small against T_N ({say('seconds', many)}) and ever flatter after that. It predicts"
-        f" {law}; measured: {curve}.",
+        "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
+        f" from T₁/T_N = {one / many:.2f} toward 1, which predicts {law}; measured: {curve}.",
         "amdahl": join(
             f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
             f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
             f" {1 / serial:.1f} times.",
-            *quote(outcome, AMDAHL_OVERLAY.name),
+            *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
         ),
     }
+
+
+def judge_change(before: Estimate | None, after: Estimate | None) -> str:
+    if before is None or after is None:
+        return UNTOLD
+    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}: the intervals overlap"}
+    return words[compare_estimates(after, before)]
+
+
+def judge_curve(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:
+    """Whether speedups between the shortest and the longest delay leave the straight line between those two."""
+    if len(delays) < 3:
+        return f"{UNTOLD}: a curve needs three delays."
+    medians = pair_medians([arms[n, delay].clean for n in (1, ranks) for delay in delays])
+    if medians.shape[1] < 2:
+        return f"{UNTOLD}: too few launches completed."
+    speedups, places = medians[: len(delays)] / medians[len(delays) :], np.asarray(delays)
+    shares = ((places - places[0]) / (places[-1] - places[0]))[1:-1, None]
+    apart = estimate_location((speedups[1:-1] - (1 - shares) * speedups[0] - shares * speedups[-1]).mean(axis=0))
+    found = f"between the shortest and the longest delay it is {abs(apart.value):.2f}"
+    if apart.high is not None and apart.high < 0:
+        return f"Non-linearly, fast at first and then ever slower: {found} below the straight line."
+    if apart.low is not None and apart.low > 0:
+        return f"Non-linearly, slowly at first and then faster: {found} above the straight line."
+    width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
+    return f"{UNTOLD}: the deviation from a straight line is {apart.value:+.2f}{width}."
 
 
 def answer_batches(outcome: Outcome | None) -> Answers:
@@ -222,36 +285,54 @@ def answer_batches(outcome: Outcome | None) -> Answers:
     if len(speedups) < 2:
         return {}
     first, last = min(speedups), max(speedups)
-    verdict = {1: "Yes", -1: "No, it gets worse", 0: "Not resolved: the intervals overlap"}[
-        compare_estimates(speedups[last], speedups[first])
-    ]
+    same = "The gradients have the same bytes at every batch while computing grows with it"
+    verdict, why = {
+        1: ("Yes", f"{same}, so their share of a step shrinks."),
+        -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
+        0: (f"{UNTOLD}: the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
+    }[compare_estimates(speedups[last], speedups[first])]
     listed = ", ".join(f"{say('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items()))
     return {
-        "improve": f"{verdict}: speedup over one rank is {listed}. The gradients have the same bytes at every batch,"
-        " while computing grows with it, so their share of a step shrinks.",
-        "saturate": join(*quote(outcome, DOUBLING.name))
-        or "Not within these batches: every doubling still gains throughput.",
+        "improve": f"{verdict}. Speedup over one rank: {listed}. {why}",
+        "saturate": join(*quote(outcome, DOUBLING.name)) or f"{UNTOLD}: no doubling is resolved.",
     }
 
 
 def answer_straggler(outcome: Outcome | None) -> Answers:
-    disturbed = [arm for arm in list_arms(outcome) if arm.trial.perturbation.seconds]
-    if not disturbed:
+    arms = list_arms(outcome)
+    slow = next((arm for arm in arms if arm.trial.perturbation.seconds), None)
+    if slow is None:
         return {}
-    delay, ranks = disturbed[0].trial.perturbation.seconds, disturbed[0].trial.num_ranks
+    delay, ranks = slow.trial.perturbation.seconds, slow.trial.num_ranks
+    usual = next((arm for arm in arms if not arm.trial.perturbation.seconds and arm.trial.num_ranks == ranks), None)
+    cost = estimate_difference(slow.clean, usual.clean) if usual else None
+    longer = f"{UNTOLD}: the added time is within its interval."
+    if cost is not None and cost.low is not None and cost.low > 0:
+        longer = (
+            f"Every step, and so the whole training run, gets longer by {say('seconds', cost)}; the one slow rank"
+            f" sleeps {1e3 * delay:g} ms, so {format_share(min(1.0, cost.value / delay))} of its sleep is paid by all."
+        )
     return {
-        "training_time": join(
-            "Every step, and so the whole training run, gets longer by about the sleep of the one slow rank,"
-            f" {1e3 * delay:g} ms.",
-            *quote(outcome, COST.name),
-        ),
+        "training_time": longer,
         "synchronization": join(
             "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
-            f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward. They"
-            " cannot make up for it, and the losses are the same: only time is lost.",
+            f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
+            compare_losses(slow, usual),
             *quote(outcome, STRAGGLER.name),
         ),
     }
+
+
+def compare_losses(slow: Arm, usual: Arm | None) -> str:
+    """Whether a slow rank changes what is learnt."""
+    if usual is None or not read_losses(slow) or not read_losses(usual):
+        return ""
+    step = find_first_difference(read_losses(slow), read_losses(usual))
+    return (
+        "Losses are bit-equal with and without it: only time is lost."
+        if step is None
+        else (f"Losses differ from step {step} on.")
+    )
 
 
 def join(*sentences: str) -> str:

@@ -36,15 +36,16 @@ WORDS_HEIGHT = 90
 """Roughly what title, legend and caption add to a chart, in pixels."""
 
 
-def render_pdf(document: Document) -> bytes:
-    """The whole document, its environment last."""
+def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
+    """The whole document, its environment last; or a brief one, set smaller."""
     try:
         import typst
     except ImportError as error:
         raise UsageError(NO_TYPST) from error
     with tempfile.TemporaryDirectory(prefix="scalelab-pdf-") as place:
         directory = Path(place)
-        described = describe_document(document, directory)
+        described = describe_document(document.shorten() if is_brief else document, directory)
+        described["brief"] = is_brief
         (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")

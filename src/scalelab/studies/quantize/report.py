@@ -281,11 +281,11 @@ def draw_histograms(quantized: Quantized, blames: Sequence[LayerBlame]) -> tuple
         worst = [*ranked, *(name for name in names if name not in ranked)][:MOST_HISTOGRAMS]
         names = [name for name in names if name in worst]
     left_out = "" if len(names) == len(found) else f" The {len(names)} worst of {len(found)} layers are drawn."
-    charts = [chart for name in names for chart in _draw_layer(name, found[name], left_out)]
+    charts = [chart for name in names for chart in draw_layer(name, found[name], left_out)]
     return keep_charts(*charts)
 
 
-def _draw_layer(name: str, kinds: dict[str, Histogram], left_out: str) -> list[Chart | None]:
+def draw_layer(name: str, kinds: dict[str, Histogram], left_out: str = "") -> list[Chart | None]:
     charts = []
     results = {KIND_WORDS[kind]: kinds[kind] for kind in KIND_WORDS if kind in kinds}
     if "after" in kinds and "before" not in kinds:

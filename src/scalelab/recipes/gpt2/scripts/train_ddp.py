@@ -73,6 +73,7 @@ def main():
         rows = [f"{step},{loss!r}\n" for step, loss in enumerate(losses)]
         Path("outputs/losses_ddp.csv").write_text("step,loss\n" + "".join(rows))
         print("DDP training completed!")
+    del model  # gloo can hang when a DDP model outlives its process group
     dist.destroy_process_group()
 
 

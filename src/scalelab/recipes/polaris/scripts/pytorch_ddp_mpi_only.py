@@ -90,6 +90,7 @@ def main():
             print(f"[Epoch {epoch + 1}/{EPOCHS}] time={time.time() - start:.2f}s loss={loss.item():.9g}", flush=True)
     if RANK == 0:
         print(f"Training on {WORLD_SIZE} ranks completed in {time.time() - start:.2f}s")
+    del model  # gloo can hang when a DDP model outlives its process group
     dist.destroy_process_group()
 
 

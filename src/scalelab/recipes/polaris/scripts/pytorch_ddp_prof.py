@@ -84,6 +84,7 @@ def main():
         place.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(place / "rank0.json"))
         print(f"Traces saved to: {place}")
+    del model  # gloo can hang when a DDP model outlives its process group
     dist.destroy_process_group()
 
 

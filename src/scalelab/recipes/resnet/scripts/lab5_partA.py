@@ -161,6 +161,7 @@ def main():
             print(f"Epoch 2 compute-only time (excludes data loading; use for Q1): {epochs[1][1]:.3f} s")
         if flags.epochs > 4:
             print(f"Epoch 5 loss/acc (Q4.1): {epochs[4][2]:.4f} / {epochs[4][3]:.4f}")
+    del model  # gloo can hang when a DDP model outlives its process group
     dist.destroy_process_group()
 
 

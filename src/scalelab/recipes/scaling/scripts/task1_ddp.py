@@ -79,6 +79,7 @@ def main():
         print(f"time/step: mean={1e3 * mean:.3f} ms, std={1e3 * deviation:.3f} ms, variance={1e6 * deviation**2:.4f}")
         if has_gpu:
             print(f"peak memory of GPU {device.index}: {torch.cuda.max_memory_allocated() / 2**20:.2f} MB")
+    del model  # gloo can hang when a DDP model outlives its process group
     dist.destroy_process_group()
 
 
