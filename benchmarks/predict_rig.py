@@ -30,14 +30,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from scalelab.analysis.link import fit_line
+from scalelab.answers.prediction.predicted_job import find_core_seconds, share_times
 from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, share_cores
 from scalelab.predict.scaled_job import (
     PerSampleCost,
     ScaledJob,
-    find_core_seconds,
     predict_step,
     settle_on_two,
-    share_times,
 )
 from scalelab.records.environment import count_cores
 

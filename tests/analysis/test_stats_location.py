@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.analysis.stats import (
+    TAIL,
     _find_position,
     _tabulate_signed_rank,
     estimate_location,
@@ -53,7 +54,7 @@ def test_the_signed_rank_table_is_what_counting_all_signs_gives() -> None:
 
 def test_eight_numbers_have_limits_between_the_published_ranks() -> None:
     """The two-sided 5 % test with n = 8 has the critical value 3: the limits lie past the fourth average."""
-    assert 3 <= _find_position(8) < 4
+    assert 3 <= _find_position(8, TAIL) < 4
 
 
 def test_one_wild_number_hardly_moves_the_centre() -> None:

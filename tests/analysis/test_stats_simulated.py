@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, estimate_median, estimate_ratio, judge
+from scalelab.analysis.stats import Verdict, compare_together, estimate_median, estimate_ratio, judge
 from scalelab.studies.shared.sampling import Sampling
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
 pytestmark = pytest.mark.slow
 
-NUM_REPLICATIONS = 4000
-"""The share of 95 % is then known to ±0.7 points, two standard errors."""
+NUM_REPLICATIONS = 2000
+"""The share of 95 % is then known to ±1 point, two standard errors."""
 
 
 def measure_coverage(simulate: Callable[[], Estimate], truth: float, replications: int = NUM_REPLICATIONS) -> float:
@@ -35,7 +35,7 @@ def test_the_median_of_independent_skewed_steps_is_covered(num_rounds: int, num_
     share = measure_coverage(
         lambda: estimate_median(simulate_rounds(rng, 1.0, num_rounds, num_steps, between=0.0)), truth=1.0
     )
-    assert 0.93 <= share <= 0.97
+    assert 0.93 <= share <= (0.97 if num_rounds < 5 else 1.0)
 
 
 @pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (3, 30)])
@@ -49,7 +49,32 @@ def test_the_median_is_covered_where_launches_differ(
         lambda: estimate_median(simulate_rounds(rng, 1.0, num_rounds, num_steps, within=within, between=between)),
         truth,
     )
-    assert 0.93 <= share <= 0.97
+    assert 0.93 <= share <= (0.97 if num_rounds < 5 else 1.0)
+
+
+@pytest.mark.parametrize(("num_rounds", "noise"), [(12, 1.0), (24, 1.0), (12, 2.0), (24, 2.0)])
+def test_the_median_is_covered_while_the_machine_wanders(num_rounds: int, noise: float) -> None:
+    """A wander of 3 % with a memory of 0.8 from round to round, and twice as much in twice the noise."""
+    rng = np.random.default_rng(num_rounds)
+    within, between, spread = 0.065 * noise, 0.015 * noise, 0.03 * noise
+    truth = find_true_median(rng, within=within, between=float(np.hypot(between, spread)))
+
+    def simulate() -> Estimate:
+        drift = simulate_drift(rng, num_rounds, spread=spread, memory=0.8)
+        return estimate_median(simulate_rounds(rng, 1.0, num_rounds, within=within, between=between, drift=drift))
+
+    assert 0.93 <= measure_coverage(simulate, truth, replications=1000) <= 0.985
+
+
+def test_a_wander_that_each_configuration_has_for_itself_is_seen_or_widened() -> None:
+    """Rounds are not independent then: without `find_memory` over half of such comparisons would be wrong."""
+    rng = np.random.default_rng(3)
+    verdicts = []
+    for _ in range(400):
+        drifts = [simulate_drift(rng, 24, spread=0.06, memory=0.9) for _ in range(2)]
+        verdicts.append(judge(estimate_ratio(*(simulate_rounds(rng, 1.0, 24, drift=drift) for drift in drifts))))
+    wrong = sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in verdicts) / len(verdicts)
+    assert wrong <= 0.33
 
 
 @pytest.mark.parametrize("num_rounds", [12, 8, 5, 3])
@@ -64,7 +89,6 @@ def test_the_ratio_of_series_of_unequal_length_is_covered() -> None:
     share = measure_coverage(
         lambda: estimate_ratio(simulate_rounds(rng, 1.2, 8), simulate_rounds(rng, 1.0, 7)),
         truth=1.2,
-        replications=2000,
     )
     assert 0.93 <= share <= 0.97
 
@@ -80,7 +104,7 @@ def test_the_ratio_is_covered_when_some_launches_are_hit_by_other_work() -> None
                     steps[:] = [seconds * 1.3 for seconds in steps]
         return estimate_ratio(left, right)
 
-    assert 0.93 <= measure_coverage(simulate, truth=1.0, replications=2000) <= 0.97
+    assert 0.93 <= measure_coverage(simulate, truth=1.0) <= 0.97
 
 
 BUDGET = Sampling()
@@ -117,13 +141,27 @@ def test_five_percent_faster_is_found() -> None:
     assert count_verdicts(1 / 1.05, BUDGET.rounds)[Verdict.FASTER] >= 0.95
 
 
-def test_a_slow_wander_of_the_machine_shortens_the_interval_of_a_median() -> None:
-    """A known limit, stated in `stats.py`; the ratio of two configurations does not have it."""
-    rng = np.random.default_rng(0)
-    truth = find_true_median(rng)
-    share = measure_coverage(
-        lambda: estimate_median(simulate_rounds(rng, 1.0, 8, drift=simulate_drift(rng, 8))),
-        truth,
-        replications=1000,
-    )
-    assert 0.75 <= share <= 0.92
+@pytest.mark.parametrize("noise", [1.0, 2.0])
+def test_a_table_of_equal_rows_is_seldom_wrong_about_any(noise: float) -> None:
+    """Ten rows against one reference: one by one, every fourth such table would call something different."""
+    rng = np.random.default_rng(4)
+    num_wrong = 0
+    for _ in range(120):
+        drift = simulate_drift(rng, 12, spread=0.02 * noise)
+        rows = [simulate_rounds(rng, 1.0, within=0.065 * noise, between=0.015 * noise, drift=drift) for _ in range(11)]
+        ratios = compare_together({str(number): (row, rows[0]) for number, row in enumerate(rows[1:])})
+        num_wrong += any(judge(ratio) in (Verdict.FASTER, Verdict.SLOWER) for ratio in ratios.values())
+    assert num_wrong <= 11  # 5 % of 120, and two standard errors
+
+
+def test_a_row_that_differs_is_found_among_equal_ones() -> None:
+    rng = np.random.default_rng(5)
+    drift = simulate_drift(rng, 12)
+    rows = {str(factor): simulate_rounds(rng, factor, drift=drift) for factor in (1.0, 1.0001, 1.0002, 1.3, 0.7)}
+    ratios = compare_together({name: (row, rows["1.0"]) for name, row in rows.items() if name != "1.0"})
+    assert (judge(ratios["1.3"]), judge(ratios["0.7"])) == (Verdict.SLOWER, Verdict.FASTER)
+    assert all(ratio == estimate_ratio(rows[name], rows["1.0"]) for name, ratio in plain(ratios).items())
+
+
+def plain(ratios: dict[str, Estimate]) -> dict[str, Estimate]:
+    return {name: Estimate(value=one.value, low=one.low, high=one.high) for name, one in ratios.items()}

@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from scalelab.analysis.stats import Verdict, estimate_run_ratio, judge
 from scalelab.answers.comparison import RunSide, compare_runs
+from scalelab.answers.gate import read_gates
+from scalelab.cli.compare import judge_for_ci
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial, to_builtins
@@ -18,6 +23,7 @@ from scalelab.report.findings import select
 from scalelab.report.renderers.exports import render_json
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
+from tests.analysis.noise import simulate_drift, simulate_rounds
 from tests.records import make_environment
 from tests.studies.answers import JOB, SAMPLING, find_row, make_strong, set_machine, share_evenly
 
@@ -175,3 +181,62 @@ def test_every_comparison_warns_that_the_runs_were_not_interleaved() -> None:
 def test_a_comparison_survives_json() -> None:
     document = compare_runs(make_side("before"), make_side("after", failures={"ddp-4": Status.CRASHED}))
     assert read_document(render_json(document)) == document
+
+
+def test_the_plain_loop_of_either_run_takes_the_machine_out_of_the_others() -> None:
+    """Run B was measured while the machine was 2 % slower, and its ddp is 20 % slower than that."""
+
+    def disturb(trial: Trial) -> float:
+        return 1.02 * (1.2 if trial.strategy == "ddp" else 1.0) * share_evenly(trial)
+
+    document = compare_runs(make_side("before", noise=0.001), make_side("after", disturb, noise=0.001))
+    rows = {str(row[0].value): row[3] for row in document.tables[0].rows}
+    assert rows["ddp × 2"].value == pytest.approx(1.2, rel=0.005)
+    assert rows["plain loop"].value == pytest.approx(1.02, rel=0.005)
+    assert "relative to each run's plain loop" in document.tables[0].notes[-1]
+    other = compare_runs(
+        make_side("before", noise=0.001), make_side("after", disturb, noise=0.001, environment={"torch": "2.14.0"})
+    )
+    assert find_row(other.tables[0], "ddp × 2")["ratio"].value == pytest.approx(1.224, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "code"), [(1.0, 0.001, 0), (1.06, 0.001, 3), (1.0, 0.5, 4), (0.8, 0.001, 0)]
+)
+def test_a_threshold_makes_an_exit_code_and_a_junit_file(
+    factor: float, noise: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = compare_runs(make_side("before", noise=noise), make_side("after", scale(factor), noise=noise))
+    junit = tmp_path / "junit.xml"
+    assert judge_for_ci(document, 0.05, junit) == code
+    suite = ElementTree.parse(junit).getroot()
+    gates = read_gates(document, 0.05)
+    assert [case.get("name") for case in suite] == list(gates)
+    assert int(suite.get("failures", "")) == sum(len(case.findall("failure")) for case in suite)
+    assert (int(suite.get("failures", "")) > 0) == (code == 3)
+    assert capsys.readouterr().err.startswith({0: "passed", 3: "slower", 4: "unresolved"}[code])
+
+
+def test_two_runs_of_the_same_thing_are_seldom_called_different() -> None:
+    """Runs at different times on a machine that wanders by 3 %, and by 6 %: at most one in twenty."""
+    rng = np.random.default_rng(11)
+    for noise in (1.0, 2.0):
+        for is_measured_by in (False, True):
+            wrong = sum(judge_pair(rng, 1.0, noise, is_measured_by) in WRONG for _ in range(300)) / 300
+            assert wrong <= 0.075  # 0.05, and two standard errors of 300
+    found = sum(judge_pair(rng, 1.05, 1.0, True) is Verdict.SLOWER for _ in range(200)) / 200
+    assert found >= 0.7
+
+
+WRONG = (Verdict.FASTER, Verdict.SLOWER)
+
+
+def judge_pair(rng: np.random.Generator, ratio: float, noise: float, has_yardstick: bool) -> Verdict:
+    """The verdict on a row of two runs of 12 rounds, each with a wander of its own, which a plain loop shares."""
+    runs = []
+    for factor in (1.0, ratio):
+        drift = simulate_drift(rng, 12, spread=0.03 * noise)
+        levels = {"within": 0.065 * noise, "between": 0.015 * noise, "drift": drift}
+        runs.append([simulate_rounds(rng, median, **levels) for median in (factor, 1.0)])
+    (before, plain_before), (after, plain_after) = runs
+    return judge(estimate_run_ratio(after, before, (plain_after, plain_before) if has_yardstick else None))

@@ -1,10 +1,11 @@
 """One step of a job on any number of ranks."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from scalelab.errors import UsageError
+from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel, fill_buckets
 from scalelab.predict.scaled_job import (
     PerSampleCost,
@@ -75,6 +76,36 @@ def test_two_ranks_take_what_they_were_measured_to_take(measured):
     settled = settle_on_two(JOB, measured, 8)
     assert predict_step(settled, 2, 8).seconds == pytest.approx(measured, rel=1e-6)
     assert 0 <= settled.contention <= 1
+
+
+def test_two_ranks_faster_than_the_model_never_run_in_less_than_no_time():
+    settled = settle_on_two(JOB, 0.02, 8)
+    steps = scale_out(settled, [2, 8, 64, 1024], batch=8192, is_weak=False)
+    assert all(step.step.low > 0 and 0 <= step.exposed.low <= step.exposed.high <= 1 for step in steps)
+
+
+def test_ranks_that_contradict_each_other_are_too_noisy():
+    with pytest.raises(TooNoisy, match="too noisy to predict from: 2 ranks took 1"):
+        settle_on_two(JOB, 0.001, 8)
+
+
+def test_noise_of_the_two_rank_step_reaches_every_size():
+    """101 ms, known to a factor of 7.4 with 95 % confidence: of one to ten launches, Student's t and not a normal."""
+    narrow, wide, few = (
+        scale_out(
+            settle_on_two(replace(JOB, known=replace(JOB.known, **errors)), 0.101, 32), [2, 8], batch=64, is_weak=False
+        )
+        for errors in (
+            {"pair": 0.0},
+            {"pair": math.log(7.4) / 1.96},
+            {"pair": math.log(7.4) / 12.71, "freedom": {"pair": 1.0}},
+        )
+    )
+    for before, after, alike in zip(narrow, wide, few, strict=True):
+        assert after.step.value == before.step.value
+        assert after.step.high / after.step.value > 1.5 * before.step.high / before.step.value
+        assert 1 < alike.step.high / alike.step.value < after.step.high / after.step.value
+    assert wide[0].dominant == "pair"
 
 
 def test_a_line_through_two_batches_finds_what_is_fixed():

@@ -3,6 +3,7 @@
 import pytest
 
 from scalelab.errors import UsageError
+from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
 
 
@@ -80,3 +81,30 @@ def test_what_is_no_table_is_refused_by_name(write, text, words):
     with pytest.raises(UsageError, match=words) as caught:
         read_table(path, Columns())
     assert "table.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "value", "is_per_rank"),
+    [
+        ("Number of GPUs,images/sec", "1,100\n2,190\n4,360", 360.0, False),
+        ("n_chips,tokens/sec/GPU", "1,100\n2,95\n4,90", 360.0, True),
+        ("world_size,samples_per_second_per_device", "1,100\n2,95\n4,90", 360.0, True),
+        ("workers,images/s/worker", "1,100\n2,\n4,90", 360.0, True),
+    ],
+)
+def test_headers_that_people_write_are_read(tmp_path, header, rows, value, is_per_rank):
+    path = tmp_path / "table.csv"
+    path.write_text(f"{header}\n{rows}\n")
+    (found,) = read_table(path, Columns())
+    assert found.series.throughput[4] == pytest.approx(value)
+    assert found.series.is_per_rank is is_per_rank
+    assert found.series.restore(4, value) == pytest.approx(90.0 if is_per_rank else value)
+
+
+def test_times_of_a_batch_that_grows_are_not_those_of_one_job(tmp_path):
+    path = tmp_path / "weak.csv"
+    path.write_text("gpus,global_batch,step_ms\n1,32,100\n2,64,104\n4,128,106\n")
+    (found,) = read_table(path, Columns())
+    assert found.series.stretch == pytest.approx({1: 1.0, 2: 1.04, 4: 1.06})
+    (far,) = extrapolate(found.series, [32])
+    assert 100 < found.series.restore(32, far.throughput.value) < 150

@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+Domain = Literal["part", "amount", "signed"]
+"""What a number can be: a part of a whole, from 0 to 1; an amount, 0 or more; a difference, of either sign."""
+SIGNED_WORDS = frozenset(
+    ("added", "change", "cost", "difference", "distance", "error", "excess", "exponent", "margin", "more", "saving")
+)
+OPEN_WORDS = frozenset(
+    ("difference", "efficiency", "limit", "most", "nominal", "reach", "residual", "used", "variation")
+)
+"""Words in the names of numbers that are differences, and of ratios in percent that are not parts of a whole."""
+DOMAINS: Mapping[str, Domain] = {
+    "share": "part",
+    "seconds": "amount",
+    "bytes": "amount",
+    "rate": "amount",
+    "ratio": "amount",
+    "count": "amount",
+    "speedup": "amount",
+    "efficiency": "amount",
+    "throughput": "amount",
+}
+"""What a number can be, by its quantity in a table, or the last word of its name in a finding; others: either sign."""
+ROUNDING = 1e-9
+"""How far outside its domain sums of floating-point numbers may put a value that is on its edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +48,15 @@ class Estimate:
         return max(self.high - self.value, self.value - self.low)
 
     def map(self, function: Callable[[float], float]) -> Estimate:
-        """The estimate of a monotone function of this one; a decreasing one swaps the ends."""
+        """The estimate of a monotone function of this one; a decreasing one swaps the ends.
+
+        A rate from an interval of times that reaches below 0 has no interval: the function is not monotone there.
+        """
         value = function(self.value)
         if self.low is None or self.high is None:
             return Estimate(value=value)
-        ends = (function(self.low), function(self.high))
-        return Estimate(value=value, low=min(ends), high=max(ends))
+        low, high = sorted((function(self.low), function(self.high)))
+        return Estimate(value=value, low=low, high=high) if low <= value <= high else Estimate(value=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +76,35 @@ class Prediction(Estimate):
     def holds(self, value: float) -> bool:
         """Whether a value lies in the interval."""
         return self.low <= value <= self.high
+
+
+def find_domain(name: str, usual: Domain) -> Domain:
+    """What a number can be, by its name and what is usual for its quantity: `excess_seconds` is a difference."""
+    words = set(name.split("_"))
+    if words & SIGNED_WORDS:
+        return "signed"
+    return "amount" if usual == "part" and words & OPEN_WORDS else usual
+
+
+def confine(estimate: Estimate, domain: Domain) -> Estimate | None:
+    """The estimate with its interval cut to what is possible; None where the value itself is not.
+
+    Noise gives such values: the difference of two medians that should be a time, a share whose parts were measured in
+    different steps. They say that the measurement cannot tell, and nothing else.
+    """
+    numbers = [number for number in (estimate.low, estimate.value, estimate.high) if number is not None]
+    if not all(math.isfinite(number) for number in numbers):
+        return None
+    if domain == "signed":
+        return estimate
+    least, most = 0.0, 1.0 if domain == "part" else math.inf
+    if not least - ROUNDING <= estimate.value <= most + ROUNDING:
+        return None
+    if least <= min(numbers) and max(numbers) <= most:
+        return estimate
+    value, low, high = (
+        None if number is None else min(max(number, least), most)
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    assert value is not None
+    return Estimate(value=value, low=low, high=high)

@@ -34,6 +34,7 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import (
+    SMALLEST_EFFECT,
     TAIL,
     Floats,
     Rounds,
@@ -42,7 +43,9 @@ from scalelab.analysis.stats import (
     estimate_over_rounds,
     find_medians,
     find_t_quantile,
+    pair_medians,
 )
+from scalelab.analysis.wander import find_memory, find_widening
 
 
 def estimate_variation(rounds: Rounds) -> Estimate | None:
@@ -233,6 +236,28 @@ def estimate_spread(values: Sequence[float]) -> Estimate | None:
 
     low, high = (deviation * math.sqrt(freedom / float(chdtri(freedom, tail))) for tail in (TAIL, 1 - TAIL))
     return Estimate(value=deviation, low=low, high=high)
+
+
+POWER = 0.8
+"""How often a difference of the size that a run can resolve would be found."""
+
+
+def find_resolution(numerator: Rounds, denominator: Rounds) -> float | None:
+    """The relative difference that so many rounds with this noise would find in 8 of 10 studies; None: unknown.
+
+    Student's t of both errors times the standard error of the log of the ratio (Cohen, "Statistical Power Analysis for
+    the Behavioral Sciences", 1988, chapter 2), and never less than `SMALLEST_EFFECT`.
+    """
+    above, below = pair_medians([numerator, denominator])
+    if len(above) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    logs = np.log(above / below)
+    freedom = len(logs) - 1
+    reach = find_t_quantile(freedom) + float(stdtrit(freedom, POWER))
+    widened = 1.0 if find_memory(logs) is None else find_widening(logs)
+    return max(SMALLEST_EFFECT, math.expm1(reach * widened * float(logs.std(ddof=1)) / math.sqrt(len(logs))))
 
 
 def predict_one_more(values: Sequence[float]) -> Estimate:

@@ -79,10 +79,10 @@ def estimate_speedup(base: Rounds, rounds: Rounds) -> Estimate:
     return estimate_ratio(base, rounds)
 
 
-def estimate_scaled_speedup(base: Rounds, rounds: Rounds, num_ranks: int) -> Estimate:
-    """How many times the base's work per second is done when the work grows with the ranks (Gustafson
-    1988)."""
-    return estimate_ratio(base, rounds).map(lambda ratio: ratio * num_ranks)
+def estimate_scaled_speedup(base: Rounds, rounds: Rounds, work: float) -> Estimate:
+    """How many times the base's work per second is done when a step does `work` times the base's: as a rule as many
+    times as there are ranks (Gustafson 1988)."""
+    return estimate_ratio(base, rounds).map(lambda ratio: ratio * work)
 
 
 def karp_flatt(speedup: Estimate, num_ranks: int) -> Estimate | None:

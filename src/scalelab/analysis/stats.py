@@ -24,14 +24,18 @@ exact for every symmetric distribution, and the log of the ratio of two equal co
 construction. With fewer than six numbers the signed-rank test cannot reach 95 %, and Student's interval is put around
 the same centre. One number has no interval.
 
-Limits: an interval is about launches like these. That of a median, not of a ratio, is too short if the speed of the
-machine drifts slowly from round to round: 83 to 87 % if half of the launches' variance is such drift.
+The speed of a machine wanders from round to round, so that neighbouring rounds resemble each other and say less than
+independent ones. Intervals of medians and ratios are widened for that (`wander.py`): with a wander of 3 % and a memory
+of 0.8 from round to round those of medians cover 93 to 97 %, which they would not do half of the time otherwise.
+
+Limits: an interval is about launches like these, at this time of this machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -39,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.analysis.estimate import Estimate, Prediction
+from scalelab.analysis.wander import find_memory, find_widening
 
 Rounds = Sequence[Sequence[float]]
 """Positive numbers, one sequence per round, in the order in which the rounds ran."""
@@ -76,8 +81,8 @@ FEWEST_FOR_SIGNED_RANK = 6
 """With five numbers the widest signed-rank interval, smallest to largest, covers 1 − 2 / 2⁵ = 93.75 %."""
 
 
-def estimate_location(values: Sequence[float] | Floats) -> Estimate:
-    """The Hodges–Lehmann centre of one or more independent values, with its 95 % interval."""
+def estimate_location(values: Sequence[float] | Floats, tail: float = TAIL) -> Estimate:
+    """The Hodges–Lehmann centre of one or more independent values, with its 95 % interval, or one of other tails."""
     data = np.asarray(values, dtype=np.float64)
     if not len(data):
         raise ValueError("no values: leave out a configuration without steps")
@@ -85,19 +90,19 @@ def estimate_location(values: Sequence[float] | Floats) -> Estimate:
     centre = float(np.median(walsh))
     if len(data) < 2:
         return Estimate(value=centre)
-    if len(data) < FEWEST_FOR_SIGNED_RANK:
-        arm = find_t_quantile(len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
+    if len(data) < FEWEST_FOR_SIGNED_RANK or tail < 0.5 ** len(data):
+        arm = find_t_quantile(len(data) - 1, tail) * float(data.std(ddof=1)) / math.sqrt(len(data))
         return Estimate(value=centre, low=centre - arm, high=centre + arm)
-    position = _find_position(len(data))
+    position = _find_position(len(data), tail)
     low, high = np.interp([position, len(walsh) - 1 - position], np.arange(len(walsh)), walsh)
     return Estimate(value=centre, low=float(low), high=float(high))
 
 
-def find_t_quantile(degrees_of_freedom: float) -> float:
+def find_t_quantile(degrees_of_freedom: float, tail: float = TAIL) -> float:
     """Student's t at 97.5 %: how many standard errors an arm of the interval has."""
     from scipy.special import stdtrit  # here, because loading it takes longer than --help
 
-    return float(stdtrit(degrees_of_freedom, 1 - TAIL))
+    return float(stdtrit(degrees_of_freedom, 1 - tail))
 
 
 def _average_pairs(data: Floats) -> Floats:
@@ -108,17 +113,17 @@ def _average_pairs(data: Floats) -> Floats:
 
 
 @cache
-def _find_position(num_values: int) -> float:
+def _find_position(num_values: int, tail: float) -> float:
     """How far from either end of the Walsh averages the limits lie, in ranks from 0.
 
     The k-th smallest average, from 0, is too high a limit with probability P(W ≤ k). Between the two ranks
-    that enclose 2.5 % the limit is interpolated in that probability, as Hettmansperger & Sheather (1986) do
+    that enclose the tail the limit is interpolated in that probability, as Hettmansperger & Sheather (1986) do
     for the median.
     """
     distribution = _tabulate_signed_rank(num_values)
-    rank = int(np.searchsorted(distribution, TAIL, side="right")) - 1
+    rank = int(np.searchsorted(distribution, tail, side="right")) - 1
     below, above = distribution[rank], distribution[rank + 1]
-    return rank + float((TAIL - below) / (above - below))
+    return rank + float((tail - below) / (above - below))
 
 
 def _tabulate_signed_rank(num_values: int) -> Floats:
@@ -163,6 +168,16 @@ class Verdict(StrEnum):
     UNRESOLVED = "unresolved"
 
 
+DIFFERENT = (Verdict.FASTER, Verdict.SLOWER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointRatio(Estimate):
+    """One of several ratios of a table: its own 95 % interval, and the wider one that its verdict rests on."""
+
+    judged: Estimate
+
+
 def judge(ratio: Estimate) -> Verdict:
     """Faster or slower where the interval excludes 1 and the effect is large enough to be worth a word.
 
@@ -170,6 +185,8 @@ def judge(ratio: Estimate) -> Verdict:
     inclusion (Westlake 1972). Otherwise unresolved, which unlike "no difference" is not a finding.
     """
     if ratio.low is None or ratio.high is None:
+        return Verdict.UNRESOLVED
+    if isinstance(ratio, JointRatio) and not (ratio.low <= 1 <= ratio.high) and judge(ratio.judged) not in DIFFERENT:
         return Verdict.UNRESOLVED
     if ratio.low > 1 and ratio.value >= 1 + SMALLEST_EFFECT:
         return Verdict.SLOWER
@@ -203,7 +220,22 @@ def estimate_median(rounds: Rounds) -> Estimate:
         return _estimate_one_launch(steps, centre)
     if len(series) < FEWEST_LAUNCHES_FOR_SHARES:
         return _spread_logs(find_medians(series), centre)
-    return _invert_shares(steps, series, centre)
+    found = _invert_shares(steps, series, centre)
+    medians = find_medians(rounds)
+    if np.any(medians <= 0):
+        return found
+    return _widen(found, find_widening(np.log(medians)))
+
+
+def _widen(estimate: Estimate, factor: float) -> Estimate:
+    """A positive estimate with so many times the arms, on the log scale."""
+    if estimate.low is None or estimate.high is None or estimate.low <= 0:
+        return estimate
+    return Estimate(
+        value=estimate.value,
+        low=estimate.value * (estimate.low / estimate.value) ** factor,
+        high=estimate.value * (estimate.high / estimate.value) ** factor,
+    )
 
 
 def _estimate_one_launch(steps: Floats, centre: float) -> Estimate:
@@ -245,7 +277,23 @@ def _leave_logs(logs: Estimate) -> Estimate:
     return logs.map(math.exp)
 
 
-def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
+def compare_together(pairs: Mapping[str, tuple[Rounds, Rounds]]) -> dict[str, Estimate]:
+    """The ratios of one table: at most one table of twenty calls anything different that is not (Holm 1979).
+
+    Of k ratios each is tested at 5 % / k; if some differ, the others once more among themselves.
+    """
+    found: dict[str, Estimate] = {}
+    left = dict(pairs)
+    while left:
+        joint = {label: estimate_ratio(*pair, TAIL / len(left)) for label, pair in left.items()}
+        sure = [label for label, ratio in joint.items() if judge(ratio) in DIFFERENT]
+        for label in sure or list(left):
+            own = estimate_ratio(*left.pop(label))
+            found[label] = JointRatio(value=own.value, low=own.low, high=own.high, judged=joint[label])
+    return {label: found[label] for label in pairs}
+
+
+def estimate_ratio(numerator: Rounds, denominator: Rounds, tail: float = TAIL) -> Estimate:
     """How many times as long the numerator takes as the denominator, with its 95 % interval.
 
     Equally many rounds on both sides are compared round by round. Otherwise the logs of the launches'
@@ -254,14 +302,39 @@ def estimate_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
     """
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:
-        return _leave_logs(estimate_location(np.log(above / below)))
+        logs = np.log(above / below)
+        found = _leave_logs(estimate_location(logs, tail))
+        return found if find_memory(logs) is None else _widen(found, find_widening(logs))
     return estimate_unpaired_ratio(numerator, denominator)
 
 
 def estimate_unpaired_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
-    """The same for launches that were not interleaved, such as those of two runs: two independent samples."""
+    """The same for launches that were not interleaved: two independent samples."""
     above, below = find_medians(drop_empty(numerator)), find_medians(drop_empty(denominator))
     return _leave_logs(_compare_samples(np.log(above), np.log(below)))
+
+
+RUN_SPREAD = 0.01
+"""Assumed standard deviation of a run's speed beyond what its own rounds show: other hours, clocks and neighbours."""
+
+
+def estimate_run_ratio(numerator: Rounds, denominator: Rounds, yardsticks: tuple[Rounds, Rounds] | None) -> Estimate:
+    """The ratio of two runs that were measured at different times.
+
+    With `yardsticks`, the same thing measured in the rounds of either run, both sides are first divided by theirs,
+    round by round: how the machine moved between the runs is in both and cancels. Without, each run's wander widens the
+    interval (`wander.py`), and `RUN_SPREAD` is added for either.
+    """
+    samples = [np.log(find_medians(rounds)) for rounds in (numerator, denominator)]
+    widenings, spread = [find_widening(sample) for sample in samples], RUN_SPREAD
+    if yardsticks is not None:
+        pairs = zip((numerator, denominator), yardsticks, strict=True)
+        divided = [np.log(np.divide(*pair_medians(pair))) for pair in pairs]
+        if min(map(len, divided)) > 1:
+            samples, spread = divided, RUN_SPREAD / 2
+            widenings = [1.0 if find_memory(sample) is None else find_widening(sample) for sample in samples]
+    known = [sample[np.isfinite(sample)] for sample in samples]
+    return _leave_logs(_compare_samples(known[0], known[1], widenings, spread))
 
 
 def estimate_difference(minuend: Rounds, subtrahend: Rounds) -> Estimate:
@@ -288,12 +361,20 @@ def estimate_positive_over_rounds(value: float, per_round: Sequence[float] | Flo
     return _leave_logs(estimate_over_rounds(math.log(value), np.log(per_round)))
 
 
-def _compare_samples(left: Floats, right: Floats) -> Estimate:
-    """The difference of the centres of two independent samples, with Welch's interval (1947)."""
+def _compare_samples(
+    left: Floats, right: Floats, widenings: Sequence[float] = (1.0, 1.0), spread: float = 0.0
+) -> Estimate:
+    """The difference of the centres of two independent samples, with Welch's interval (1947).
+
+    `widenings` are those of either's error, `spread` is the deviation of a shift that a whole sample has.
+    """
     difference = estimate_location(left).value - estimate_location(right).value
     if min(len(left), len(right)) < 2:
         return Estimate(value=difference)
-    errors = [float(sample.var(ddof=1)) / len(sample) for sample in (left, right)]
+    errors = [
+        widening**2 * float(sample.var(ddof=1)) / len(sample) + spread**2
+        for sample, widening in zip((left, right), widenings, strict=True)
+    ]
     weights = [error**2 / (len(sample) - 1) for error, sample in zip(errors, (left, right), strict=True)]
     if not sum(weights):
         return Estimate(value=difference, low=difference, high=difference)

@@ -212,3 +212,20 @@ def find_bus_bandwidth(kind: str, num_ranks: int, payload_bytes: float, seconds:
     """What each link carries per direction, in bytes per second; nothing where no time has passed."""
     algorithm = find_algorithm_bandwidth(payload_bytes, seconds)
     return None if algorithm is None else algorithm * bus_factor(kind, num_ranks)
+
+
+def sum_payload(lines: Sequence[MessageComparison]) -> int | None:
+    return add_known([line.payload_bytes for line in lines])
+
+
+def sum_wire(lines: Sequence[MessageComparison]) -> int | None:
+    return add_known([line.wire_bytes for line in lines])
+
+
+def add_known(values: Sequence[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known)) if known and len(known) == len(values) else None
+
+
+def count_messages(lines: Sequence[MessageComparison]) -> int | None:
+    return sum(line.count or 0 for line in lines) if lines else None

@@ -1,24 +1,38 @@
 """Two runs side by side: for every configuration that both measured, is B faster than A?
 
-The runs were not interleaved, so whatever changed on the machine between them is part of the ratio. Their launches are
-compared as two independent samples, and differences between the two environments are listed beside the verdict. If
-each run has one configuration, as a metered run has, the two are compared whatever their names are.
+The runs were not interleaved, so whatever changed on the machine between them is part of the ratio. If both measured
+the same plain loop with the same software on the same machine, and it took about as long in both, it is the yardstick:
+every other row is divided by it, round by round, before the runs are compared. Otherwise the intervals allow for a
+machine that wanders within a run and from run to run (`analysis/stats.py`), and verdicts are rarer.
+
+Differences between the two environments are listed beside the verdict. If each run has one configuration, as a metered
+run has, the two are compared whatever their names are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, estimate_unpaired_ratio, judge
+from scalelab.analysis.stats import Rounds, Verdict, estimate_run_ratio, judge
 from scalelab.errors import UsageError
 from scalelab.records.store import RunStore
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial, to_builtins
 from scalelab.report.charts.column_charts import INTERVALS, draw_columns, keep_charts
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
-from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, order_findings
+from scalelab.report.findings import (
+    DETAIL,
+    MAIN,
+    REASON,
+    Caution,
+    CautionKind,
+    Finding,
+    FindingKind,
+    order_findings,
+)
 from scalelab.report.joining import NamedDocument, join_documents
 from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seconds_column, text_column
 from scalelab.runs.experiment import DAMAGED_TRIAL, read_results
@@ -79,9 +93,10 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             f"runs {before.name} and {after.name} have no configuration in common:"
             f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
         )
-    ratios = {name: _find_ratio(before.arms[name], after.arms[name]) for name in common}
+    yardstick = find_yardstick(before, after)
+    ratios = {name: _find_ratio(before.arms[name], after.arms[name], yardstick) for name in common}
     different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
-    table = _make_table(before, after, ratios)
+    table = _make_table(before, after, ratios, yardstick)
     return Document(
         title="Comparison",
         question="Is B faster than A?",
@@ -90,8 +105,9 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             Section(tables=(table,), charts=draw_comparison(table)),
             *_list_differences(before, after, common),
         ),
-        findings=tuple(
-            order_findings(_judge_pair(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items())
+        findings=(
+            *order_findings(_judge_pair(before.arms[name], after.arms[name], ratio) for name, ratio in ratios.items()),
+            *_name_missing(before, after),
         ),
         cautions=(
             *_warn_of_other_work(different),
@@ -100,13 +116,16 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
                 for side in (before, after)
                 for words in side.damaged
             ),
-            NOT_INTERLEAVED(
-                "",
-                "the runs were not interleaved: the ratio may come from the machine, not the code",
-                "if the difference matters, measure both in one run, or repeat A after B",
-            ),
+            _warn_of_times(yardstick),
         ),
     )
+
+
+def _name_missing(before: RunSide, after: RunSide) -> Iterator[Finding]:
+    """Rows of the baseline that the other run does not have: whether they got slower is unknown."""
+    for name, arm in before.arms.items():
+        if name not in after.arms and arm.trial.configuration != "control":
+            yield NO_VERDICT(arm.label, f"{arm.label}: no verdict, because B does not have it.")
 
 
 def _match_single(before: RunSide, after: RunSide) -> RunSide:
@@ -155,14 +174,61 @@ def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
         )
 
 
-def _find_ratio(before: Arm, after: Arm) -> Estimate | None:
+def _find_ratio(before: Arm, after: Arm, yardstick: Yardstick | None) -> Estimate | None:
     """B's time over A's; None unless both were measured and do the same work."""
     if not before.is_measured or not after.is_measured or _is_other_work(before.trial, after.trial):
         return None
-    return estimate_unpaired_ratio(after.clean, before.clean)
+    is_other = yardstick is not None and before.configuration != yardstick.configuration
+    rounds = (yardstick.after, yardstick.before) if yardstick is not None and is_other else None
+    return estimate_run_ratio(after.clean, before.clean, rounds)
 
 
-def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None]) -> Table:
+SAME_PLACE = ("host", "system", "python", "scalelab", "torch", "processor", "num_cores", "workload sha256")
+"""What must be equal in two environments for the plain loop to be the same thing in both."""
+
+
+LARGEST_MOVE = 0.1
+"""A plain loop that differs by more between two runs is not the same thing in both."""
+
+
+class Yardstick(NamedTuple):
+    """The plain loop, as both runs measured it."""
+
+    configuration: str
+    before: Rounds
+    after: Rounds
+
+
+def find_yardstick(before: RunSide, after: RunSide) -> Yardstick | None:
+    """What takes equally long in both runs but for the machine; None: nothing surely does."""
+    if any(before.environment.get(key) != after.environment.get(key) for key in SAME_PLACE):
+        return None
+    for name, mine in before.arms.items():
+        theirs = after.arms.get(name)
+        if theirs is None or not mine.is_measured or not theirs.is_measured or name == "control":
+            continue
+        if mine.trial.strategy != METERED and find_strategy(mine.trial.strategy).is_plain:
+            is_same = _describe_trial(mine.trial) == _describe_trial(theirs.trial)
+            moved = estimate_run_ratio(theirs.clean, mine.clean, None)
+            is_alike = judge(moved) not in (Verdict.FASTER, Verdict.SLOWER) and abs(moved.value - 1) < LARGEST_MOVE
+            if is_same and is_alike:
+                return Yardstick(name, mine.clean, theirs.clean)
+    return None
+
+
+def _warn_of_times(yardstick: Yardstick | None) -> Caution:
+    if yardstick is None:
+        message = "the runs were not interleaved: the ratio may come from the machine, not the code"
+    else:
+        message = "the runs were not interleaved: all rows but the plain loop are relative to each run's plain loop"
+    return NOT_INTERLEAVED("", message, "if the difference matters, measure both in one run, or repeat A after B")
+
+
+def _make_table(
+    before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None], yardstick: Yardstick | None
+) -> Table:
+    relative = "B / A: all rows but the plain loop relative to each run's plain loop, which cancels the machine's drift"
+
     def name(row: Pair) -> str:
         return _name_pair(before.arms[row[0]], after.arms[row[0]])
 
@@ -173,7 +239,7 @@ def _make_table(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate |
         seconds_column("after_seconds", "B step", lambda row: _step_cell(after.arms[row[0]])),
         ratio_column("ratio", "B / A", lambda row: row[1]),
         text_column("verdict", "B is", lambda row: "–" if row[1] is None else str(judge(row[1]))),
-        notes=(INTERVAL_NOTE,),
+        notes=(INTERVAL_NOTE, relative) if yardstick else (INTERVAL_NOTE,),
     )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from scalelab.answers.comparison import compare_runs, read_side
+from scalelab.answers.gate import Gate, read_gates, render_junit
+from scalelab.checks import read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
-from scalelab.cli.output import Output, write_outputs
+from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
+from scalelab.records.files import write_atomically
 from scalelab.records.store import RUNS_DIR, open_run
+from scalelab.report.document import Document
+from scalelab.units import format_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +30,55 @@ class Compare:
     """Baseline run: its name (or the beginning of it), its path, or last."""
     b: Annotated[str, tyro.conf.Positional]
     """Run to compare with the baseline."""
+    fail_if_slower: Annotated[str | None, tyro.conf.arg(metavar="PERCENT")] = None
+    """For CI, such as 5%: exit with 3 if B is slower than A and may be so by this much, with 4 if unresolved."""
+    junit: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """JUnit XML file of --fail-if-slower, a test case per row."""
     runs_dir: RunsDir = RUNS_DIR
     output: Output = field(default_factory=Output)
+
+    @property
+    def threshold(self) -> float | None:
+        return None if self.fail_if_slower is None else read_flag("fail-if-slower", self.fail_if_slower, parse_percent)
+
+    def check(self) -> None:
+        self.output.check()
+        threshold = self.threshold  # raises where it is no percentage
+        if self.junit is not None:
+            if threshold is None:
+                raise UsageError("--junit needs --fail-if-slower PERCENT, such as 5%")
+            check_writable(self.junit, "--junit")
+
+
+def parse_percent(text: str) -> float:
+    """A share from 5% or 0.05."""
+    plain = text.strip()
+    try:
+        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"{text!r} is not a valid percentage: use a form such as 5%")
+    return share
 
 
 def main(args: Sequence[str]) -> int:
     compare = parse_flags(Compare, args, "compare")
-    compare.output.check()
+    compare.check()
     before, after = (open_run(name, compare.runs_dir) for name in (compare.a, compare.b))
     if before.path.resolve() == after.path.resolve():
         raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two")
-    write_outputs(compare_runs(read_side(before), read_side(after)), compare.output, [before.path, after.path])
-    return 0
+    document = compare_runs(read_side(before), read_side(after))
+    write_outputs(document, compare.output, [before.path, after.path])
+    return 0 if compare.threshold is None else judge_for_ci(document, compare.threshold, compare.junit)
+
+
+def judge_for_ci(document: Document, threshold: float, junit: Path | None) -> int:
+    """Write the JUnit file, say the outcome in one line, and give its exit code: the worst of any row."""
+    gates = read_gates(document, threshold)
+    if junit is not None:
+        write_atomically(junit, render_junit(document, threshold))
+    worst = next((gate for gate in (Gate.SLOWER, Gate.UNRESOLVED) if gate in gates.values()), Gate.PASSED)
+    named = ", ".join(label for label, gate in gates.items() if gate is worst)
+    print(f"{worst} (B slower than A by {format_share(threshold)}?): {named}", file=sys.stderr)  # noqa: T201
+    return worst.exit_code

@@ -9,9 +9,14 @@ the largest of n standard normal numbers, which grows like √(2 ln n); the part
 Ranks that share c cores of one host take turns: n of them wait n/c − 1 times the core time of one rank's step. The
 core time of sent bytes is left to the network, where it may be hidden.
 
-Each input has an uncertainty (a relative standard deviation). Inputs are drawn 400 times from log-normal distributions:
-all together for the interval, then one group at a time to find the group that moves the step most, which is the one
-worth measuring better. The draws are the same in every call.
+If two ranks took less than that formula says without contention, messages take less time than the link says; if that is
+not enough, so does compute. A negative residual would make large sizes run in less than no time.
+
+Each input has an uncertainty (a relative standard deviation). Inputs are drawn 400 times on the log scale: all together
+for the interval, then one group at a time to find the group that moves the step most, which is the one worth measuring
+better. Measured steps are drawn from Student's t with the degrees of freedom of their launches, others from a normal
+distribution. A drawn two-rank step is fitted again, so that its noise reaches every size. The draws are the same in
+every call.
 """
 
 from __future__ import annotations
@@ -19,13 +24,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special
 
 from scalelab.analysis.estimate import Prediction
-from scalelab.analysis.stats import enclose
-from scalelab.errors import UsageError
+from scalelab.analysis.stats import Floats, enclose
+from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import (
     FsdpUnit,
     Gradient,
@@ -37,6 +44,7 @@ from scalelab.predict.network_model import (
 )
 from scalelab.records.steps import PHASES
 from scalelab.records.strategies import find_strategy
+from scalelab.units import format_seconds
 
 NUM_UNITS = 12
 """FSDP units of a sharded model, by default."""
@@ -66,6 +74,19 @@ class InputErrors:
     contention: float = 0.3
     jitter: float = 0.5
     residual: float = 0.5
+    pair: float = 0.0
+    """Of the step that was measured on two ranks."""
+    freedom: Mapping[str, float] = field(default_factory=dict)
+    """Degrees of freedom of those that launches gave; the others are normal."""
+
+
+class Fitted(NamedTuple):
+    """What makes the model take as long on two ranks as was measured."""
+
+    contention: float = 0.0
+    residual_seconds: float = 0.0
+    link_factor: float = 1.0
+    compute_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +111,12 @@ class ScaledJob:
     jitter_ratio: float = 0.0
     """The standard deviation of a rank's own steps, over their time: the slowest of n sets the pace."""
     residual_seconds: float = 0.0
+    link_factor: float = 1.0
+    """Time of a message over what the link says; below 1 where two ranks took less than expected."""
+    compute_factor: float = 1.0
+    """The same of compute on several ranks, where messages alone do not explain it."""
+    drawn_fits: tuple[Fitted, ...] = ()
+    """What a two-rank step drawn from its interval fits, draw by draw."""
     delay_seconds: float = 0.0
     """Added to every step."""
     slow_factor: float = 1.0
@@ -103,6 +130,10 @@ class ScaledJob:
             raise UsageError(f"accumulation must be ≥ 1, got {self.accumulation}")
         if not self.gradients:
             raise UsageError("the job has no gradients: give its parameters")
+
+    def cost(self, kind: str, num_ranks: int, payload_bytes: float) -> float:
+        """Seconds of one collective."""
+        return self.link_factor * self.network.cost(kind, num_ranks, payload_bytes)
 
     @property
     def gradient_bytes(self) -> float:
@@ -129,16 +160,8 @@ class StepParts:
 
     @property
     def seconds(self) -> float:
-        return (
-            self.input_seconds
-            + self.forward_seconds
-            + self.backward_seconds
-            + self.exposed_seconds
-            + self.optimizer_seconds
-            + self.straggler_seconds
-            + self.crowding_seconds
-            + self.rest_seconds
-        )
+        computed = self.input_seconds + self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+        return computed + self.exposed_seconds + self.straggler_seconds + self.crowding_seconds + self.rest_seconds
 
 
 def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepParts:
@@ -150,7 +173,8 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
             f"{num_ranks} ranks get {batch_per_rank:g} samples each, fewer than 1: use fewer ranks or a larger batch"
         )
     per_pass = batch_per_rank / job.accumulation
-    times = {name: job.phases.get(name, PerSampleCost()).at(per_pass) for name in PHASES}
+    factor = job.compute_factor if num_ranks > 1 else 1.0
+    times = {name: factor * job.phases.get(name, PerSampleCost()).at(per_pass) for name in PHASES}
     passes = job.accumulation
     backward = times["backward"]
     forward_exposed = 0.0
@@ -163,9 +187,7 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
             [Gradient(g.ready_seconds * backward, g.payload_bytes * job.compression) for g in job.gradients],
             job.bucket_bytes,
         )
-        found = overlap_buckets(
-            backward, buckets, lambda size: job.network.cost("all_reduce", num_ranks, size), job.contention
-        )
+        found = overlap_buckets(backward, buckets, lambda size: job.cost("all_reduce", num_ranks, size), job.contention)
         exposed, communication = found.exposed_seconds, found.communication_seconds
     computing = (times["forward"] + backward) * passes
     straggler = job.jitter_ratio * computing * max(0.0, expected_maximum(num_ranks) - expected_maximum(2))
@@ -197,8 +219,8 @@ def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: f
     units = [FsdpUnit(forward / job.num_units, backward / job.num_units, size)] * job.num_units
     ahead, back = overlap_units(
         units,
-        lambda payload: job.network.cost("all_gather", num_ranks, payload),
-        lambda payload: job.network.cost("reduce_scatter", num_ranks, payload),
+        lambda payload: job.cost("all_gather", num_ranks, payload),
+        lambda payload: job.cost("reduce_scatter", num_ranks, payload),
         is_regathered=find_strategy(job.strategy).does_send("parameters", "backward"),
     )
     total = ahead.communication_seconds + back.communication_seconds
@@ -216,51 +238,56 @@ def fit_line_by_batch(seconds: dict[float, float]) -> PerSampleCost:
     return PerSampleCost(fixed=slow - slope * large, per_sample=slope)
 
 
-def find_core_seconds(network: NetworkModel, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:
-    """How long a step keeps a core busy without its bytes, from what it does on one and on two ranks."""
-    return one_seconds + max(0.0, two_seconds - one_seconds - sent_bytes * network.byte_core_seconds)
-
-
-def share_times(gradients: Sequence[Gradient], backward_seconds: float) -> tuple[Gradient, ...]:
-    """Gradients with their times as shares of backward."""
-    return tuple(
-        Gradient(min(1.0, max(0.0, gradient.ready_seconds / backward_seconds)), gradient.payload_bytes)
-        for gradient in gradients
-    )
+LEAST_FACTOR, CREDIBLE_FACTOR = 0.01, 0.5
+"""Two ranks that compute in less than half of the time one rank says contradict it: caches do not explain that."""
 
 
 def settle_on_two(job: ScaledJob, measured_seconds: float, batch_per_rank: float) -> ScaledJob:
-    """The job with contention and residual such that two ranks take what they were measured to take.
+    """The job as it takes what two ranks were measured to take; how well that is known is `job.known.pair`.
 
-    Contention is tried first, from none to complete; what even that does not explain, or what two ranks needed less
-    than without any, is the residual.
+    Contention is tried first, from none to complete; what even that does not explain is the residual. Two ranks that
+    needed less than without contention have faster messages, or else faster compute, than the inputs say.
     """
-    free = replace(job, residual_seconds=0.0, contention=0.0)
-    full = replace(free, contention=1.0)
-    low = predict_step(free, 2, batch_per_rank).seconds
-    high = predict_step(full, 2, batch_per_rank).seconds
-    if measured_seconds <= low:
-        return replace(free, residual_seconds=measured_seconds - low)
-    if measured_seconds >= high:
-        return replace(full, residual_seconds=measured_seconds - high)
+    found = _fit_pair(job, measured_seconds, batch_per_rank)
+    if found.compute_factor < CREDIBLE_FACTOR:
+        least = predict_step(replace(job, link_factor=LEAST_FACTOR), 2, batch_per_rank).seconds
+        raise TooNoisy(
+            f"this run is too noisy to predict from: 2 ranks took {format_seconds(measured_seconds)} per step, their"
+            f" compute as measured on 1 rank takes {format_seconds(least)}; measure again with more --rounds"
+        )
+    drawn: tuple[Fitted, ...] = ()
+    if job.known.pair:
+        standard = _draw_table(job.known.freedom.get("pair", math.inf))[:, GROUPS.index("pair")]
+        factors = np.exp(np.clip(job.known.pair * standard, -math.log(MOST_FACTOR), math.log(MOST_FACTOR)))
+        drawn = tuple(_fit_pair(job, measured_seconds * float(factor), batch_per_rank) for factor in factors)
+    return replace(job, **found._asdict(), drawn_fits=drawn)
 
-    def miss(contention: float) -> float:
-        return predict_step(replace(free, contention=contention), 2, batch_per_rank).seconds - measured_seconds
 
-    return replace(free, contention=float(optimize.brentq(miss, 0.0, 1.0)))
+def _fit_pair(job: ScaledJob, measured_seconds: float, batch_per_rank: float) -> Fitted:
+    free = replace(job, **Fitted()._asdict())
+
+    def miss(**values: float) -> float:
+        return predict_step(replace(free, **values), 2, batch_per_rank).seconds - measured_seconds  # type: ignore[arg-type]
+
+    def solve(name: str, low: float, **values: float) -> float:
+        return float(optimize.brentq(lambda value: miss(**values, **{name: value}), low, 1.0, xtol=1e-6))
+
+    if miss() < 0:
+        beyond = -miss(contention=1.0)
+        return Fitted(contention=1.0, residual_seconds=beyond) if beyond >= 0 else Fitted(solve("contention", 0.0))
+    if miss(link_factor=LEAST_FACTOR) <= 0:
+        return Fitted(link_factor=solve("link_factor", LEAST_FACTOR))
+    least = {"link_factor": LEAST_FACTOR}
+    if miss(**least, compute_factor=LEAST_FACTOR) <= 0:
+        return Fitted(**least, compute_factor=solve("compute_factor", LEAST_FACTOR, **least))
+    return Fitted(**least, compute_factor=LEAST_FACTOR)
 
 
 NUM_DRAWS = 400
 SEED = 20190417
-GROUPS = ("compute", "latency", "bandwidth", "contention", "jitter", "residual")
-GROUP_WORDS = {
-    "compute": "single-rank compute time",
-    "latency": "link latency",
-    "bandwidth": "link bandwidth",
-    "contention": "how much communication slows compute",
-    "jitter": "step-to-step variation of a rank",
-    "residual": "time on 2 ranks that the model does not explain",
-}
+GROUPS = ("compute", "latency", "bandwidth", "contention", "jitter", "residual", "pair")
+MOST_FACTOR = 1e4
+"""No drawn input is further from its value: the tails of Student's t with one degree of freedom have no end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,12 +313,14 @@ class ScaledStep:
 
 def scale_out(job: ScaledJob, ranks: Sequence[int], *, batch: float, is_weak: bool) -> list[ScaledStep]:
     """The job on other numbers of ranks; `batch` is per rank where it is weak, and global where it is strong."""
-    return [_scale(job, count, batch if is_weak else batch / count, batch, is_weak) for count in ranks]
-
-
-def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_weak: bool) -> ScaledStep:
-    parts = predict_step(job, num_ranks, per_rank)
     everything = [_draw(job, number, GROUPS) for number in range(NUM_DRAWS)]
+    return [_scale(job, everything, count, batch if is_weak else batch / count, batch, is_weak) for count in ranks]
+
+
+def _scale(
+    job: ScaledJob, everything: Sequence[ScaledJob], num_ranks: int, per_rank: float, batch: float, is_weak: bool
+) -> ScaledStep:
+    parts = predict_step(job, num_ranks, per_rank)
     drawn = [predict_step(found, num_ranks, per_rank) for found in everything]
     steps = [found.seconds for found in drawn]
     more = num_ranks if is_weak else 1
@@ -301,12 +330,7 @@ def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_wea
     speedup = enclose(more * predict_step(job, 1, batch).seconds / parts.seconds, speedups)
     step = enclose(parts.seconds, steps)
     exposed = enclose(parts.exposed_seconds / parts.seconds, [one.exposed_seconds / one.seconds for one in drawn])
-    variances = {
-        group: float(
-            np.var([predict_step(_draw(job, n, (group,)), num_ranks, per_rank).seconds for n in range(0, NUM_DRAWS, 4)])
-        )
-        for group in GROUPS
-    }
+    variances = {group: _find_variance(job, group, num_ranks, per_rank) for group in GROUPS}
     total = sum(variances.values()) or 1.0
     shares = {group: value / total for group, value in variances.items()}
     return ScaledStep(
@@ -323,12 +347,35 @@ def _scale(job: ScaledJob, num_ranks: int, per_rank: float, batch: float, is_wea
     )
 
 
+def _find_variance(job: ScaledJob, group: str, num_ranks: int, per_rank: float) -> float:
+    """Of the log of the step, if only one group of inputs is drawn."""
+    drawn = (_draw(job, number, (group,)) for number in range(0, NUM_DRAWS, 4))
+    return float(np.var([math.log(predict_step(one, num_ranks, per_rank).seconds) for one in drawn]))
+
+
+@lru_cache(maxsize=32)
+def _draw_table(freedom: float) -> Floats:
+    """Standard draws, one row per number and one column per group: Student's t, or normal for infinite `freedom`."""
+    normal = np.array(
+        [np.random.default_rng((SEED, number)).standard_normal(len(GROUPS)) for number in range(NUM_DRAWS)]
+    )
+    return normal if math.isinf(freedom) else np.asarray(special.stdtrit(freedom, special.ndtr(normal)), np.float64)
+
+
+def _find_factors(job: ScaledJob, number: int, groups: Sequence[str]) -> dict[str, float]:
+    """By how much each input is off in one draw; 1 for groups that are not drawn."""
+    reach = math.log(MOST_FACTOR)
+    found = dict.fromkeys(GROUPS, 1.0)
+    for place, group in enumerate(GROUPS):
+        if group in groups:
+            standard = float(_draw_table(job.known.freedom.get(group, math.inf))[number, place])
+            found[group] = math.exp(max(-reach, min(reach, getattr(job.known, group) * standard)))
+    return found
+
+
 def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
     """The job with some of its inputs drawn anew; the same number gives the same draws."""
-    normal = dict(zip(GROUPS, np.random.default_rng((SEED, number)).standard_normal(len(GROUPS)), strict=True))
-    factor = {
-        group: float(np.exp(getattr(job.known, group) * normal[group])) if group in groups else 1.0 for group in GROUPS
-    }
+    factor = _find_factors(job, number, groups)
     network = job.network
     links = {"latency": factor["latency"], "bandwidth": factor["bandwidth"]}
     network = replace(
@@ -337,11 +384,16 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         between=network.between.scale(**links) if network.between else None,
         byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
     )
+    fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor)
+    if "pair" in groups and job.drawn_fits:
+        fit = job.drawn_fits[number]
     return replace(
         job,
         phases={name: phase.scale(factor["compute"]) for name, phase in job.phases.items()},
         network=network,
-        contention=min(1.0, job.contention * factor["contention"]),
+        contention=min(1.0, fit.contention * factor["contention"]),
         jitter_ratio=job.jitter_ratio * factor["jitter"],
-        residual_seconds=job.residual_seconds * factor["residual"],
+        residual_seconds=fit.residual_seconds * factor["residual"],
+        link_factor=fit.link_factor,
+        compute_factor=fit.compute_factor,
     )

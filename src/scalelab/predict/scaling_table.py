@@ -43,6 +43,10 @@ class ScalingSeries:
     """Whether the table gave the time of a fixed job: its throughput is 1 / time."""
     unit: str = ""
     """The column's own name."""
+    is_per_rank: bool = False
+    """Whether the column is of one rank; `throughput` is of all."""
+    work_per_rank: float | None = None
+    """Samples that a step of one rank takes, where the table's times are of steps whose batch grows with the ranks."""
 
     def __post_init__(self) -> None:
         for ranks, value in self.throughput.items():
@@ -62,6 +66,12 @@ class ScalingSeries:
         base = first / self.throughput[first]
         return {ranks: ranks / self.throughput[ranks] / base for ranks in self.ranks}
 
+    def restore(self, ranks: int, throughput: float) -> float:
+        """What the table's own column would say of a throughput: a time, a value of one rank."""
+        if self.is_time:
+            return (1.0 if self.work_per_rank is None else self.work_per_rank * ranks) / throughput
+        return throughput / ranks if self.is_per_rank else throughput
+
     def throughput_at(self, ranks: int, stretch: float) -> float:
         """The throughput that a stretch stands for."""
         first = self.ranks[0]
@@ -71,15 +81,18 @@ class ScalingSeries:
 Row = Mapping[str, str]
 
 RANK_NAMES = (
-    *("ranks", "num_ranks", "n_ranks", "gpus", "n_gpus", "num_gpus", "devices", "n_devices", "num_devices"),
-    *("world_size", "workers", "processes", "accelerators", "chips", "nodes"),
+    *("ranks", "gpus", "devices", "world_size", "workers", "processes", "accelerators", "chips", "tpus", "nodes"),
 )
-RATE_PATTERN = re.compile(r"throughput|per_s(ec(ond)?)?(_|$)|/s\b|samples_s\b|tokens_s\b|speed|rate", re.IGNORECASE)
+RANK_PREFIXES = re.compile(r"^(number_of|num|no_of|no|n|total|#)_")
+RATE_PATTERN = re.compile(
+    r"throughput|per_s(ec(ond)?)?(_|$)|/s(ec(ond)?s?)?\b|samples_s\b|tokens_s\b|speed|rate", re.IGNORECASE
+)
 TIME_PATTERN = re.compile(r"time|seconds|_s$|_ms$|\bms\b|epoch_s|iter", re.IGNORECASE)
 SHARE_PATTERN = re.compile(r"mfu|pct_peak|percent_of_peak|utili[sz]ation", re.IGNORECASE)
 JOB_PATTERN = re.compile(r"batch|seq|length|hidden|layers|heads|width|depth|precision|bits", re.IGNORECASE)
 WHOLE_PATTERN = re.compile(r"global|total|aggregate|accum|flops", re.IGNORECASE)
-PER_RANK_PATTERN = re.compile(r"per_s_(gpu|rank|device)|_gpu$|per_gpu$|per_rank$|/gpu", re.IGNORECASE)
+DEVICES = r"(gpu|rank|device|worker|chip|accelerator|process|tpu|core)"
+PER_RANK_PATTERN = re.compile(rf"per[_ -]s[_ -]{DEVICES}|_gpu$|per[_ -]{DEVICES}\b|/ ?{DEVICES}\b", re.IGNORECASE)
 PLAIN_NAMES = ("value", "throughput", "x", "y")
 
 
@@ -121,6 +134,8 @@ def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
     share_name = next((name for name in names if SHARE_PATTERN.search(name)), None)
     groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, start=2):
+        if not row[ranks_name] or not row[value_name]:
+            continue  # an empty cell costs its row
         groups.setdefault(tuple(row[name] for name in by), []).append((number, row))
     varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
     found = []
@@ -158,15 +173,32 @@ def _make_series(
         values.setdefault(int(ranks), []).append(1 / value if is_time else value)
         if share_name and (share := try_number(row[share_name])) is not None:
             shares[int(ranks)] = share / 100 if "pct" in share_name or "percent" in share_name or share > 2 else share
-    if PER_RANK_PATTERN.search(value_name) and not is_time:
-        values = {ranks: [value * ranks for value in found] for ranks, found in values.items()}
+    is_per_rank = bool(PER_RANK_PATTERN.search(value_name)) and not is_time
+    work = find_growing_work([row for _, row in members], ranks_name) if is_time else None
+    if is_per_rank or work is not None:
+        factor = work or 1.0
+        values = {ranks: [value * ranks * factor for value in found] for ranks, found in values.items()}
     series = ScalingSeries(
         label=label,
         throughput={ranks: statistics.median(found) for ranks, found in values.items()},
         is_time=is_time,
         unit=value_name,
+        is_per_rank=is_per_rank,
+        work_per_rank=work,
     )
     return ReadSeries(series=series, utilization=shares, job=job)
+
+
+def find_growing_work(rows: Sequence[Row], ranks_name: str) -> float | None:
+    """Samples per rank and step, where a global batch grows in proportion to the ranks; None: the job is one size."""
+    for name in rows[0]:
+        if "batch" not in name.lower() or PER_RANK_PATTERN.search(name) or not WHOLE_PATTERN.search(name):
+            continue
+        pairs = [(try_number(row[ranks_name]), try_number(row[name])) for row in rows]
+        shares = {round(batch / ranks, 6) for ranks, batch in pairs if ranks and batch}
+        if len(shares) == 1 and len({ranks for ranks, _ in pairs}) > 1:
+            return shares.pop()
+    return None
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -194,7 +226,10 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def choose_ranks(path: Path, names: Sequence[str]) -> str:
-    plain = {name.lower().replace(" ", "_").replace("-", "_"): name for name in names}
+    plain = {
+        RANK_PREFIXES.sub("", name.lower().replace(" ", "_").replace("-", "_").replace("#", "#_")).strip("_"): name
+        for name in reversed(names)
+    }
     found = next((plain[known] for known in RANK_NAMES if known in plain), None)
     if found is None:
         raise UsageError(f"{path}: no column name looks like ranks ({', '.join(names)}): use --ranks-column NAME")

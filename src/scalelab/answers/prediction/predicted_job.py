@@ -11,31 +11,34 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
-from scalelab.analysis.stats import drop_empty
-from scalelab.errors import NothingMeasured, UsageError
+from scalelab.analysis.stats import drop_empty, find_t_quantile
+from scalelab.errors import NothingMeasured, TooNoisy, UsageError
 from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, share_cores
 from scalelab.predict.scaled_job import (
+    MOST_FACTOR,
     NUM_UNITS,
     InputErrors,
     PerSampleCost,
     ScaledJob,
-    find_core_seconds,
     fit_line_by_batch,
     settle_on_two,
-    share_times,
 )
 from scalelab.predict.what_if import WIDTHS
 from scalelab.records.observations import GradientTimes
-from scalelab.records.strategies import find_strategy
+from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import format_count
 
-NORMAL_REACH = 1.96
-"""Standard deviations in half of a 95 % interval."""
+LAUNCH_SPREAD = 0.05
+"""Assumed relative standard deviation of launches where only one was measured."""
+LINK_FREEDOM = 5.0
+"""Degrees of freedom of a fitted link: six rounds, the default of `collectives`."""
 TRACED_SPREAD = 0.2
 """Relative uncertainty of a bandwidth from a few profiled steps."""
 LEAST_SPREAD = 0.01
@@ -47,6 +50,7 @@ class ScalingRun:
     """The measured arms of a strong- or weak-scaling run."""
 
     strategy: str
+    """Of a script: the one that it applies itself, `script` if that is none of scalelab's."""
     is_strong: bool
     arms: Mapping[int, Arm]
     """Of the strategy, by number of ranks."""
@@ -55,9 +59,15 @@ class ScalingRun:
     def from_results(
         cls, results: Sequence[TrialResult], strategy: str, forced_warmup: int | None, *, is_strong: bool
     ) -> ScalingRun:
-        measured = [arm for arm in group_arms(results, forced_warmup).values() if arm.is_measured]
-        arms = {arm.trial.num_ranks: arm for arm in measured if arm.trial.strategy == strategy}
-        return cls(strategy=strategy, is_strong=is_strong, arms=dict(sorted(arms.items())))
+        measured = [arm for name, arm in group_arms(results, forced_warmup).items() if name != CONTROL]
+        arms = {
+            arm.trial.num_ranks: arm
+            for arm in measured
+            if arm.is_measured and arm.trial.strategy in (strategy, SCRIPT.name)
+        }
+        scripts = [script for arm in arms.values() for script in arm.scripts]
+        found = scripts[0].strategy if scripts else strategy
+        return cls(strategy=found or SCRIPT.name, is_strong=is_strong, arms=dict(sorted(arms.items())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +97,12 @@ class MeasuredJob:
 def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None = None) -> MeasuredJob:
     """The job of a scaling run. `link` overrides its own link; `cores`: all ranks share those of one host."""
     one, two = find_bases(run)
-    batch = one.trial.global_batch
-    batches = {two.trial.batch_per_rank: two, one.trial.batch_per_rank: one}  # the same batch: one rank is alone
-    times = find_gradients(one)
+    batch = one.step_samples
+    batches = {two.rank_samples: two, one.rank_samples: one}  # the same batch: one rank is alone
+    times = find_gradients(one, run.strategy)
     phases = find_phases(batches)
     found = link or find_own_link(two)
+    alone, pair = find_step_error(one), find_step_error(two)
     network, core_seconds = NetworkModel(inside=found.cost), 0.0
     if cores is not None:
         busy, total = find_busy(one, two), float(sum(times.payload_bytes))
@@ -111,12 +122,14 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         accumulation=one.trial.accumulation,
         jitter_ratio=find_jitter(one) / one.step.value,
         known=InputErrors(
-            compute=find_spread(one.step),
+            compute=alone.deviation,
+            pair=pair.deviation,
+            freedom={"compute": alone.freedom, "pair": pair.freedom},
             latency=found.latency_spread,
             bandwidth=found.bandwidth_spread,
         ),
     )
-    settled = settle_on_two(job, two.step.value, two.trial.batch_per_rank)
+    settled = settle_on_two(job, two.step.value, two.rank_samples)
     return MeasuredJob(
         job=settled,
         batch=batch,
@@ -124,6 +137,19 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         link=found,
         device=one.trial.device,
         measured={count: arm.step for count, arm in run.arms.items()},
+    )
+
+
+def find_core_seconds(network: NetworkModel, one_seconds: float, two_seconds: float, sent_bytes: float) -> float:
+    """How long a step keeps a core busy without its bytes, from what it does on one and on two ranks."""
+    return one_seconds + max(0.0, two_seconds - one_seconds - sent_bytes * network.byte_core_seconds)
+
+
+def share_times(gradients: Sequence[Gradient], backward_seconds: float) -> tuple[Gradient, ...]:
+    """Gradients with their times as shares of backward."""
+    return tuple(
+        Gradient(min(1.0, max(0.0, gradient.ready_seconds / backward_seconds)), gradient.payload_bytes)
+        for gradient in gradients
     )
 
 
@@ -148,14 +174,17 @@ def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def find_gradients(arm: Arm) -> GradientTimes:
+def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
     """When gradients are ready on one rank; for sharded models, which record none, evenly over backward."""
     found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
     counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
-    if not found and "gradients" in find_strategy(arm.trial.strategy).shards and counts:
+    if not found and "gradients" in find_strategy(strategy).shards and counts:
         size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
         ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
         return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)
+    if not found and arm.scripts:
+        why = arm.scripts[0].left_out.get("gradients") or "too few steps were left for it"
+        raise UsageError(f"this run did not record when gradients are ready, which a prediction needs: {why}")
     if not found:
         raise UsageError(
             "this run did not record when gradients are ready (it is too old): run strong-scaling or weak-scaling again"
@@ -197,11 +226,34 @@ def find_jitter(arm: Arm) -> float:
     return statistics.median(spreads) if spreads else 0.0
 
 
-def find_spread(estimate: Estimate) -> float:
-    """The relative standard deviation that an interval stands for."""
-    if estimate.half_width is None or not estimate.value:
+class StepError(NamedTuple):
+    """How well a measured step is known: the deviation of its log, and the degrees of freedom of Student's t."""
+
+    deviation: float
+    freedom: float
+
+
+def find_step_error(arm: Arm) -> StepError:
+    """From the interval of a step; one launch does not show how launches differ, which is assumed then."""
+    num_launches = len(drop_empty(arm.clean))
+    step = arm.step
+    if num_launches < 2:
+        return StepError(math.hypot(LAUNCH_SPREAD, find_spread(step, math.inf)), math.inf)
+    if step.half_width is None:
+        raise TooNoisy(
+            f"this run is too noisy to predict from: {num_launches} launches of {arm.label} differ too much for an"
+            " interval; measure again with more --rounds"
+        )
+    return StepError(find_spread(step, num_launches - 1), num_launches - 1)
+
+
+def find_spread(estimate: Estimate, freedom: float) -> float:
+    """The standard deviation of the log of a value that a 95 % interval of so many degrees of freedom stands for."""
+    if estimate.low is None or estimate.high is None or estimate.value <= 0:
         return 0.1
-    return max(LEAST_SPREAD, estimate.half_width / NORMAL_REACH / estimate.value)
+    low, high = max(estimate.low, estimate.value / MOST_FACTOR), max(estimate.high, estimate.value)
+    arm = max(math.log(high / estimate.value), math.log(estimate.value / low))
+    return max(LEAST_SPREAD, arm / find_t_quantile(freedom))
 
 
 def says_link(run: ScalingRun) -> bool:
@@ -263,4 +315,4 @@ def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink
 
 def _spread_of(fit: LinkFit, name: str) -> float:
     estimate: Estimate | None = getattr(fit.line, name)
-    return 0.3 if estimate is None else find_spread(estimate)
+    return 0.3 if estimate is None else find_spread(estimate, LINK_FREEDOM)

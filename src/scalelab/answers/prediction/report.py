@@ -8,7 +8,7 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate, Prediction
 from scalelab.answers.prediction.predicted_job import MeasuredJob, ScalingRun
-from scalelab.predict.scaled_job import GROUP_WORDS, ScaledStep
+from scalelab.predict.scaled_job import ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.axes import Axis
@@ -64,6 +64,16 @@ PART_NAMES = {
     "rest": "rest",
 }
 """The parts of a step, as tables and charts call them."""
+GROUP_WORDS = {
+    "compute": "single-rank compute time",
+    "latency": "link latency",
+    "bandwidth": "link bandwidth",
+    "contention": "how much communication slows compute",
+    "jitter": "step-to-step variation of a rank",
+    "residual": "time on 2 ranks that the model does not explain",
+    "pair": "the step time measured on 2 ranks",
+}
+"""The inputs of a prediction, in words."""
 FAR = 16
 """Times the measured ranks."""
 CLOSE = 0.02

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.report import BAND, PREDICTION, PREDICTION_NOTE
+from scalelab.answers.prediction.report import BAND, FAR, PREDICTION, PREDICTION_NOTE
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
 from scalelab.predict.scaling_table import ReadSeries, ScalingSeries, find_doubts
 from scalelab.report.charts.axes import Axis
@@ -14,6 +15,7 @@ from scalelab.report.charts.lines import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution, CautionKind, Finding
 from scalelab.report.tables import count_column, make_column, make_table, ratio_column, share_column, text_column
+from scalelab.studies.shared.cautions import EXTRAPOLATED
 from scalelab.units import format_count, format_quantity, format_share
 
 IMPOSSIBLE = CautionKind(
@@ -48,6 +50,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
         table = make_sizes_table(series, sizes, extrapolated[0].weights)
         sections.append(Section(heading=series.label, tables=(table,), charts=(draw_sizes(series, sizes),)))
         findings.append(summarise(series, extrapolated))
+        cautions += warn_of_distance(series, max(one.ranks for one in extrapolated))
     return Document(
         title="Prediction",
         question="How fast would these jobs run on other rank counts?",
@@ -67,6 +70,19 @@ def warn_of_doubts(one: ReadSeries) -> Iterator[Caution]:
             ranks=doubt.ranks,
             gain=doubt.gain,
             utilization=doubt.utilization,
+        )
+
+
+def warn_of_distance(series: ScalingSeries, largest: int) -> Iterator[Caution]:
+    known = series.ranks[-1]
+    if largest > FAR * known:
+        yield EXTRAPOLATED(
+            series.label,
+            f"{series.label}: {largest} ranks is more than {FAR} times the {known} of the table: the interval does not"
+            " cover effects that appear only there",
+            "add a larger size to the table",
+            ranks=largest,
+            largest_ranks=known,
         )
 
 
@@ -105,7 +121,7 @@ def draw_sizes(series: ScalingSeries, sizes: Sequence[Size]) -> Chart:
         y=Axis(field="value", title=series.unit or "value", quantity="number", is_log=True),
         rows=[{"series": one.source, "ranks": one.ranks, "value": one.value} for one in sizes],
         caption=f"{BAND}.",
-        ideal=None if series.is_time else series.throughput[first] / first,
+        ideal=None if series.is_time or series.is_per_rank else series.throughput[first] / first,
     )
 
 
@@ -116,26 +132,21 @@ def list_sizes(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> I
         throughput = Estimate(value=series.throughput[count])
         yield Size(
             count,
-            throughput.map(lambda rate: convert(series, rate)),
+            throughput.map(partial(series.restore, count)),
             throughput.map(lambda rate: rate / base),
             Estimate(value=1 / stretch[count]),
             MEASURED,
         )
     for one in extrapolated:
         if one.ranks not in series.throughput:
-            value = one.throughput.map(lambda rate: convert(series, rate))
+            value = one.throughput.map(partial(series.restore, one.ranks))
             yield Size(one.ranks, value, one.throughput.map(lambda rate: rate / base), one.efficiency, PREDICTED)
-
-
-def convert(series: ScalingSeries, throughput: float) -> float:
-    """In the unit of the table: a time if it has times."""
-    return 1 / throughput if series.is_time else throughput
 
 
 def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Finding:
     """The largest size."""
     last = max(extrapolated, key=lambda one: one.ranks)
-    value = last.throughput.map(lambda throughput: convert(series, throughput))
+    value = last.throughput.map(partial(series.restore, last.ranks))
     low, middle, high = (format_quantity("number", number) for number in (value.low, value.value, value.high))
     return PREDICTION(
         series.label,
