@@ -12,18 +12,17 @@ import pytest
 
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, StepKind
-from tests.cli.commands import answer, make_environment
+from tests.cli.commands import answer, make_environment, scalelab
+from tests.worker.script.scripts import write_script
 
 DDP = """\
-import json, os, signal, sys
+import json, os, signal
 from contextlib import nullcontext
 import torch, torch.distributed as dist
 from torch import nn
 import scalelab
 
-victim = int(sys.argv[1])
-
-def train(meter, model, loader):
+def train(meter, model, loader, victim=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, inputs in enumerate(meter.steps(loader) if meter else loader):
         if step == 20 and dist.get_rank() == victim:
@@ -54,7 +53,10 @@ def train_twice(name, is_metered):
 
 train_twice("metered", True)
 train_twice("plain", False)
-dist.destroy_process_group()
+with scalelab.Meter("doomed", batch_size=4) as meter:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+    for _ in train(meter, model, [torch.ones(4, 8)] * 30, victim=1):
+        pass
 """
 
 
@@ -62,13 +64,6 @@ def run_script(directory: Path, text: str, *arguments: str) -> subprocess.Comple
     """A script of the user's own, alone."""
     (directory / "train.py").write_text(text)
     return run_python(directory, "train.py", *arguments)
-
-
-def run_ddp(directory: Path, victim: int | None) -> subprocess.CompletedProcess[str]:
-    """Two ranks by torchrun, on loopback and a port of the kernel's choice, with a Meter and without; one may die."""
-    (directory / "ddp.py").write_text(DDP)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return run_python(directory, *torchrun, "ddp.py", "-1" if victim is None else str(victim))
 
 
 def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -154,15 +149,23 @@ def test_a_script_that_fails_ends_as_it_would_without(tmp_path: Path) -> None:
     assert "crashed: rank 0 raised an error after 1 steps: ZeroDivisionError" in answer("show", cwd=tmp_path).stdout
 
 
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks of torchrun trained with a Meter twice, without one, and a last time, when one of them died."""
+    place = tmp_path_factory.mktemp("ddp")
+    (place / "ddp.py").write_text(DDP)
+    done = run_python(place, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ddp.py")
+    assert done.returncode != 0
+    assert done.stderr.count("Saved to") == 2, done.stderr
+    return place
+
+
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -> None:
-    done = run_ddp(tmp_path, victim=None)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Saved to") == 2
-    losses = [json.loads((tmp_path / f"metered{rank}.json").read_text()) for rank in (0, 1)]
-    assert losses == [json.loads((tmp_path / f"plain{rank}.json").read_text()) for rank in (0, 1)]
-    early, late = (RunStore.open(path) for path in find_runs(tmp_path / "runs"))
+def test_two_ranks_are_recorded_and_their_losses_stay_the_same(ddp: Path) -> None:
+    losses = [json.loads((ddp / f"metered{rank}.json").read_text()) for rank in (0, 1)]
+    assert losses == [json.loads((ddp / f"plain{rank}.json").read_text()) for rank in (0, 1)]
+    early, late, _ = (RunStore.open(path) for path in find_runs(ddp / "runs"))
     for store, expected in ((early, [part[:30] for part in losses]), (late, [part[30:] for part in losses])):
         result = store.result(store.record.trials[0])
         assert result.status is Status.COMPLETED, result.reason
@@ -171,19 +174,60 @@ def test_two_ranks_are_recorded_and_their_losses_stay_the_same(tmp_path: Path) -
         assert all(rank.peak_memory_bytes for rank in result.ranks)
         assert store.record.fields["global_batch"] == 8
         assert not list(store.trial_directory(result.trial.name).glob("rank*"))
-    assert "metered-late · ddp.py · 2 ranks · global batch 8 · 30 steps" in str(show(tmp_path, "last")["setting"])
-    compared = answer("compare", early.name, late.name, "--json", "-", cwd=tmp_path)
+    assert "metered-late · ddp.py · 2 ranks · global batch 8 · 30 steps" in str(show(ddp, late.name)["setting"])
+    compared = answer("compare", early.name, late.name, "--json", "-", cwd=ddp)
     assert "metered-early → metered-late: B takes" in json.loads(compared.stdout)["findings"][0]["text"]
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    assert run_ddp(tmp_path, victim=1).returncode != 0
-    document = show(tmp_path, "last")
+def test_a_rank_that_is_killed_is_named(ddp: Path) -> None:
+    document = show(ddp, "last")
     # torchrun may end rank 0 before it has noticed
     assert re.search(r"ranks? (0, )?1 did not reach the end of the Meter", json.dumps(document["cautions"]))
-    store = RunStore.open(find_runs(tmp_path / "runs")[-1])
+    store = RunStore.open(find_runs(ddp / "runs")[-1])
     result = store.result(store.record.trials[0])
     assert result.status is Status.CRASHED
     assert sum(s.rank == 1 for s in result.samples) == 20
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_an_unedited_script_is_recorded_whatever_starts_it(tmp_path: Path) -> None:
+    path = write_script(tmp_path)
+    path.write_text(path.read_text().replace("range(100)", "range(1)").replace("512", "64"))
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = scalelab("meter", "--", *launcher, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "scalelab show last" in done.stderr
+    (run,) = find_runs(tmp_path / "runs")
+    store = RunStore.open(run)
+    result = store.result(store.record.trials[0])
+    assert (result.status, result.trial.num_ranks, result.trial.global_batch) == (Status.COMPLETED, 2, 8)
+    assert store.record.fields["label"] == "train"
+    printed = [float(line) for line in (tmp_path / "losses1.txt").read_text().split()]
+    assert [s.loss for s in result.samples if s.rank == 1] == printed[3:], "the first three are only watched"
+
+
+def test_a_command_that_trains_nothing_ends_with_its_own_code(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("open('own.txt', 'w').close()\n")
+    (tmp_path / "fails.py").write_text("raise SystemExit(7)\n")
+    done = answer("meter", "--", sys.executable, "fails.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 7
+    assert "nothing was recorded: no Python process of" in done.stderr
+    assert (tmp_path / "own.txt").exists(), "the user's own sitecustomize runs too"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "meter needs a command: scalelab meter -- torchrun"),
+        (["--", "train.py"], "there is no command train.py: write python train.py"),
+        (["--profile-steps", "-1", "--", "python"], "--profile-steps must be at least 0, got -1"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    done = answer("meter", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr

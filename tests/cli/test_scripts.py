@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.cli.study_flags import parse_study
+from scalelab.launch.fake import FakeLauncher
+from scalelab.records.tasks import Exchange, Script
+from scalelab.runs.experiment import run_study
+from scalelab.studies.catalogue import STUDIES, load_study
 from tests.cli.commands import answer
 from tests.worker.script.scripts import write_script
 
@@ -18,7 +23,7 @@ QUICK = ("--rounds", "1", "--steps", "8", "--phase-steps", "2", "--comm-free-ste
 def test_strong_scaling_of_a_script(tmp_path: Path) -> None:
     write_script(tmp_path)
     done = answer(
-        *("run", "strong-scaling", *QUICK, "--ranks", "1", "2", "--global-batch-size", "8", "--json", "-"),
+        *("run", "strong-scaling", *QUICK[:-1], "2", "--ranks", "1", "2", "--global-batch-size", "8", "--json", "-"),
         *("--", "train.py", "--batch-size", "{batch_per_rank}"),
         cwd=tmp_path,
     )
@@ -35,12 +40,30 @@ def test_strong_scaling_of_a_script(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     trial = json.loads((run / "trials" / "script-2-r1" / "trial.json").read_text())
     assert trial["task"]["arguments"] == ["--batch-size", "4"]
+    predicted = answer("predict", "last", "--ranks", "8", "--json", "-", cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    assert "strong scaling · ddp · global batch 8" in json.loads(predicted.stdout)["setting"]
+    traced = answer("trace", "last", "--json", "-", cwd=tmp_path)
+    assert traced.returncode == 0, traced.stderr
+    assert "2 ranks · gloo · 2 steps" in json.loads(traced.stdout)["setting"]
+    assert "reading script-2-r1" in traced.stderr
 
 
 def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
     write_script(tmp_path)
     done = answer(
-        *("run", "weak-scaling", *QUICK, "--no-control", "--ranks", "1", "2", "--batch-per-rank", "4", "--dry-run"),
+        *(
+            "run",
+            "weak-scaling",
+            *QUICK,
+            "--no-control",
+            "--ranks",
+            "1",
+            "2",
+            "--batch-size-per-rank",
+            "4",
+            "--dry-run",
+        ),
         *("--", "train.py"),
         cwd=tmp_path,
     )
@@ -51,7 +74,6 @@ def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strong-scaling", "--", "train.py"], "train.py needs the batch size of each trial: write {batch_per_rank}"),
         (["strong-scaling", "--"], "-- needs a script"),
         (["strong-scaling", "--", "-m"], "-- -m needs a module"),
         (["strong-scaling", "--", "missing.py"], "there is no script missing.py"),
@@ -60,7 +82,9 @@ def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
         (["strong-scaling", "--", "train.py", "{batch}"], "unknown placeholder '{batch}'"),
         (["strong-scaling", "--dtype", "bfloat16", "--", "train.py"], "--dtype does not apply to a script"),
         (["strong-scaling", "--lr", "0.1", "--", "train.py"], "--lr does not apply to a script"),
-        (["strong-scaling", "--workload", "mlp", "--", "train.py"], "leave out --workload and --strategy with --"),
+        (["strong-scaling", "--workload", "mlp", "--", "train.py"], "--workload does not apply to a script"),
+        (["memory", "--strategies", "ddp", "--", "train.py"], "--strategies does not apply to a script"),
+        (["max-batch", "--", "train.py"], "max-batch varies the batch size: write {batch_per_rank}"),
         (["optimizers", "--", "train.py"], "optimizers does not take a script after --"),
     ],
 )
@@ -72,6 +96,23 @@ def test_mistakes_get_one_line_that_names_the_cure(words: list[str], message: st
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_study_of_a_script_runs_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    able = [name for name in STUDIES if load_study(name).takes_script]
+    assert {"memory", "max-batch", "comm-volume", "delay", "network", "straggler"} < set(able)
+    for name in able:
+        study, _ = parse_study(name, [], ["train.py", "--batch-size", "{batch_per_rank}"])
+        for trial in study.plan():
+            if isinstance(trial.task, Exchange):  # all-reduces alone, beside the training
+                continue
+            assert isinstance(trial.task, Script), name
+            assert trial.task.arguments == ("--batch-size", str(trial.batch_per_rank)), name
+            assert "ddp" not in trial.name, name
+        _, document = run_study(study, runs_dir=tmp_path / "runs", launcher=FakeLauncher(lambda _: 0.1))
+        assert document.setting.startswith("train.py · "), name
 
 
 def test_a_script_that_fails_shows_the_users_own_line_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -86,3 +127,16 @@ def test_a_script_that_fails_shows_the_users_own_line_and_keeps_the_rest(tmp_pat
     assert "AssertionError: only one rank" in done.stdout + done.stderr
     assert action in done.stderr, "the user's own line"
     assert "script × 1" in done.stdout
+
+
+def test_a_script_without_ddp_says_why_no_step_ran_without_communication(tmp_path: Path) -> None:
+    path = write_script(tmp_path)
+    path.write_text(path.read_text().replace("DistributedDataParallel(nn.", "(nn."))
+    done = answer(
+        *("run", "weak-scaling", *QUICK, "--no-control", "--ranks", "1", "--batch-size-per-rank", "4", "--json", "-"),
+        *("--", "train.py"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (caution,) = [one for one in json.loads(done.stdout)["cautions"] if one["kind"] == "no-ablation"]
+    assert "only where DDP averages all gradients" in caution["message"]

@@ -197,9 +197,10 @@ def _find_rate(recording: Recording) -> Estimate | None:
 
 
 def find_input_share(steps: Sequence[StepSample]) -> float | None:
-    """All input wait over all time; None where nothing was recorded."""
-    total = sum(step.step_seconds for step in steps)
-    return sum(step.input_seconds or 0.0 for step in steps) / total if total else None
+    """All input wait over all time; None where none was recorded."""
+    known = [step for step in steps if step.input_seconds is not None]
+    total = sum(step.step_seconds for step in known)
+    return sum(step.input_seconds or 0.0 for step in known) / total if total else None
 
 
 def summarise(recording: Recording) -> Iterator[Finding]:

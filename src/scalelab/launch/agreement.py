@@ -51,6 +51,8 @@ class Assignment:
     rank: int
     cores: tuple[int, ...]
     local_rank: int
+    num_local_ranks: int = 0
+    """Ranks on its machine; 0: all of the trial."""
     address: str = "127.0.0.1"
     """Where rank 0 listens."""
     port: int = 0
@@ -134,6 +136,11 @@ def step_log(directory: Path) -> Path:
 def trace_file(directory: Path, rank: int) -> Path:
     """What torch's profiler recorded; stays with the trial."""
     return directory / "trace" / f"rank{rank}.json.gz"
+
+
+def copied_directory(directory: Path) -> Path:
+    """The copy of a script's working directory that a trial runs in."""
+    return directory / "workdir"
 
 
 def curve_file(directory: Path) -> Path:

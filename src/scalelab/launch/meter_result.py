@@ -9,6 +9,7 @@ rank 0 itself was killed, whoever reads the run first puts the result together, 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -28,6 +29,27 @@ from scalelab.records.store import RunStore, find_holder
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, to_builtins
 
 POLL_SECONDS = 0.02
+
+
+METER_VARIABLE = "SCALELAB_METER"
+"""Holds what `scalelab meter` asks of the processes that it starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeterRequest:
+    """How a process that trains is to be recorded."""
+
+    name: str
+    runs_dir: str
+    profile_steps: int = 0
+
+
+def write_request(request: MeterRequest) -> str:
+    return json.dumps(to_builtins(request))
+
+
+def read_request(text: str) -> MeterRequest:
+    return from_builtins(json.loads(text), MeterRequest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,6 @@ from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.matching import find_steps
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace
 from scalelab.trace.waiting import StepWaiting, sum_by_step
@@ -78,10 +77,9 @@ def summarise_traces(job: JobTrace) -> dict[int, tuple[TracedStep, ...]]:
 
 def _list_steps(trace: RankTrace, waiting: dict[int, StepWaiting]) -> tuple[TracedStep, ...]:
     collectives: dict[int, list[Collective]] = {}
-    steps = find_steps(trace.tables.steps, [int(start) for start in trace.collectives.start_ns])
-    for number, collective in zip(steps, trace.collectives, strict=True):
-        if number is not None:
-            collectives.setdefault(number, []).append(collective)
+    for collective in trace.collectives:
+        if collective.step is not None:
+            collectives.setdefault(collective.step, []).append(collective)
     found = []
     for step, parts in trace.breakdown.by_step.items():
         matched = waiting.get(step)
@@ -165,6 +163,7 @@ def conclude_trial(
     blame = find_cause(trial, ends, files, directory, has_oom_kill=has_oom_kill)
     first_start = min((s.start_seconds for s in samples if s.start_seconds >= launched), default=None)
     reports = [_read_report(rank, end, file) for rank, (end, file) in enumerate(zip(ends, files, strict=True))]
+    lines = read_curve(curve_file(directory))
     result = TrialResult(
         trial=trial,
         status=blame.status if blame else Status.COMPLETED,
@@ -175,7 +174,8 @@ def conclude_trial(
         transfers=tuple(transfers),
         fetches=tuple(fetches),
         ranks=add_traced_steps(reports, directory),
-        curve=read_curve(curve_file(directory)),
+        curve=tuple(point for point in lines if not point.is_epoch),
+        epochs=tuple(point for point in lines if point.is_epoch),
         quantized=read_quantized(quantized_file(directory)) if isinstance(trial.task, Quantize) else None,
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
@@ -187,7 +187,8 @@ def conclude_trial(
 
 def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
     """What a training run has written that was interrupted, or is still at work; None: nothing yet."""
-    curve = read_curve(curve_file(directory))
+    lines = read_curve(curve_file(directory))
+    curve = tuple(point for point in lines if not point.is_epoch)
     if not curve:
         return None
     samples = [s for rank in range(trial.num_processes) for s in read_partial_samples(samples_file(directory, rank))]
@@ -199,6 +200,7 @@ def read_unfinished(trial: Trial, directory: Path) -> TrialResult | None:
         reason=reason,
         samples=tuple(samples),
         curve=curve,
+        epochs=tuple(point for point in lines if point.is_epoch),
     )
 
 

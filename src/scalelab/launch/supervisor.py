@@ -183,6 +183,7 @@ def make_assignment(member: Membership, meeting: Meeting, directory: Path, cores
         directory=str(directory),
         rank=member.rank,
         local_rank=choose_device_number(local_rank, neighbours.num_local_ranks, visible),
+        num_local_ranks=neighbours.num_local_ranks,
         cores=cores,
         address=meeting.address,
         port=meeting.port,

@@ -278,7 +278,8 @@ def test_no_batch_is_kept_alive(tmp_path: Path) -> None:
 
 
 def test_the_run_is_claimed_while_it_is_metered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Meter("my-run", runs_dir=tmp_path):
+    with Meter("my-run", runs_dir=tmp_path) as meter:
+        next(meter.steps(range(3)))
         (path,) = find_runs(tmp_path)
         assert RunStore.open(path).is_running()
     assert not RunStore.open(path).is_running()

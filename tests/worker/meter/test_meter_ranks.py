@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import StoreError, UsageError
-from scalelab.worker.meter import step_log as meter_ranks
+from scalelab.records.store import RunStore, find_runs
+from scalelab.worker.meter import ranks as meter_ranks
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.meter.step_log import NothingAgreed, RankPlace, agree, find_place, open_rendezvous
+from scalelab.worker.meter.ranks import NothingAgreed, RankPlace, agree, find_place, open_rendezvous
 
 
 class FakeRendezvous:
@@ -148,3 +149,27 @@ def test_a_rank_that_is_left_alone_trains_on(
     with Meter("alone") as meter:
         assert list(meter.steps([1, 2])) == [1, 2]
     assert capsys.readouterr().err == ""
+
+
+def test_a_world_without_a_rank_is_not_recorded_as_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Meter("my-run", runs_dir=tmp_path) as meter:
+        assert list(meter.steps(range(3))) == [0, 1, 2]
+    assert "WORLD_SIZE is 2, but neither RANK nor a process group says which rank" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_a_library_starts_late_are_found_at_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FakeRendezvous()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Meter("my-run", runs_dir=tmp_path, global_batch=8) as meter:
+        monkeypatch.setattr("scalelab.worker.meter.meter.find_place", lambda: RankPlace(0, 2))
+        monkeypatch.setattr("scalelab.worker.meter.meter.open_rendezvous", lambda place: store)
+        monkeypatch.setattr("scalelab.worker.meter.meter.WAIT_SECONDS", 0.0)
+        assert len(list(meter.steps(range(3)))) == 3
+    (path,) = find_runs(tmp_path)
+    assert RunStore.open(path).trials()[0].num_ranks == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scalelab.errors import UsageError
-from scalelab.records.trial import Status
+from scalelab.records.trial import Status, StepKind
 from scalelab.worker.meter.meter import Meter
 from scalelab.worker.meter.step_log import read_losses, take_loss
 from tests.worker.meter.test_meter import read_result
@@ -100,3 +101,35 @@ def test_running_out_of_memory_is_told_apart(tmp_path: Path) -> None:
     result = read_result(tmp_path)
     assert result.status is Status.OUT_OF_MEMORY
     assert len(result.samples) == 1
+
+
+def test_steps_without_a_loop_to_wrap_end_where_the_script_says(tmp_path: Path) -> None:
+    meter = Meter("my-run", runs_dir=tmp_path)
+    for number in range(5):
+        with meter.phase("forward"):
+            meter.loss(float(number))
+        meter.step()
+    meter.close()
+    meter.close()
+    samples = read_result(tmp_path).samples
+    assert [one.loss for one in samples] == [1.0, 2.0, 3.0, 4.0], "the first call begins the recording"
+    assert all(one.input_seconds is None and one.forward_seconds is not None for one in samples)
+
+
+def test_accumulated_batches_are_one_step_and_an_incomplete_one_is_none(tmp_path: Path) -> None:
+    with Meter("my-run", runs_dir=tmp_path, batch_size=8, accumulate=3) as meter:
+        for number in meter.steps(range(8)):
+            meter.loss(float(number))
+    result = read_result(tmp_path)
+    assert [one.loss for one in result.samples] == [2.0, 5.0]
+    assert result.trial.global_batch == 24
+
+
+def test_profiled_steps_are_kept_apart_and_their_trace_stays(tmp_path: Path) -> None:
+    with Meter("my-run", runs_dir=tmp_path, profile_steps=2) as meter:
+        for _ in meter.steps(range(15)):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+    kinds = [one.kind for one in read_result(tmp_path).samples]
+    assert kinds == [*[StepKind.CLEAN] * 10, *[StepKind.PROFILED] * 2, *[StepKind.CLEAN] * 3]
+    (trace,) = tmp_path.glob("*/trials/*/trace/*.json*")
+    assert b"aten::mm" in gzip.decompress(trace.read_bytes())

@@ -55,7 +55,6 @@ def make_script_trial(path: Path, *arguments: str, **fields: Any) -> Trial:
         arguments=arguments,
         directory=str(path.parent),
         plan=fields.pop("plan", PLAN),
-        checks_batch=fields.pop("checks_batch", True),
     )
     defaults: dict[str, Any] = {
         "configuration": "script-2",

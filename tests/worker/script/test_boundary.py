@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
+
 import pytest
 
 from scalelab.worker.script.boundary import StepRule, choose_last, is_regular
@@ -21,7 +24,7 @@ from scalelab.worker.script.boundary import StepRule, choose_last, is_regular
     ],
 )
 def test_a_step_ends_with_the_rarest_optimizer_and_among_equals_the_last(calls: str, last: str) -> None:
-    assert choose_last(calls) == last
+    assert choose_last(Counter[Hashable](calls)) == last
 
 
 def list_ends(calls: str) -> list[int]:
@@ -46,6 +49,24 @@ def test_what_looked_like_steps_before_the_generator_stepped_is_forgotten() -> N
 
 def test_optimizers_that_take_turns_make_one_step() -> None:
     assert list_ends("ABABAB") == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_second"),
+    [
+        ("AAAABBBB", True),
+        ("AABABBBB", False),
+        ("DDDDDGDDDDDG", False),
+        ("DDDDDDGGG", False),
+        ("AAAA", False),
+        ("ABCD", False),
+    ],
+)
+def test_an_optimizer_that_takes_over_is_a_second_training(calls: str, is_second: bool) -> None:
+    rule = StepRule()
+    for one in calls:
+        rule.see(one)
+    assert rule.is_second_training is is_second
 
 
 def test_irregular_turns_are_noticed() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from scalelab.launch.local import LocalLauncher
+from scalelab.records.observations import RankReport
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, StepKind
 from tests.worker.script.scripts import make_script_trial, write_script
@@ -23,7 +24,8 @@ def read_losses(directory: Path, rank: int) -> list[float]:
 
 
 def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLauncher) -> None:
-    result = launch(launcher, make_script_trial(write_script(tmp_path)), tmp_path / "trial")
+    trial = make_script_trial(write_script(tmp_path), instruments=("gradients", "counters", "messages", "memory"))
+    result = launch(launcher, trial, tmp_path / "trial")
     assert (result.status, result.reason) == (Status.COMPLETED, "")
     by_kind = {kind: [s for s in result.samples if s.kind is kind and s.rank == 0] for kind in StepKind}
     assert [len(by_kind[kind]) for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.COMM_FREE)] == [7, 2, 2]
@@ -34,7 +36,25 @@ def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLaunch
         report = result.ranks[rank].script
         assert report is not None
         assert (report.num_optimizers, report.num_passes, report.num_samples) == (1, 1, 4)
-        assert result.ranks[rank].num_parameters == 8 * 16 + 16 + 16 * 4 + 4
+        num_parameters = 8 * 16 + 16 + 16 * 4 + 4
+        assert result.ranks[rank].num_parameters == num_parameters
+        assert (report.strategy, report.left_out) == ("ddp", {})
+        check_instruments(result.ranks[rank], 4 * num_parameters)
+
+
+def check_instruments(rank: RankReport, gradient_bytes: int) -> None:
+    """What a rank's instruments saw of one DDP model in float32."""
+    assert rank.gradients is not None
+    assert sum(rank.gradients.payload_bytes) == gradient_bytes
+    assert list(rank.gradients.ready_seconds) == sorted(rank.gradients.ready_seconds)
+    assert rank.counters is not None
+    assert sum(rank.counters.bucket_bytes) == gradient_bytes
+    (message,) = rank.messages
+    assert (message.kind, message.purpose, message.phase) == ("all_reduce", "gradients", "backward")
+    assert message.payload_bytes == gradient_bytes
+    assert rank.memory is not None
+    assert rank.memory.by_category["parameters"] == gradient_bytes
+    assert rank.memory.by_category["optimizer"] >= 2 * gradient_bytes
 
 
 @pytest.mark.parametrize(
@@ -42,7 +62,7 @@ def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLaunch
     [
         ("raise ValueError('bad data')", Status.INVALID, Cause.RAISED, "ValueError: bad data"),
         ("raise SystemExit(3)", Status.INVALID, Cause.UNUSABLE, "exited with code 3 after 0 of 13 planned steps"),
-        ("exec('if len(data) == 512: break')", Status.INVALID, Cause.RAISED, "SyntaxError"),
+        ("raise SystemExit('')", Status.INVALID, Cause.UNUSABLE, "exited with the message ''"),
         ("os._exit(5)", Status.CRASHED, Cause.ENDED, ""),
     ],
 )
@@ -61,21 +81,24 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, laun
     (tmp_path / "train.py").write_text(text)
     result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "ended after 3 of 13 planned steps: let it train longer, or lower --steps" in result.reason
+    assert (
+        "after 3 of 13 planned steps: let it train longer, or lower --steps; every rank needs as many" in result.reason
+    )
 
 
 def test_a_script_without_an_optimizer_says_what_was_seen(tmp_path: Path, launcher: LocalLauncher) -> None:
     (tmp_path / "train.py").write_text("print('nothing to do')\n")
     result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "without an optimizer step (0 trained modules and 0 backward passes were seen)" in result.reason
+    assert "ended without a step (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)" in result.reason
+    assert "--step-at dataloader" in result.reason
 
 
-def test_another_batch_than_planned_is_refused_after_a_few_steps(tmp_path: Path, launcher: LocalLauncher) -> None:
+def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path, launcher: LocalLauncher) -> None:
     result = launch(launcher, make_script_trial(write_script(tmp_path), "--batch-size", "2"), tmp_path / "trial")
     assert result.status is Status.INVALID
     assert "the data loader gave 2 samples per step and rank, the plan says 4" in result.reason
-    assert len(result.samples) <= 2 * 3
+    assert {sample.kind for sample in result.samples} <= {StepKind.SETTLE, StepKind.CLEAN}  # the lead-in
 
 
 def test_a_module_runs_like_python_m(tmp_path: Path, launcher: LocalLauncher) -> None:
@@ -89,3 +112,9 @@ def test_a_module_runs_like_python_m(tmp_path: Path, launcher: LocalLauncher) ->
     task = msgspec.structs.replace(cast(Script, trial.task), target="mine.train", is_module=True)
     result = launch(launcher, replace(trial, task=task), tmp_path / "trial")
     assert (result.status, result.reason) == (Status.COMPLETED, "")
+
+
+def test_a_memory_limit_holds_for_a_script(tmp_path: Path, launcher: LocalLauncher) -> None:
+    path = write_script(tmp_path, action="hoard = torch.ones(2**27)")
+    result = launch(launcher, make_script_trial(path, memory_limit_bytes=200_000_000), tmp_path / "trial")
+    assert (result.status, result.cause) == (Status.OUT_OF_MEMORY, Cause.ALLOCATION)

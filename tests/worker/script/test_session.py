@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scalelab.errors import UsageError
+from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
-from scalelab.worker.script.session import ScriptEnded, ScriptSession, refuse_samples
+from scalelab.worker.script.execution import taking_part_in_spawn
+from scalelab.worker.script.observers import CounterObserver, GradientObserver
+from scalelab.worker.script.session import ScriptEnded, ScriptSession
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -35,11 +40,11 @@ def make_batches(batch_size: int = 4) -> Iterator[Any]:
 
 
 def watch(
-    loop: Loop, tmp_path: Path, blocks: Sequence[Block] = CLEAN, check: Callable[[int], None] | None = None
+    loop: Loop, tmp_path: Path, blocks: Sequence[Block] = CLEAN, *, samples: int = 4
 ) -> tuple[ScriptSession, Kept]:
     """The session and its samples after the loop was ended."""
     kept = Kept()
-    session = ScriptSession(blocks, 0, tmp_path / "trace.json", kept, check)
+    session = ScriptSession(blocks, 0, tmp_path / "trace.json", kept, samples)
     with pytest.raises(ScriptEnded), session:
         loop(make_model(), make_batches())
     return session, kept
@@ -85,8 +90,37 @@ def test_accumulated_passes_are_one_step(tmp_path: Path) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    session, kept = watch(loop, tmp_path)
-    assert (session.num_passes, session.step_samples, len(kept)) == (4, 16, 6)
+    for planned in (16, 4):  # samples of a step, or of each of its batches
+        session, kept = watch(loop, tmp_path, samples=planned)
+        assert (session.num_passes, session.step_samples, session.batch_samples, len(kept)) == (4, 16, 4, 6)
+        assert session.num_uneven == 0
+
+
+def test_batches_are_counted_without_a_data_loader(tmp_path: Path) -> None:
+    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(100):
+            for _ in range(1 if number == 4 else 3):
+                model(torch.randn(5, 8)).sum().backward()
+            optimizer.step()
+
+    session, _ = watch(loop, tmp_path, samples=15)
+    assert (session.num_passes, session.step_samples, session.batch_samples) == (3, 15, 5)
+    assert session.num_uneven == 1
+
+
+def test_a_batch_that_nothing_shows_needs_a_placeholder(tmp_path: Path) -> None:
+    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            model(input=torch.randn(5, 8)).sum().backward()
+            optimizer.step()
+
+    session, _ = watch(loop, tmp_path)
+    assert session.step_samples is None
+    untold = ScriptSession(CLEAN, 0, tmp_path / "trace.json", Kept(), 4, is_told=False)
+    with pytest.raises(UsageError, match=r"batch size was not seen.*pass \{batch_per_rank\}"), untold:
+        loop(make_model(), iter(()))
 
 
 def test_the_two_optimizers_of_a_gan_make_one_step(tmp_path: Path) -> None:
@@ -100,8 +134,9 @@ def test_the_two_optimizers_of_a_gan_make_one_step(tmp_path: Path) -> None:
                 (-critic(model(inputs)).mean()).backward()
                 of_model.step()
 
-    session, kept = watch(loop, tmp_path)
+    session, kept = watch(loop, tmp_path, samples=12)
     assert len(kept) == 6
+    assert session.batch_samples == 4
     assert session.watch.rule.num_optimizers == 2
     assert session.watch.rule.is_regular
     assert (session.num_passes, session.step_samples) == (4, 12)
@@ -125,6 +160,19 @@ def test_a_skipped_update_of_a_grad_scaler_is_kept_apart(tmp_path: Path) -> None
     alone: list[float] = []
     train_plainly(make_model(), make_batches(), alone)
     assert kept[0].loss == alone[0], "the loss before it was scaled"
+
+
+def test_a_second_training_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        for _ in range(3):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for inputs, _ in (next(batches) for _ in range(5)):
+                model(inputs).sum().backward()
+                optimizer.step()
+
+    session = ScriptSession((Block(StepKind.CLEAN, 9),), 0, tmp_path / "trace.json", Kept(), 4)
+    with pytest.raises(UsageError, match="began a second training"), session:
+        loop(make_model(), make_batches())
 
 
 def test_a_closure_is_one_step(tmp_path: Path) -> None:
@@ -161,7 +209,7 @@ def test_steps_with_an_evaluation_or_a_checkpoint_are_kept_apart(tmp_path: Path)
 
     session, kept = watch(loop, tmp_path)
     assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 2, 4]
-    assert session.num_apart == {"evaluation": 1, "checkpoint": 1, "skipped": 0}
+    assert session.num_apart == {"evaluation": 1, "checkpoint": 1}
 
 
 def test_phases_add_up_to_no_more_than_the_step(tmp_path: Path) -> None:
@@ -179,6 +227,7 @@ def test_profiled_steps_leave_a_trace(tmp_path: Path) -> None:
     text = (tmp_path / "trace.json").read_text(encoding="utf-8")
     assert "ProfilerStep#0" in text
     assert "ProfilerStep#1" in text
+    assert "ProfilerStep#2" not in text
 
 
 def test_without_ddp_the_communication_free_block_is_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -186,10 +235,85 @@ def test_without_ddp_the_communication_free_block_is_left_out_with_a_reason(tmp_
     session, kept = watch(train_plainly, tmp_path, blocks)
     assert {one.kind for one in kept} == {StepKind.SETTLE, StepKind.CLEAN}
     assert len(kept) == 6
-    assert "one DDP model" in session.obstacle
+    assert "DDP averages" in session.obstacle
+
+
+def test_instruments_take_further_steps_and_say_why_one_is_left_out(tmp_path: Path) -> None:
+    taken: list[float] = []
+    kept = Kept()
+    session = ScriptSession(
+        *(CLEAN, 0, tmp_path / "trace.json", kept, 4),
+        observers={
+            "counters": lambda session: CounterObserver(session.watch),
+            "gradients": lambda session: GradientObserver(session.watch, session.num_passes),
+        },
+    )
+    with pytest.raises(ScriptEnded), session:
+        train_plainly(make_model(), make_batches(), taken)
+    assert len(kept) == 6
+    assert len(taken) == 6 + GradientObserver.num_steps
+    assert session.left_out == {"counters": "DDP's counters need exactly one DDP model"}
+    (observer,) = session.observed
+    gradients = observer.complete(RankReport(rank=0)).gradients
+    assert gradients is not None
+    assert len(gradients.ready_seconds) == 4
+
+
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
+def test_a_delay_comes_once_per_step_in_its_phase(phase: str, tmp_path: Path) -> None:
+    kept = Kept()
+    blocks = (Block(StepKind.CLEAN, 4), Block(StepKind.PHASES, 2))
+    session = ScriptSession(blocks, 0, tmp_path / "trace.json", kept, 4, delays={phase: 0.01})
+    with pytest.raises(ScriptEnded), session:
+        train_plainly(make_model(), make_batches())
+    for one in kept[-2:]:
+        assert (getattr(one, f"{phase}_seconds") or 0.0) >= 0.01
 
 
 def test_another_batch_than_planned_is_an_error_that_names_both(tmp_path: Path) -> None:
-    session = ScriptSession(CLEAN, 0, tmp_path / "trace.json", Kept(), refuse_samples(8))
+    session = ScriptSession(CLEAN, 0, tmp_path / "trace.json", Kept(), 8)
     with pytest.raises(UsageError, match="gave 4 samples per step and rank, the plan says 8"), session:
         train_plainly(make_model(), make_batches())
+
+
+def test_a_wrapper_that_is_not_set_to_training_is_still_the_trained_module(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        wrapper = nn.Sequential(model)
+        wrapper.training = False
+        train_plainly(wrapper, batches)
+
+    session, _ = watch(loop, tmp_path)
+    (trained,) = session.watch.trained
+    assert not trained.training
+
+
+def test_a_script_that_spawns_its_ranks_becomes_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    calls: list[tuple[Any, ...]] = []
+    original = torch.multiprocessing.start_processes
+    with taking_part_in_spawn(1, 2):
+        torch.multiprocessing.spawn(lambda *given: calls.append(given), args=("a",), nprocs=2)  # type: ignore[no-untyped-call]
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+        with pytest.raises(UsageError, match="spawns 4 processes, the trial has 2 ranks on this node"):
+            torch.multiprocessing.spawn(calls.append, nprocs=4)  # type: ignore[no-untyped-call]
+    assert calls == [(1, "a")]
+    assert torch.multiprocessing.start_processes is original
+
+
+def test_passes_inside_an_optimizer_s_closure_have_phases_of_their_own(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in batches:
+
+            def closure(inputs: Any = inputs, targets: Any = targets) -> Any:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    _, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 4), Block(StepKind.PHASES, 2)))
+    phases = [one for one in kept if one.kind is StepKind.PHASES]
+    assert len(phases) == 2
+    assert all(one.forward_seconds and one.backward_seconds and one.optimizer_seconds for one in phases)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.steps import StepPlan
-from scalelab.records.tasks import Script
+from scalelab.records.tasks import SCRIPT_MARK, Script
 
 PLACEHOLDERS = {
     "batch_per_rank": "samples per step on each rank",
@@ -19,8 +23,30 @@ PLACEHOLDERS = {
     "steps": "steps that are measured; the script may take more",
 }
 BATCH_PLACEHOLDERS = ("batch_per_rank", "global_batch")
-SPARE_STEPS = 8
-"""Steps beyond the plan that {steps} asks for: a few are dropped when blocks change."""
+STEP_ENDS = ("optimizer", "dataloader")
+SPARE_STEPS = 50
+"""Steps beyond the plan that {steps} asks for: a few are dropped when blocks change, and instruments take some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptFlags:
+    """How a script after `--` is run."""
+
+    step_at: Annotated[str, tyro.conf.arg(metavar="WHERE")] = "optimizer"
+    """Where a step of a script ends. optimizer: where its optimizer has stepped. dataloader: where it asks a DataLoader
+    for the next batch. module:function: where that function returns, such as train:train_step."""
+    scratch: bool = False
+    """Run a script in a copy of the working directory that is removed afterwards, so that no checkpoints are left."""
+
+    def __post_init__(self) -> None:
+        if self.step_at not in STEP_ENDS and not re.fullmatch(r"[\w.]+:[\w.]+", self.step_at):
+            raise UsageError(f"--step-at must be {', '.join(STEP_ENDS)} or module:function, got {self.step_at!r}")
+
+    def check_unused(self) -> None:
+        """Refuse them without a script."""
+        for one in fields(self):
+            if getattr(self, one.name) != one.default:
+                raise UsageError(f"{flag(one.name)} is for a script: scalelab run STUDY {flag(one.name)} … -- train.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +67,16 @@ class ScriptSource:
     @property
     def spec(self) -> str:
         """What a trial calls its workload."""
-        return f"{self.target}:__main__"
+        return f"{self.target}{SCRIPT_MARK}"
 
     @property
     def sets_batch(self) -> bool:
         """Whether the script is given the batch size of a trial."""
         return any(name in BATCH_PLACEHOLDERS for name in find_placeholders(self.arguments))
 
-    def make_task(self, plan: StepPlan, *, batch_per_rank: int, num_ranks: int, seed: int) -> Script:
+    def make_task(
+        self, plan: StepPlan, *, batch_per_rank: int, num_ranks: int, seed: int, flags: ScriptFlags | None = None
+    ) -> Script:
         """The script as one trial runs it."""
         values = {
             "batch_per_rank": batch_per_rank,
@@ -62,8 +90,10 @@ class ScriptSource:
             arguments=tuple(fill_in(word, values) for word in self.arguments),
             is_module=self.is_module,
             directory=self.directory,
+            is_told_batch=self.sets_batch,
             plan=plan,
-            checks_batch=self.sets_batch,
+            step_at=(flags or ScriptFlags()).step_at,
+            is_scratch=(flags or ScriptFlags()).scratch,
         )
 
 

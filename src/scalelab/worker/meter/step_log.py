@@ -9,34 +9,19 @@ written survives the process; what was not is at most the last second.
 torch is never imported here: a script that has not loaded it has neither tensors nor devices.
 
 What a Meter says about the process that it is in: its script, how it ended, what memory it took.
-
-Who this process is, and one directory for all ranks, without a collective.
-
-A collective would hang where only some ranks have a Meter, and would be one more thing on somebody's wire. The
-rendezvous store is enough: rank 0 puts the directory there, the others wait for it. Which store:
-
-    the process group's          where there is one
-    torchrun's agent's           before that, where torchrun serves it
-    none                         one rank needs none
-
-torch is imported only to reach torchrun's store; a process group exists only where torch is loaded already. That
-store is there before any rank is, so one that does not answer is not waited for: torch would try again for minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-from scalelab.errors import StoreError, UsageError
+from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.agreement import samples_file
 from scalelab.launch.meter_result import MeterFailure
 from scalelab.records.samples import COLUMNS, render_samples
@@ -48,7 +33,11 @@ WRITE_SECONDS = 1.0
 MOST_WAITING = 512
 """How many steps may wait: writing them is one pause between two steps, of about two milliseconds."""
 
-_CLEAN, _PHASES, _SETTLE = (kind.value for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.SETTLE))
+_CLEAN, _PHASES, _SETTLE, _PROFILED = (
+    kind.value for kind in (StepKind.CLEAN, StepKind.PHASES, StepKind.SETTLE, StepKind.PROFILED)
+)
+PROFILE_AFTER = 10
+"""Steps before the first profiled one."""
 
 Mark = Any
 """A float, or a CUDA event."""
@@ -57,17 +46,63 @@ Mark = Any
 class MeteredStep:
     """One step while it runs, and until it is written."""
 
-    __slots__ = ("begin", "end", "holds_another", "loss", "number", "phases", "ready", "start")
+    __slots__ = ("begin", "end", "holds_another", "is_profiled", "loss", "number", "phases", "start", "waited")
 
-    def __init__(self, number: int, start: float, ready: float, begin: Mark) -> None:
+    def __init__(self, number: int, start: float, ready: float | None, begin: Mark) -> None:
+        """`ready`: when the batch was there; None: it is not known."""
         self.number = number
         self.start = start
-        self.ready = ready
+        self.waited = None if ready is None else ready - start
         self.begin = begin
         self.end: Mark = None
         self.phases: list[tuple[str, Mark, Mark]] | None = None
         self.loss: Any = None
-        self.holds_another = False
+        self.holds_another = self.is_profiled = False
+
+    def wait(self, seconds: float) -> None:
+        """More time went into waiting for input."""
+        self.waited = seconds + (self.waited or 0.0)
+
+
+class CurrentStep:
+    """The step that runs now, and how points in time are marked in it."""
+
+    __slots__ = ("mark", "open_phase", "step")
+
+    def __init__(self) -> None:
+        self.step: MeteredStep | None = None
+        self.mark: Callable[[], Mark] = perf_counter
+        self.open_phase: str | None = None
+
+
+class PhaseTimer:
+    """Marks the beginning and the end of a phase in the step that is current."""
+
+    __slots__ = ("_begin", "_name", "_now", "_step")
+
+    def __init__(self, now: CurrentStep, name: str) -> None:
+        self._now = now
+        self._name = name
+        self._step: MeteredStep | None = None
+        self._begin: Mark = None
+
+    def __enter__(self) -> None:
+        now = self._now
+        if now.open_phase is not None:
+            raise UsageError(f"phase {self._name!r} starts inside phase {now.open_phase!r}: end that one first")
+        now.open_phase = self._name
+        self._step = now.step
+        self._begin = now.mark()
+
+    def __exit__(self, *_: object) -> None:
+        end = self._now.mark()
+        self._now.open_phase = None
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.phases is None:
+            step.phases = []
+        step.phases.append((self._name, self._begin, end))
 
 
 class StepLog:
@@ -118,6 +153,38 @@ class StepLog:
         return True
 
 
+class StepProfile:
+    """torch's profiler over `num_steps` steps after the first ten; the trace is written between two steps."""
+
+    def __init__(self, trace: Path, num_steps: int) -> None:
+        self._trace, self._end = trace, PROFILE_AFTER + num_steps
+        self._profile: Any = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._profile is not None
+
+    def pass_to(self, number: int) -> None:
+        """Step `number` begins here."""
+        if number >= self._end:
+            self.stop()
+            return
+        if self._profile is not None:
+            self._profile.end()
+        elif number == PROFILE_AFTER:
+            from scalelab.worker.script.instrumented import ProfiledBlock  # it needs torch
+
+            self._profile = ProfiledBlock(self._trace).__enter__()
+        if self._profile is not None:
+            self._profile.begin()
+
+    def stop(self) -> None:
+        if self._profile is not None:
+            profile, self._profile = self._profile, None
+            profile.end()
+            profile.__exit__()
+
+
 def render_steps(rank: int, steps: list[MeteredStep]) -> str:
     """Steps as lines of the samples file, as `render_samples` writes them but in half the time."""
     losses = read_losses([step.loss for step in steps])
@@ -129,15 +196,17 @@ _NOT_WATCHED = "," * (len(COLUMNS) - COLUMNS.index("loss") - 1)
 
 
 def _render_step(rank: int, step: MeteredStep, loss: float | None) -> str:
-    waited, forward, backward, optimizer = step.ready - step.start, "", "", ""
+    forward = backward = optimizer = ""
     if step.phases:
         spans: dict[str, float] = {}
         for name, begin, end in step.phases:
             spans[name] = spans.get(name, 0.0) + measure_span(begin, end)
-        waited += spans.pop("input", 0.0)
+        if "input" in spans:
+            step.wait(spans.pop("input"))
         forward, backward, optimizer = (str(spans.get(name, "")) for name in PHASES[1:])
-    kind = _SETTLE if step.holds_another else _PHASES if step.phases else _CLEAN
+    kind = _SETTLE if step.holds_another else _PROFILED if step.is_profiled else _PHASES if step.phases else _CLEAN
     seconds = measure_span(step.begin, step.end)
+    waited = "" if step.waited is None else step.waited
     return (
         f"{rank},{step.number},{kind},{step.start},{seconds},{waited},{forward},{backward},{optimizer},"
         f"{'' if loss is None else loss}{_NOT_WATCHED}\n"
@@ -240,6 +309,15 @@ def describe_end(error: BaseException | None, rank: int, log: StepLog) -> MeterF
     return MeterFailure(status=status, cause=cause, reason=reason, traceback=own)
 
 
+def describe_trouble(error: Exception, runs_dir: Path) -> str:
+    """Why a Meter stops recording, in one line."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    if isinstance(cause, OSError):
+        return f"{cause.strerror}: {cause.filename or runs_dir}"
+    words = str(cause) if isinstance(cause, ScalelabError) else f"{type(cause).__name__}: {cause}"
+    return words.partition("\n")[0]
+
+
 def read_peak_memory(device: str, resident_bytes: int) -> int:
     """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
     if device == "cuda":
@@ -253,89 +331,3 @@ def say_where(path: Path) -> str:
     short = path.relative_to(here) if path.is_relative_to(here) else path
     name = "last" if find_runs(here / RUNS_DIR)[-1:] == [path] else str(short)
     return f"Saved to {short}  ·  scalelab show {name}"
-
-
-CONNECT_SECONDS = 5.0
-"""How long torchrun's store may take to answer."""
-WAIT_SECONDS = 60.0
-"""How long a rank waits for rank 0 to make the run."""
-UNUSABLE = "-"
-"""What rank 0 sends if it could not create the run; never a valid path."""
-
-
-class RankPlace(NamedTuple):
-    """Which of the ranks this process is."""
-
-    rank: int
-    num_ranks: int
-
-
-def find_place() -> RankPlace:
-    """From the process group, else from torchrun's variables, else the only rank."""
-    distributed = find_process_group()
-    if distributed is not None:
-        return RankPlace(distributed.get_rank(), distributed.get_world_size())
-    try:
-        place = RankPlace(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    except (KeyError, ValueError):
-        return RankPlace(0, 1)
-    return place if 0 <= place.rank < place.num_ranks else RankPlace(0, 1)
-
-
-def find_process_group() -> Any:
-    """`torch.distributed` where it has a default process group, else None."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed
-
-
-def open_rendezvous(place: RankPlace) -> Any:
-    """The store that the ranks meet at; None for one rank."""
-    if place.num_ranks == 1:
-        return None
-    distributed = find_process_group()
-    if distributed is not None:
-        return distributed.distributed_c10d._get_default_store()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return reach_agent_store(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
-    raise UsageError(
-        f"WORLD_SIZE is {place.num_ranks}, but there is no process group to agree on a run:"
-        " create the Meter after torch.distributed.init_process_group"
-    )
-
-
-def reach_agent_store(host: str, port: str) -> Any:
-    """torchrun's own store; raises `StoreError` where nothing answers."""
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise StoreError(f"cannot reach torchrun's store at {host}:{port}: {words}") from None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
-
-
-def agree(place: RankPlace, rendezvous: Any, key: str, make: Callable[[], str]) -> str:
-    """What rank 0 makes, on every rank; raises `StoreError` where rank 0 has made nothing."""
-    if place.rank == 0:
-        text = UNUSABLE
-        try:
-            text = make()
-        finally:
-            if rendezvous is not None:
-                rendezvous.set(key, text)
-        return text
-    try:
-        rendezvous.wait([key], timedelta(seconds=WAIT_SECONDS))
-    except RuntimeError:
-        raise StoreError(f"rank 0 created no Meter of this name within {WAIT_SECONDS:g} s") from None
-    text = str(rendezvous.get(key), "utf-8")
-    if text == UNUSABLE:
-        raise NothingAgreed
-    return text
-
-
-class NothingAgreed(StoreError):
-    """Rank 0 could not create the run, and has reported it."""

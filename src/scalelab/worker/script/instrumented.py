@@ -13,86 +13,68 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerAction
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.records.trial import PHASES
 from scalelab.worker.instruments.profiles import let_threads_finish, list_activities
-from scalelab.worker.loop import ReadyClock, StallClock
-from scalelab.worker.script.watch import TrainingWatch, replaced
+from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
+from scalelab.worker.script.watch import TrainingWatch, is_training_pass, replaced
 
 OTHER = "other"
 
 
-class PhaseBlock:
-    """Times the phases of every step while it is entered."""
+class PhaseHooks:
+    """Follows the phases of a script's steps while it is entered: `end_phase` is called where each ends."""
 
-    def __init__(self, watch: TrainingWatch, synchronize: Callable[[], None]) -> None:
-        self._watch, self._synchronize = watch, synchronize
+    def __init__(self, watch: TrainingWatch) -> None:
+        self._watch = watch
         self._stack = ExitStack()
         self._current = OTHER
-        self._last = 0.0
-        self._seconds: dict[str, float] = {}
-        self._stall_seconds: dict[str, float | None] = {}
+        self.last_batch: Any = None
+        """What came out of a data loader last, or went into a trained module."""
 
-    def __enter__(self) -> PhaseBlock:
+    def end_phase(self, phase: str) -> None:
+        """The time since the last call belongs to this phase."""
+        raise NotImplementedError
+
+    def follow(self) -> None:
+        """Put the hooks on."""
         stack = self._stack
-        is_on_cpu = all(p.device.type == "cpu" for module in self._watch.trained for p in module.parameters())
-        self._stalls = stack.enter_context(StallClock(is_wanted=is_on_cpu))
-        model = find_replicated(self._watch.trained)
-        self._ready = stack.enter_context(ReadyClock(model, self._stalls)) if model is not None else None
         stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
         for module in self._watch.trained:
-            stack.callback(module.register_forward_pre_hook(self._before_forward).remove)
+            stack.callback(module.register_forward_pre_hook(self._before_forward, prepend=True).remove)
         self._watch.on_phase = self.switch
         stack.callback(self._stop)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def begin(self) -> None:
-        """Start of a step."""
-        self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
-        self._stall_seconds = dict.fromkeys((*PHASES, OTHER))
-        self._current = OTHER
-        self._last_stall = self._start_stall = self._stalls.read()
-        if self._ready is not None:
-            self._ready.begin()
-        self._start = self._last = perf_counter()
-
     def switch(self, phase: str) -> None:
-        """The time so far belongs to the phase that ends here."""
-        self._synchronize()
-        now, stall = perf_counter(), self._stalls.read()
-        self._seconds[self._current] += now - self._last
-        if stall is not None and self._last_stall is not None:
-            self._stall_seconds[self._current] = (self._stall_seconds[self._current] or 0.0) + stall - self._last_stall
-        self._current, self._last, self._last_stall = phase, now, stall
+        """Another phase begins."""
+        self.end_phase(self._current)
+        self._current = phase
 
-    def read(self) -> tuple[dict[str, float], float | None, dict[str, float | None]]:
-        """Seconds by phase, seconds until the last gradient, and stalls by phase, of the step that just ended."""
-        ready = self._ready.read(self._start) if self._ready is not None else None
-        until_ready = self._ready.read_stall(self._start_stall) if self._ready is not None else None
-        return self._seconds, ready, self._stall_seconds | {"ready": until_ready}
-
-    def _before_forward(self, module: nn.Module, _: Any) -> None:
-        if module.training and torch.is_grad_enabled() and self._current == OTHER:
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if self._current in (OTHER, "optimizer") and is_training_pass(module):  # in an optimizer: its closure
+            if self.last_batch is None:
+                self.last_batch = inputs
             self.switch("forward")
 
     def _wrap_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def load(iterator: Any) -> Any:
+            self._watch.begin_load()
             before = self._current
             self.switch("input")
             try:
-                return original(iterator)
+                self.last_batch = original(iterator)
+                return self.last_batch
             finally:
                 self.switch(before if before != "input" else OTHER)
 
@@ -102,34 +84,81 @@ class PhaseBlock:
         self._watch.on_phase = None
 
 
+class PhaseBlock(PhaseHooks):
+    """Times the phases of every step while it is entered."""
+
+    def __init__(self, watch: TrainingWatch, synchronize: Callable[[], None]) -> None:
+        super().__init__(watch)
+        self._synchronize = synchronize
+
+    def __enter__(self) -> PhaseBlock:
+        is_on_cpu = all(p.device.type == "cpu" for module in self._watch.trained for p in module.parameters())
+        self._stalls = self._stack.enter_context(StallClock(is_wanted=is_on_cpu))
+        model = find_replicated(self._watch.trained)
+        self._ready = self._stack.enter_context(ReadyClock(model or nn.Module(), self._stalls))
+        self.follow()
+        return self
+
+    def begin(self) -> None:
+        """Start of a step."""
+        self._current = OTHER
+        self.last_batch = None
+        self._clock = PhaseClock(self._synchronize, self._stalls.read, (*PHASES, OTHER))
+        self._ready.begin()
+
+    def end_phase(self, phase: str) -> None:
+        self._clock.mark(phase)
+
+    def complete(self, step: RawStep) -> RawStep:
+        """The step that just ended, with its phases, its stalls and the time of its last gradient."""
+        clock, ready = self._clock, self._ready
+        stalls = clock.stalls | {"ready": ready.read_stall(clock.start_stall)}
+        return step._replace(phases=clock.seconds, ready=ready.read(clock.start), stalls=stalls)
+
+
+def find_replicas(trained: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """The models that DDP replicates, also inside the wrapper of a library or of torch.compile."""
+    found = {id(one): one for module in trained for one in module.modules() if isinstance(one, DistributedDataParallel)}
+    return list(found.values())
+
+
 def find_replicated(trained: Sequence[nn.Module]) -> nn.Module | None:
     """The model that DDP replicates; None: there is none, or several."""
-    found = [module for module in map(strip_compiled, trained) if isinstance(module, DistributedDataParallel)]
+    found = find_replicas(trained)
     return found[0] if len(found) == 1 else None
 
 
-def strip_compiled(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's wrapper."""
-    inner: nn.Module = getattr(module, "_orig_mod", module)
-    return inner
+def is_all_replicated(trained: Sequence[nn.Module]) -> bool:
+    """Whether DDP, and nothing else, averages every gradient of the trained modules."""
+    inside = {id(parameter) for one in find_replicas(trained) for parameter in one.parameters()}
+    needed = [one for module in trained for one in module.parameters() if one.requires_grad]
+    return bool(needed) and all(id(one) in inside for one in needed)
+
+
+def name_strategy(trained: Sequence[nn.Module]) -> str:
+    """The strategy that a script applied to its model by itself; empty: none of those that scalelab has."""
+    if is_all_replicated(trained):
+        return "ddp"
+    every = [part for module in trained for part in module.modules()]
+    if any(isinstance(part, FSDPModule) for part in every):
+        return "fsdp2"
+    return "fsdp-full" if any(isinstance(part, FullyShardedDataParallel) for part in every) else ""
 
 
 @contextmanager
-def without_all_reduce(trained: Sequence[nn.Module]) -> Iterator[None]:
+def without_all_reduce() -> Iterator[None]:
     """DDP only accumulates gradients on each rank, whatever the script sets in the meantime.
 
-    A property of the class hides the attribute that `no_sync` and scripts set; its value at the step's end returns.
+    A property of the class hides the attribute that `no_sync` and scripts set; what they set holds again afterwards.
     """
     name = "require_backward_grad_sync"
-    replicas = [one for module in trained for one in module.modules() if isinstance(one, DistributedDataParallel)]
-    before = [bool(getattr(one, name)) for one in replicas]
-    setattr(DistributedDataParallel, name, property(lambda _: False, lambda *_: None))
+    setattr(
+        DistributedDataParallel, name, property(lambda _: False, lambda one, value: vars(one).update({name: value}))
+    )
     try:
         yield
     finally:
         delattr(DistributedDataParallel, name)
-        for one, value in zip(replicas, before, strict=True):
-            setattr(one, name, value)
 
 
 class ProfiledBlock:
@@ -137,16 +166,23 @@ class ProfiledBlock:
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
-        self._profile = torch.profiler.profile(
-            activities=list_activities(), record_shapes=True, schedule=lambda _: ProfilerAction.RECORD
-        )
+        self._profile = torch.profiler.profile(activities=list_activities(), record_shapes=True)
+        self._region: Any = None
+        self._number = 0
 
     def __enter__(self) -> ProfiledBlock:
         self._profile.start()
         return self
 
-    def step(self) -> None:
-        self._profile.step()
+    def begin(self) -> None:
+        """Start of a step."""
+        self._region = torch.profiler.record_function(f"ProfilerStep#{self._number}")
+        self._region.__enter__()
+        self._number += 1
+
+    def end(self) -> None:
+        """End of a step."""
+        self._region.__exit__(None, None, None)
 
     def __exit__(self, *_: object) -> None:
         let_threads_finish()

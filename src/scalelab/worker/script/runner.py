@@ -1,4 +1,4 @@
-"""Run a script as a rank: as `python FILE` or `python -m MODULE` would, with the variables that torchrun sets."""
+"""Run a script as a rank, with the variables that torchrun sets, and report what was seen of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import runpy
 import sys
 import threading
 from dataclasses import replace
@@ -17,22 +16,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scalelab.errors import UsageError
-from scalelab.launch.agreement import Assignment, samples_file, trace_file
-from scalelab.records.observations import RankReport, ScriptReport
+from scalelab.launch.agreement import Assignment, copied_directory, samples_file, trace_file
+from scalelab.records.observations import Instrument, RankReport, ScriptReport
 from scalelab.records.samples import render_samples
 from scalelab.records.tasks import Script
 from scalelab.records.trial import StepSample, Trial
-from scalelab.worker.script.session import ScriptEnded, ScriptSession, refuse_samples
+from scalelab.worker.script.execution import giving_up, run_script, taking_part_in_spawn
+from scalelab.worker.script.instrumented import name_strategy
+from scalelab.worker.script.observers import choose_observer
+from scalelab.worker.script.session import MakeObserver, ScriptSession
 
+GIVE_UP_SHARE = 0.9
+"""Of the time limit: a script without a step until then has none."""
 LEAVE_SECONDS = 10.0
 """How long a script's exit handlers and threads may take after its last step."""
-
-
-class ScriptFinished(UsageError):
-    """The script came to its end before all planned steps were taken."""
 
 
 class SampleFile:
@@ -75,17 +75,43 @@ def measure_script(
     """Run the script on this rank and record its steps; what was seen of it is in the report."""
     store = open_store(trial, assignment)
     os.environ.update(make_variables(trial, assignment))
+    if script.is_scratch:
+        script = move_to_copy(script, copied_directory(directory))
     if script.directory:
         os.chdir(script.directory)
-    check = refuse_samples(trial.batch_per_rank) if script.checks_batch else None
-    with SampleFile(samples_file(directory, report.rank), samples) as sink:
-        session = ScriptSession(script.plan.blocks, report.rank, trace_file(directory, report.rank), sink, check)
+    rank = report.rank
+    with SampleFile(samples_file(directory, rank), samples) as sink:
+        session = ScriptSession(
+            *(script.plan.blocks, rank, trace_file(directory, rank), sink, trial.batch_per_rank),
+            is_told=script.is_told_batch,
+            step_at=script.step_at,
+            delays=find_delays(trial, rank),
+            observers={name: plan_observer(name, trial, directory, rank) for name in trial.instruments},
+        )
         try:
-            run_script(script, session)
+            with (
+                taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),
+                giving_up(session, GIVE_UP_SHARE * trial.timeout_seconds),
+            ):
+                run_script(script, session)
             wait_for_all(store, trial.num_ranks)
         finally:
             leave_script()
-    return replace(report, script=describe_script(session), num_parameters=count_parameters(session))
+    report = replace(report, script=describe_script(session), num_parameters=count_parameters(session))
+    for observer in session.observed:
+        report = observer.complete(report)
+    return report
+
+
+def find_delays(trial: Trial, rank: int) -> dict[str, float]:
+    """The injected delay on this rank, by phase."""
+    seconds = trial.perturbation.seconds_on(rank)
+    return {trial.perturbation.delay_phase: seconds} if seconds else {}
+
+
+def plan_observer(name: Instrument, trial: Trial, directory: Path, rank: int) -> MakeObserver:
+    """Makes the observer of an instrument once the script's steps are known."""
+    return lambda session: choose_observer(name, session.watch, session.num_passes, trial, directory, rank)
 
 
 def open_store(trial: Trial, assignment: Assignment) -> TCPStore:
@@ -116,11 +142,15 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         num_optimizers=rule.num_optimizers,
         num_passes=session.num_passes,
         num_samples=session.step_samples,
-        is_regular=rule.is_regular,
+        batch_samples=session.batch_samples,
+        num_uneven=session.num_uneven,
+        is_regular=rule.is_regular or not session.watch.uses_rule,
         num_evaluations=apart["evaluation"],
         num_checkpoints=apart["checkpoint"],
         num_skipped=apart["skipped"],
         obstacle=session.obstacle,
+        strategy=name_strategy(session.watch.trained),
+        left_out=session.left_out,
     )
 
 
@@ -132,8 +162,7 @@ def count_parameters(session: ScriptSession) -> int | None:
 
 def make_variables(trial: Trial, assignment: Assignment) -> dict[str, str]:
     """What torchrun sets for a rank."""
-    rank, local_size = assignment.rank, trial.ranks_per_host if trial.num_hosts > 1 else trial.num_ranks
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_size))
+    rank, local_size = assignment.rank, assignment.num_local_ranks or trial.num_ranks
     numbers = {
         "RANK": rank,
         "LOCAL_RANK": assignment.local_rank,
@@ -156,42 +185,11 @@ def make_variables(trial: Trial, assignment: Assignment) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items()} | words
 
 
-def run_script(script: Script, session: ScriptSession) -> None:
-    """Run the script until the session ends it; raises `ScriptFinished` where the script ended by itself before."""
-    sys.argv = [script.target, *script.arguments]
-    try:
-        with session:
-            if script.is_module:
-                sys.path.insert(0, str(Path.cwd()))
-                runpy.run_module(script.target, run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, str(Path(script.target).resolve().parent))
-                runpy.run_path(script.target, run_name="__main__")
-    except ScriptEnded:
-        return
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            words = f"the script exited with {describe_code(error.code)} after {count_steps(session)}"
-            raise ScriptFinished(f"{words}: see the rank's log") from error
-    except KeyboardInterrupt as error:
-        raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
-    raise ScriptFinished(describe_early_end(session))
-
-
-def describe_code(code: object) -> str:
-    return f"code {code}" if isinstance(code, int) else f"the message {str(code).strip().splitlines()[0]!r}"
-
-
-def count_steps(session: ScriptSession) -> str:
-    return f"{session.num_steps} of {session.num_planned} planned steps"
-
-
-def describe_early_end(session: ScriptSession) -> str:
-    """What to do about a script that ended too early, by what was seen of it."""
-    if session.num_steps:
-        return f"the script ended after {count_steps(session)}: let it train longer, or lower --steps"
-    seen = f"{len(session.watch.trained)} trained modules and {session.watch.num_backward} backward passes were seen"
-    return f"the script ended without an optimizer step ({seen}): pass --step-at where a step ends elsewhere"
+def move_to_copy(script: Script, copy: Path) -> Script:
+    """The script in the copy of its working directory."""
+    target, before = Path(script.target), Path(script.directory)
+    moved = str(copy / target.relative_to(before)) if target.is_relative_to(before) else script.target
+    return msgspec.structs.replace(script, target=moved, directory=str(copy))
 
 
 def leave_script() -> None:

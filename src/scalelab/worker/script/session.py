@@ -6,22 +6,32 @@ is not part of any step: the clock is read when the step ends and again when we 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.records.trial import PHASES, Block, StepKind, StepSample
-from scalelab.worker.loop import SavedState, is_so_everywhere
-from scalelab.worker.script.instrumented import PhaseBlock, ProfiledBlock, find_replicated, without_all_reduce
+from scalelab.records.trial import Block, StepKind, StepSample
+from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
+from scalelab.worker.script.instrumented import (
+    PhaseBlock,
+    ProfiledBlock,
+    find_replicas,
+    is_all_replicated,
+    without_all_reduce,
+)
+from scalelab.worker.script.observers import CannotObserve, Observer
 from scalelab.worker.script.watch import StepFacts, TrainingWatch
+from scalelab.worker.strategies.apply import looks_for_unused
 
 LEARNING_STEPS = 3
+MakeObserver = Callable[["ScriptSession"], Observer | None]
 
 
 class ScriptEnded(BaseException):
@@ -45,28 +55,54 @@ class ScriptSession:
         rank: int,
         trace: Path,
         sink: SampleSink,
-        check_samples: Callable[[int], None] | None = None,
+        planned_batch: int,
+        *,
+        is_told: bool = True,
+        observers: Mapping[str, MakeObserver] | None = None,
+        delays: Mapping[str, float] | None = None,
+        step_at: str = "optimizer",
     ) -> None:
+        """`planned_batch`: samples of a step on this rank, or of each batch; `is_told`: the script is given it.
+
+        `observers` make what takes further steps after those of the plan.
+        """
         self._blocks, self._rank, self._trace, self._sink = blocks, rank, trace, sink
-        self._check_samples = check_samples
-        self.watch = TrainingWatch(self._end_step, self._restart)
+        self._planned_batch, self._is_told = planned_batch, is_told
+        self.watch = TrainingWatch(self._end_step, self._restart, delays, step_at)
         self._synchronize: Callable[[], None] = lambda: None
         self._stack = ExitStack()
         self.num_steps = 0
         """Steps seen so far, of every kind."""
-        self.num_apart = {"evaluation": 0, "checkpoint": 0, "skipped": 0}
+        self.num_apart = Counter[str]()
+        """Steps with an evaluation or a checkpoint, or skipped."""
         self.num_passes: int | None = None
         """Backward passes per step."""
         self.step_samples: int | None = None
-        """Samples per step on this rank, as the script's data loader gave them."""
+        """Samples per step on this rank, as the script's data loader gave them; None: none were seen."""
+        self.batch_samples: int | None = None
+        """Samples of one batch: of a step that accumulates gradients there are several."""
+        self.num_uneven = 0
+        """Steps with another number of backward passes."""
+        self._is_learned = False
         self.obstacle = ""
         """Why communication-free steps were left out."""
+        self.left_out: dict[str, str] = {}
+        """Why instruments were left out, by name."""
+        self.observed: list[Observer] = []
+        """Those that took all their steps."""
+        self._waiting = dict(observers or {})
+        self._observer: Observer | None = None
         self._start: float | None = None
         self._position = self._in_block = 0
         self._phases: PhaseBlock | None = None
         self._profile: ProfiledBlock | None = None
         self._saved: list[SavedState] = []
         self._drops_next = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether all planned steps were taken: what follows is for instruments."""
+        return self._position == len(self._blocks)
 
     @property
     def num_planned(self) -> int:
@@ -85,13 +121,33 @@ class ScriptSession:
         self._stack.close()
         self._phases = self._profile = None
         self.num_steps = self._position = self._in_block = 0
+        self.num_apart.clear()
+        self.num_uneven = 0
+        self._is_learned = False
         self._sink.clear()
         self.watch.learn()
 
     def _end_step(self, facts: StepFacts) -> None:
+        if self.watch.uses_rule and self.watch.rule.is_second_training:
+            raise UsageError(
+                "the script began a second training: another optimizer steps, and the first no longer does; measure one"
+                " at a time, or fewer --steps than the first one takes"
+            )
         self._synchronize()
         end = perf_counter()
+        if self._profile is not None:
+            self._profile.end()
         start = self._start if self._start is not None else (self.watch.first_forward or end)
+        if self._observer is not None:
+            self._observer.end()
+            self._in_block += 1
+            if self._in_block < self._observer.num_steps:
+                self._observer.begin()
+                return
+            self._stack.close()
+            self.observed.append(self._observer)
+            self._observe_next()
+            return
         if self._drops_next:
             self._drops_next = False
         else:
@@ -99,50 +155,91 @@ class ScriptSession:
         self._advance(facts)
         if self._phases is not None:
             self._phases.begin()
+        if self._profile is not None:
+            self._profile.begin()
         self._start = perf_counter()
 
     def _record(self, facts: StepFacts, start: float, end: float) -> None:
         kind = self._blocks[self._position].kind
-        for work in (*facts.other_work, *(("skipped",) if facts.is_skipped else ())):
-            self.num_apart[work] += 1
-        is_apart = bool(facts.other_work or facts.is_skipped or self.num_steps == 0)
-        fields: dict[str, Any] = {}
-        if self._phases is not None and not is_apart:
-            seconds, ready, stalls = self._phases.read()
-            fields = {f"{name}_seconds": seconds[name] for name in PHASES} | {"ready_seconds": ready}
-            fields |= {f"{name}_stall_seconds": stalls[name] for name in ("input", "forward", "ready", "optimizer")}
-        found = StepKind.SETTLE if is_apart else kind
-        sample = StepSample(self._rank, self.num_steps, found, start, end - start, loss=facts.read_loss(), **fields)
-        self._sink.append(sample)
+        if facts.other_work:
+            self.num_apart.update(facts.other_work)
+        self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not facts.has_closure
+        step = RawStep(start, end, facts.read_loss())
+        if facts.other_work or self.num_steps == 0:
+            kind = StepKind.SETTLE
+        elif self._phases is not None:
+            step = self._phases.complete(step)
+        self._sink.append(make_sample(self._rank, self.num_steps, kind, step))
         self.num_steps += 1
         self._in_block += 1
 
     def _advance(self, facts: StepFacts) -> None:
         """Learn from the first steps; enter the next block where this one is complete."""
+        is_last = self._in_block >= self._blocks[self._position].num_steps
         if self.num_steps == 1:
-            self._synchronize = choose_synchronize(self.watch.trained)
-        elif self.num_steps == LEARNING_STEPS:
+            self._synchronize = self.watch.synchronize = choose_synchronize(self.watch.trained)
+        elif self.num_steps >= LEARNING_STEPS and not self._is_learned and (is_last or not facts.other_work):
             self._learn(facts)
-        if self._profile is not None:
-            self._profile.step()
-        if self._in_block < self._blocks[self._position].num_steps:
+        if not is_last:
             return
         self._leave_block()
+        self._check_samples()
+        if "input" in self.watch.delays and "input" not in facts.delayed:
+            raise UsageError(
+                "--delay-phase input needs a DataLoader, which the script does not use: delay another phase"
+            )
         while True:
             self._position += 1
             self._in_block = 0
-            if self._position == len(self._blocks):
-                raise ScriptEnded
+            if self.is_measured:
+                self._observe_next()
+                return
             if self._enter_block(self._blocks[self._position]):
                 return
 
+    def _observe_next(self) -> None:
+        """The next instrument; the script ends where none is left."""
+        self._observer = None
+        self._in_block = 0
+        while self._waiting:
+            name = next(iter(self._waiting))
+            make = self._waiting.pop(name)
+            try:
+                self._observer = make(self)
+            except CannotObserve as error:
+                self.left_out[name] = str(error)
+            if self._observer is not None:
+                self._stack.enter_context(self._observer)
+                self._observer.begin()
+                return
+        raise ScriptEnded
+
     def _learn(self, facts: StepFacts) -> None:
+        """What a step consists of; a step with an evaluation would count its batches too."""
         self.watch.stop_learning()
+        self.watch.delay_forward()
+        self._is_learned = True
         self.num_passes = facts.num_passes
-        per_pass = (self.watch.pass_samples or 0) * max(1, facts.num_passes)
-        self.step_samples = facts.loaded_samples or per_pass or None
-        if self.step_samples is not None and self._check_samples is not None:
-            self._check_samples(self.step_samples)
+        batches = facts.list_batches()
+        self.step_samples, self.batch_samples = (sum(batches), batches[0]) if batches else (None, None)
+
+    def _check_samples(self) -> None:
+        """Done after the first block: by then an optimizer that steps rarely has been seen, and steps are whole.
+
+        The planned batch is that of a step, or that of each batch of a step with several.
+        """
+        if not self._is_learned or self._planned_batch in (self.step_samples, self.batch_samples):
+            return
+        advice = "pass {batch_per_rank} where the script takes its batch size"
+        if self.step_samples is None:
+            if not self._is_told:
+                raise UsageError(f"the script's batch size was not seen, in a DataLoader or by a module: {advice}")
+            return
+        several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
+        raise UsageError(
+            f"the data loader gave {self.step_samples} samples per step and rank{several}, the plan says"
+            f" {self._planned_batch}: {advice}"
+        )
 
     def _enter_block(self, block: Block) -> bool:
         """Switch on what the block needs; False: it cannot be measured in this script and is left out."""
@@ -156,15 +253,18 @@ class ScriptSession:
 
     def _enter_comm_free(self) -> bool:
         trained = self.watch.trained
-        if find_replicated(trained) is None:
-            self.obstacle = "the gradient all-reduce can be left out only where one DDP model is trained"
+        if not is_all_replicated(trained):
+            self.obstacle = "the gradient all-reduce can be left out only where DDP averages all gradients"
+            return False
+        if any(map(looks_for_unused, find_replicas(trained))):
+            self.obstacle = "DDP looks for unused parameters, and would want the gradients of steps that are undone"
             return False
         self._saved = save_state(trained, list(self.watch.optimizers))
         if not is_so_everywhere(bool(self._saved), next(trained[0].parameters()).device):
             self._saved = []
             self.obstacle = "there is no room for a copy of the model state"
             return False
-        self._stack.enter_context(without_all_reduce(trained))
+        self._stack.enter_context(without_all_reduce())
         self._drops_next = True
         return True
 
@@ -189,16 +289,3 @@ def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
     if not any(device.type == "cuda" for device in devices):
         return lambda: None
     return torch.cuda.synchronize
-
-
-def refuse_samples(expected: int) -> Callable[[int], None]:
-    """Checks the samples that really came out of the loader against the plan."""
-
-    def check(found: int) -> None:
-        if found != expected:
-            raise UsageError(
-                f"the data loader gave {found} samples per step and rank, the plan says {expected}: pass"
-                " {batch_per_rank} where the script takes its batch size"
-            )
-
-    return check

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.worker.batches.stream import count_samples
 from scalelab.worker.script.boundary import StepRule
+from scalelab.worker.step import wait
 
 
 @dataclass
@@ -35,30 +37,53 @@ class StepFacts:
     losses: list[Any] = field(default_factory=list)
     """The tensors or numbers that backward was called on."""
     num_passes: int = 0
+    has_closure: bool = False
+    """Whether the optimizer itself called for passes, as LBFGS does: their number is its own affair."""
     other_work: set[str] = field(default_factory=set)
-    """`evaluation`, `checkpoint`."""
-    loaded_samples: int = 0
-    """Samples that came out of data loaders; counted while learning."""
-    is_skipped: bool = False
-    """Whether a GradScaler left the update out."""
+    """`evaluation`, `checkpoint`, or `skipped`, where a GradScaler left the update out."""
+    delayed: set[str] = field(default_factory=set)
+    """Phases whose injected delay has come."""
+    loads: list[int] = field(default_factory=list)
+    """Samples of each batch that came out of a data loader; counted while learning."""
+    forwards: dict[int, list[int]] = field(default_factory=dict)
+    """Samples of each training pass through a trained module, by the module's place; counted while learning."""
 
     def read_loss(self) -> float | None:
         """The sum of what was differentiated: the loss of the step. None: nothing scalar was."""
+        if len(self.losses) == 1 and type(self.losses[0]) is float:
+            return self.losses[0]
         if not self.losses:
             return None
         return float(sum(one.item() if isinstance(one, torch.Tensor) else one for one in self.losses))
+
+    def list_batches(self) -> list[int]:
+        """Samples of each batch of the step: as loaded, otherwise as they went into the module that is called least.
+
+        A GAN calls its discriminator several times for one batch, but its generator once.
+        """
+        return self.loads or min(self.forwards.values(), key=len, default=[])
 
 
 class TrainingWatch:
     """Calls `on_step` at the end of every step, and `on_restart` where the rule for that had to change."""
 
-    def __init__(self, on_step: Callable[[StepFacts], None], on_restart: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_step: Callable[[StepFacts], None],
+        on_restart: Callable[[], None],
+        delays: Mapping[str, float] | None = None,
+        step_at: str = "optimizer",
+    ) -> None:
+        """`delays`: seconds to wait at the start of a phase, once per step."""
+        self._step_at = step_at
+        self._is_load_seen = False
+        self._numbers = count()  # an optimizer may be gone when the next one comes
         self.rule = StepRule()
+        self.delays = delays or {}
+        self.synchronize: Callable[[], None] = lambda: None
         self.trained: list[nn.Module] = []
         """The outermost modules that were called in training and have parameters to train."""
         self.first_forward: float | None = None
-        self.pass_samples: int | None = None
-        """Samples of the first pass: dimension 0 of its first tensor; None: it got no tensor by position."""
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.on_phase: Callable[[str], None] | None = None
         """Called where a phase begins, in steps whose phases are timed."""
@@ -66,7 +91,8 @@ class TrainingWatch:
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
         self._outermost: Optimizer | None = None
-        self._num_calls = 0
+        self.num_calls = 0
+        self._is_in_backward = False
         self._unscaled: tuple[weakref.ref[torch.Tensor], Any] | None = None
         self._stack = ExitStack()
         self._learning = ExitStack()
@@ -82,6 +108,10 @@ class TrainingWatch:
         stack.enter_context(replaced(nn.Module, "eval", self._wrap_marking("evaluation")))
         stack.enter_context(replaced(torch, "save", self._wrap_marking("checkpoint")))
         stack.callback(self.stop_learning)
+        if self._step_at == "dataloader":
+            stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_step_loader))
+        if "input" in self.delays:
+            stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_delayed_loader))
         self.learn()
         return self
 
@@ -100,11 +130,26 @@ class TrainingWatch:
         """Take these hooks off again."""
         self._learning.close()
 
+    def delay_forward(self) -> None:
+        """Where forward is to be delayed, wait before the trained modules; called once they are known."""
+        for module in self.trained if "forward" in self.delays else ():
+            hook = module.register_forward_pre_hook(lambda *_: self._hold_up("forward"), prepend=True)
+            self._stack.callback(hook.remove)
+
+    def _hold_up(self, phase: str) -> None:
+        """Wait where a delay was asked for, once per step; the device first finishes what it has."""
+        if phase in self.delays and phase not in self._facts.delayed:
+            self._facts.delayed.add(phase)
+            self.synchronize()
+            wait(self.delays[phase])
+
     def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         if self._outermost is None:
             self._outermost = optimizer
             if self.on_phase is not None:
                 self.on_phase("optimizer")
+            if self.delays:
+                self._hold_up("optimizer")
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         if optimizer is self._outermost:
@@ -112,33 +157,76 @@ class TrainingWatch:
             self._end_call(optimizer)
 
     def _end_call(self, optimizer: Optimizer) -> None:
-        self._num_calls += 1
+        self.num_calls += 1
         if self.on_phase is not None:
             self.on_phase("other")
-        number = self.optimizers.setdefault(optimizer, len(self.optimizers))
+        number = self.optimizers.get(optimizer)
+        if number is None:
+            number = self.optimizers[optimizer] = next(self._numbers)
         is_end, is_other_rule = self.rule.see(number)
+        if not self.uses_rule:
+            return
         if is_other_rule:
             self._on_restart()
         if is_end:
-            facts, self._facts = self._facts, StepFacts()
-            self._on_step(facts)
+            self.end_step()
+
+    def end_step(self) -> None:
+        """A step ends here."""
+        facts, self._facts = self._facts, StepFacts()
+        self._on_step(facts)
+
+    @property
+    def uses_rule(self) -> bool:
+        """Whether optimizers end steps, by the rule."""
+        return self._step_at == "optimizer"
+
+    @property
+    def uses_function(self) -> bool:
+        return ":" in self._step_at
+
+    def wrap_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose return ends a step."""
+
+        @functools.wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self.end_step()
+            return result
+
+        return step
+
+    def begin_load(self) -> None:
+        """The script asks for a batch to train on: the step before ends, if steps end there.
+
+        Whatever wraps the loader last says so first; the wrapper below it then has nothing to say.
+        """
+        if self._step_at == "dataloader" and torch.is_grad_enabled() and not self._is_load_seen:
+            self._is_load_seen = True
+            if self._facts.num_passes:  # the first load, and the one that ends an epoch, follow no step
+                self.end_step()
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._facts.num_passes += 1
+            facts = self._facts
+            facts.num_passes += 1
+            facts.has_closure |= self._outermost is not None
             self.num_backward += 1
             loss = self._find_loss(tensors)
             if loss is not None:
-                self._facts.losses.append(loss)
-            if self.on_phase is None:
-                return original(tensors, *args, **kwargs)
-            self.on_phase("backward")
+                facts.losses.append(loss)
+            if self.on_phase is not None:
+                self.on_phase("backward")
+            if self.delays:
+                self._hold_up("backward")
+            self._is_in_backward = True
             try:
                 return original(tensors, *args, **kwargs)
             finally:
+                self._is_in_backward = False
                 if self.on_phase is not None:
-                    self.on_phase("other")
+                    self.on_phase("other" if self._outermost is None else "optimizer")
 
         return backward
 
@@ -150,6 +238,8 @@ class TrainingWatch:
         if self._unscaled is not None and self._unscaled[0]() is tensors:
             found = self._unscaled[1]
         self._unscaled = None
+        if type(found) is torch.Tensor and found.is_cpu:
+            return found.item()
         found = found.detach()
         found = found.to_local() if hasattr(found, "to_local") else found
         return found.item() if found.device.type == "cpu" else found.clone()
@@ -167,10 +257,10 @@ class TrainingWatch:
     def _wrap_scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            num_before = self._num_calls
+            num_before = self.num_calls
             result = original(scaler, optimizer, *args, **kwargs)
-            if self._num_calls == num_before and isinstance(optimizer, Optimizer):
-                self._facts.is_skipped = True
+            if self.num_calls == num_before and isinstance(optimizer, Optimizer):
+                self._facts.other_work.add("skipped")
                 self._end_call(optimizer)
             return result
 
@@ -187,29 +277,58 @@ class TrainingWatch:
 
         return wrap
 
+    def _wrap_step_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(iterator: Any) -> Any:
+            self.begin_load()
+            self._is_load_seen = False
+            return original(iterator)
+
+        return load
+
+    def _wrap_delayed_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(iterator: Any) -> Any:
+            self.begin_load()
+            self._hold_up("input")
+            return original(iterator)
+
+        return load
+
     def _wrap_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def load(iterator: Any) -> Any:
+            self.begin_load()
             batch = original(iterator)
-            self._facts.loaded_samples += count_samples(batch) or 0
+            samples = count_samples(batch)
+            if samples:
+                self._facts.loads.append(samples)
             return batch
 
         return load
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or not (module.training and torch.is_grad_enabled()):
+        if self._depth > 1 or self._is_in_backward or not is_training_pass(module):
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
         if self.first_forward is None:
             self.first_forward = perf_counter()
-            self.pass_samples = count_samples(inputs)
-        if not any(module is one for one in self.trained):
+        place = next((number for number, one in enumerate(self.trained) if one is module), len(self.trained))
+        if place == len(self.trained):
             self.trained.append(module)
+        samples = count_samples(inputs)
+        if samples and not self._facts.has_closure:
+            self._facts.forwards.setdefault(place, []).append(samples)
 
     def _after_module(self, *_: object) -> None:
         self._depth -= 1
+
+
+def is_training_pass(module: nn.Module) -> bool:
+    """Whether a call of the module is part of training; wrappers may say `training` only inside."""
+    return torch.is_grad_enabled() and any(one.training for one in module.modules())
 
 
 @contextmanager

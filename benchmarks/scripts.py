@@ -1,0 +1,310 @@
+"""Unmodified training programs under `scalelab run strong-scaling -- …`, checked against running them alone.
+
+The programs are in `rigs/programs`: some use a library from PyPI as its documentation does, the others are written in
+the style of well-known scripts. Each prints its loss and the time after every step. For every program:
+
+    steps     every step that the program printed was recorded, and no other
+    losses    on two ranks, what it prints is the same with and without us, bit for bit
+    clock     our step over the interval between two of its own prints, in the same launch: within 2 %
+    bare      its own interval in our launches over that in bare ones, on one rank, in turns: the 95 % interval of the
+              ratio does not exclude 2 %. Where it is wider it is "not resolved", and where more programs run than the
+              machine has cores it decides nothing
+    answer    strong scaling on one and two ranks, with the phases of a step, and exposed communication where DDP
+              averages all gradients
+
+    python benchmarks/scripts.py [NAME …] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_unpaired_ratio
+from scalelab.records.environment import usable_cores
+from scalelab.records.store import open_run
+from scalelab.records.tasks import Script
+from scalelab.records.trial import Status, StepKind, TrialResult
+from scalelab.units import format_interval
+
+FOLDER = Path(__file__).parent / "rigs" / "programs"
+LINE = re.compile(r"loss=(\S+) time=(\S+)")
+LEAD_IN, STEPS = 6, 24
+MOST = 0.02
+LEAST_PROGRAMS = 10
+BARE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    name: str
+    arguments: str
+    package: str = "torch"
+    global_batch: int = 32
+    is_ddp: bool = True
+    spawns: bool = False
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.py"
+
+    def find_version(self) -> str | None:
+        try:
+            return f"{self.package} {importlib.metadata.version(self.package)}"
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+
+BATCH = "--batch-size {batch_per_rank}"
+PROGRAMS = (
+    Program(name="ddp_tutorial", arguments=BATCH),
+    Program(name="fsdp2", arguments="--local-batch {batch_per_rank}", is_ddp=False),
+    Program(name="gpt", arguments="--batch_size=8 --accumulation=4"),
+    Program(name="gan", arguments="--batchSize {batch_per_rank}"),
+    Program(name="iterable", arguments="{batch_per_rank}"),
+    Program(name="evaluates", arguments="--batch {batch_per_rank}"),
+    Program(name="mixed_precision", arguments="--batch {batch_per_rank}"),
+    Program(name="spawns", arguments=f"{BATCH} --world-size {{ranks}} --steps {{steps}}", spawns=True),
+    Program(name="hf_trainer", arguments="--per_device_train_batch_size {batch_per_rank}", package="transformers"),
+    Program(name="hf_accelerate", arguments="--batch_size {batch_per_rank}", package="accelerate"),
+    Program(name="lightning_trainer", arguments=BATCH, package="lightning"),
+    Program(name="lightning_fabric", arguments=BATCH, package="lightning"),
+    Program(name="deepspeed_zero", arguments="--micro-batch {batch_per_rank}", package="deepspeed", is_ddp=False),
+)
+
+Lines = list[tuple[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one program showed; `faults` says what does not hold."""
+
+    program: Program
+    num_steps: int
+    clock: float
+    bare: Estimate
+    answer: str
+    faults: tuple[str, ...]
+
+
+def read_lines(text: str) -> Lines:
+    return [(loss, float(seconds)) for loss, seconds in LINE.findall(text)]
+
+
+def find_intervals(lines: Lines) -> list[float]:
+    """Seconds between two prints, after the lead-in."""
+    times = [seconds for _, seconds in lines]
+    return [after - before for before, after in itertools.pairwise(times)][LEAD_IN - 1 :]
+
+
+def run_bare(program: Program, num_ranks: int, num_lines: int, cwd: Path) -> Lines:
+    """The program as a launcher would start it, ended when it has printed enough."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    values = {"batch_per_rank": program.global_batch // num_ranks, "ranks": num_ranks, "steps": 10_000}
+    words = [word.format(**values) for word in program.arguments.split()]
+    cores = usable_cores()
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+        variables = {name: str(value) for name, value in place.items()}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bare"}
+        command = [sys.executable, "-u", str(program.path), *words]
+        if not program.spawns:
+            command = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | ({} if program.spawns else variables),
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+            cwd=cwd,
+        )
+
+    ranks = [start(rank) for rank in range(1 if program.spawns else num_ranks)]
+    lines: Lines = []
+    try:
+        assert ranks[0].stdout is not None
+        for line in ranks[0].stdout:
+            lines += read_lines(line)
+            if len(lines) >= num_lines:
+                break
+    finally:
+        for one in ranks:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+            if one.stdout is not None:
+                one.stdout.close()
+    return lines
+
+
+def run_watched(program: Program, cwd: Path) -> tuple[dict[str, Any], dict[int, TrialResult], dict[int, Lines]]:
+    """The answer of one round of strong scaling, and of each number of ranks its result and what rank 0 printed."""
+    command = [
+        *(sys.executable, "-m", "scalelab", "run", "strong-scaling", "--rounds", "1", "--no-control"),
+        *("--ranks", "1", "2", "--global-batch-size", str(program.global_batch)),
+        *("--steps", str(STEPS), "--phase-steps", "3", "--comm-free-steps", "3", "--profile-steps", "0"),
+        *("--timeout", "300", "--json", "answer.json", "--", str(program.path), *program.arguments.split()),
+    ]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    store = open_run("last", cwd / "runs")
+    results = {trial.num_ranks: store.result(trial.name) for trial in store.trials()}
+    logs = {
+        trial.num_ranks: read_lines((store.trial_directory(trial.name) / "rank0.log").read_text())
+        for trial in store.trials()
+    }
+    return json.loads((cwd / "answer.json").read_text()), results, logs
+
+
+def count_undisturbed(result: TrialResult) -> int:
+    """Steps before the first communication-free one: until there a step is what the program would do alone."""
+    own = [sample for sample in result.samples if sample.rank == 0]
+    return next((n for n, sample in enumerate(own) if sample.kind is StepKind.COMM_FREE), len(own))
+
+
+def compare_clocks(result: TrialResult, lines: Lines) -> float:
+    """The sum of our clean steps over that of the program's own intervals of the same steps."""
+    own = [sample for sample in result.samples if sample.rank == 0][: count_undisturbed(result)]
+    pairs = [
+        (sample.step_seconds, lines[n][1] - lines[n - 1][1])
+        for n, sample in enumerate(own)
+        if sample.kind is StepKind.CLEAN and LEAD_IN <= n < len(lines)
+    ]
+    return sum(ours for ours, _ in pairs) / sum(its for _, its in pairs)
+
+
+def find_faults(result: TrialResult, lines: Lines, bare: Lines) -> list[str]:
+    """What does not hold in one launch on two ranks."""
+    faults = []
+    num_steps = count_undisturbed(result)
+    if result.status is not Status.COMPLETED:
+        faults.append(f"{result.status.words}: {result.reason}")
+    num_own = sum(sample.rank == 0 for sample in result.samples)
+    num_printed = len(lines) + 1  # the last step ends before it is printed
+    report = result.ranks[0].script
+    if isinstance(result.trial.task, Script) and report is not None and not report.obstacle:
+        kinds = [block.kind for block in result.trial.task.plan.blocks]
+        num_printed -= kinds.count(StepKind.COMM_FREE)  # a step is dropped where communication is switched off
+    if num_own != num_printed:
+        faults.append(f"{num_own} steps recorded, {num_printed} taken")
+    ours, alone = ([loss for loss, _ in one[:num_steps]] for one in (lines, bare))
+    if ours != alone[: len(ours)] or len(alone) < len(ours):
+        faults.append("losses differ from the bare run's")
+    phases = [sample for sample in result.samples if sample.kind is StepKind.PHASES]
+    if not phases or not all(s.forward_seconds and s.backward_seconds and s.optimizer_seconds for s in phases):
+        faults.append("a phase is missing")
+    return faults
+
+
+def find_answer(document: dict[str, Any]) -> dict[str, Any]:
+    table = document["sections"][0]["tables"][0]
+    keys = [column["key"] for column in table["columns"]]
+    return {key: cell["value"] for key, cell in zip(keys, table["rows"][-1], strict=True)}
+
+
+def check(program: Program, num_rounds: int) -> Outcome:
+    bare: list[list[float]] = []
+    watched: list[list[float]] = []
+    clocks: list[float] = []
+    faults: list[str] = []
+    row: dict[str, Any] = {}
+    num_steps = 0
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name:
+        cwd = Path(name)
+        alone = run_bare(program, 2, LEAD_IN + STEPS + 8, cwd)
+        for _ in range(num_rounds):
+            bare.append(find_intervals(run_bare(program, 1, LEAD_IN + STEPS, cwd)))
+            document, results, lines = run_watched(program, cwd)
+            watched.append(find_intervals(lines[1][: count_undisturbed(results[1])]))
+            clocks += [compare_clocks(results[n], lines[n]) for n in (1, 2)]
+            faults += find_faults(results[2], lines[2], alone)
+            row = row or find_answer(document)
+            num_steps = sum(sample.rank == 0 for sample in results[2].samples)
+    ratio = estimate_unpaired_ratio(watched, bare)
+    clock = statistics.median(clocks)
+    exposed = row.get("exposed_share")
+    if abs(clock - 1) > MOST:
+        faults.append(f"our clock is off by {clock - 1:.1%}")
+    is_quiet = load <= len(usable_cores())
+    if is_quiet and not excludes_nothing(ratio):
+        faults.append("not as fast as bare")
+    if row.get("speedup") is None or (program.is_ddp and exposed is None):
+        faults.append("the answer is incomplete")
+    words = "" if exposed is None else f", {exposed:.0%} exposed"
+    answer = f"{row.get('speedup') or 0:.2f}×{words}"
+    unique = tuple(dict.fromkeys(faults))
+    return Outcome(program=program, num_steps=num_steps, clock=clock, bare=ratio, answer=answer, faults=unique)
+
+
+def excludes_nothing(ratio: Estimate) -> bool:
+    """Whether a difference of at most 2 % lies in the interval."""
+    return ratio.low is None or ratio.high is None or (ratio.low <= 1 + MOST and ratio.high >= 1 - MOST)
+
+
+def is_resolved(ratio: Estimate) -> bool:
+    return ratio.low is not None and ratio.high is not None and max(ratio.high - 1, 1 - ratio.low) <= MOST
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="programs, all by default")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    table = Table("program", "version", "steps", "clock", "bare", "speedup on 2", "holds", box=None)
+    holding = checked = 0
+    for program in PROGRAMS:
+        if args.names and program.name not in args.names:
+            continue
+        version = program.find_version()
+        if version is None:
+            table.add_row(program.name, f"{program.package} is not installed", *["–"] * 4, "skipped")
+            continue
+        try:
+            one = check(program, args.rounds)
+        except (RuntimeError, IndexError, ZeroDivisionError) as error:
+            table.add_row(program.name, version, *["–"] * 4, f"no: {error}")
+            checked += 1
+            continue
+        checked += 1
+        holding += not one.faults
+        table.add_row(
+            program.name,
+            version,
+            str(one.num_steps),
+            f"{one.clock:.3f}",
+            format_interval("ratio", one.bare) + ("" if is_resolved(one.bare) else ", not resolved"),
+            one.answer,
+            "no: " + "; ".join(one.faults) if one.faults else "yes",
+        )
+    Console(width=150).print(table)
+    for program in PROGRAMS:
+        print(f"  {program.name}: scalelab run strong-scaling … -- {program.path.name} {program.arguments}")
+    least = len(args.names) or LEAST_PROGRAMS
+    print(f"\nscripts: {holding} of {checked} programs (bar: all, and at least {least})")
+    return 0 if holding == checked and holding >= least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

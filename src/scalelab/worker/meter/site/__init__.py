@@ -1,0 +1,1 @@
+"""The folder that `scalelab meter` puts into PYTHONPATH."""

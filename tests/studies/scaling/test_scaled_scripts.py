@@ -1,0 +1,68 @@
+"""Scaling of a training script with a fake launcher: the samples that its ranks counted, not those of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalelab.records.observations import RankReport, ScriptReport
+from scalelab.records.trial import TrialResult
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.script import ScriptSource
+from tests.studies.answers import (
+    ONE_RANK_SECONDS,
+    AlteredLauncher,
+    answer,
+    find_caution,
+    find_finding,
+    find_row,
+    list_kinds,
+    make_strong,
+    set_machine,
+)
+
+JOB = Job(script=ScriptSource(target="/train.py", arguments=("--batch-size", "{batch_per_rank}")))
+
+
+@pytest.fixture(autouse=True)
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 16)
+
+
+def count_passes(passes: Callable[[int], int]) -> Callable[[TrialResult], TrialResult]:
+    """Results of a script that takes the planned batch in so many passes, by number of ranks."""
+
+    def alter(result: TrialResult) -> TrialResult:
+        batch, number = result.trial.batch_per_rank, passes(result.trial.num_ranks)
+        seen = ScriptReport(num_optimizers=1, num_passes=number, num_samples=batch * number, batch_samples=batch)
+        return replace(
+            result, ranks=tuple(RankReport(rank=rank, script=seen) for rank in range(result.trial.num_ranks))
+        )
+
+    return alter
+
+
+def test_accumulated_batches_count_in_every_rate(tmp_path: Path) -> None:
+    launcher = AlteredLauncher(count_passes(lambda _: 4))
+    _, document = answer(make_strong(job=JOB), tmp_path, launcher)
+    for num_ranks in (1, 2, 4):
+        row = find_row(document.tables[0], f"script × {num_ranks}")
+        assert row["samples_per_second"].value == pytest.approx(4 * 64 * num_ranks / ONE_RANK_SECONDS)
+        assert row["speedup"].value == pytest.approx(num_ranks)
+    assert "4 backward passes per step: 256 samples" in document.setting
+    assert find_finding(document, "amdahl").values["serial_fraction"].value == pytest.approx(0.0, abs=1e-9)
+    assert "script × 1 measured twice" in find_finding(document, "control").text
+
+
+def test_a_script_that_divides_its_passes_too_is_compared_by_samples(tmp_path: Path) -> None:
+    launcher = AlteredLauncher(count_passes(lambda num_ranks: 4 // num_ranks))
+    _, document = answer(make_strong(job=JOB), tmp_path, launcher)
+    row = find_row(document.tables[0], "script × 4")
+    assert row["samples_per_second"].value == pytest.approx(4 * 64 / ONE_RANK_SECONDS)
+    assert row["speedup"].value == pytest.approx(1.0)
+    message = find_caution(document, "unequal-work").message
+    assert "script × 1 takes 256 in 4 passes, script × 2 takes 128 in 2 passes" in message
+    assert "amdahl" not in list_kinds(document)

@@ -1,0 +1,103 @@
+"""How a script is executed: where a step ends on request, and the one line about a script that cannot be measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.records.tasks import Script
+from scalelab.records.trial import Block, StepKind
+from scalelab.runs.launching import copy_for_script
+from scalelab.worker.script import execution
+from scalelab.worker.script.execution import ScriptFinished, find_function, find_hint, giving_up, run_script
+from scalelab.worker.script.session import ScriptSession
+from tests.worker.script.test_session import Kept
+
+OWN_OPTIMIZER = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(8, 2)
+
+class Trainer:
+    def step(self, inputs):
+        model(inputs).sum().backward()
+        model.zero_grad()
+
+for _ in range({epochs}):
+    for (inputs,) in DataLoader(TensorDataset(torch.randn(12, 8)), 4):
+        Trainer().step(inputs)
+"""
+
+
+@pytest.fixture
+def own_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script becomes `__main__`, with its own arguments and path."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+
+def execute(directory: Path, step_at: str, epochs: int = 100) -> Kept:
+    path = directory / "mine.py"
+    path.write_text(OWN_OPTIMIZER.replace("{epochs}", str(epochs)))
+    kept = Kept()
+    session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, directory / "trace.json", kept, 4, step_at=step_at)
+    run_script(Script(target=str(path), directory=str(directory), step_at=step_at), session)
+    return kept
+
+
+@pytest.mark.usefixtures("own_main")
+@pytest.mark.parametrize("step_at", ["dataloader", "mine:Trainer.step"])
+def test_steps_end_where_they_are_said_to(step_at: str, tmp_path: Path) -> None:
+    kept = execute(tmp_path, step_at)
+    assert [one.step for one in kept] == list(range(7))
+    assert all(one.loss is not None for one in kept), "an epoch's end is not a step"
+
+
+@pytest.mark.usefixtures("own_main")
+def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ScriptFinished, match=r"3 backward passes, 0 optimizer calls\): say where .* --step-at"):
+        execute(tmp_path, "optimizer", epochs=1)
+    with pytest.raises(UsageError, match=r"--step-at mine:nothing: mine\.py defines no nothing there"):
+        execute(tmp_path, "mine:nothing")
+    with pytest.raises(UsageError, match=r"--step-at json:nothing: module 'json' has no attribute 'nothing'"):
+        find_function("json:nothing")
+    script = Script(target="/package/train.py")
+    relative = "attempted relative import with no known parent package"
+    assert find_hint(relative, script).endswith("run it as a module, -- -m PACKAGE.train")
+    assert "needs a GPU" in find_hint("Torch not compiled with CUDA enabled", script)
+    assert find_hint("something else", script) == ""
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def test_a_script_without_a_step_is_given_up_before_the_time_limit(tmp_path: Path) -> None:
+    session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, tmp_path / "trace.json", Kept(), 4)
+    with pytest.raises(execution.GivenUp), giving_up(session, 0.001):
+        spin()
+
+
+def test_a_scratch_copy_leaves_out_runs_and_hidden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "data/set.csv", ".git/config", "__pycache__/train.pyc", "runs/one/trials/a/trial.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    trial = tmp_path / "runs" / "one" / "trials" / "a"
+    copy_for_script(tmp_path, trial)
+    copied = trial / "workdir"
+    assert sorted(str(one.relative_to(copied)) for one in copied.rglob("*") if one.is_file()) == [
+        "data/set.csv",
+        "train.py",
+    ]
+    monkeypatch.setattr("scalelab.runs.launching.MOST_COPIED_BYTES", 7)
+    with pytest.raises(UsageError, match=r"--scratch copies at most 7 B, .* has 8 B: start in a directory without"):
+        copy_for_script(tmp_path, trial)
